@@ -200,7 +200,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 	memory := limiter.NewMemoryWithClock(func() time.Duration { return now })
 	var earliest []time.Duration
 	for len(earliest) < requests {
-		b := limiter.Bucket{Name: "b", Limit: limiter.WarmingUp(50, time.Second, time.Second, 3), Cost: 1}
+		b := limiter.Bucket{Name: "b", Limit: limiter.WarmingUp(50, time.Second, time.Second), Cost: 1}
 		d, err := memory.Take(t.Context(), limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
 		if err != nil || d[0].Denied {
 			t.Fatal(d, err)

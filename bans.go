@@ -7,6 +7,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -26,7 +27,7 @@ func (d *draft) setBans() (err error) {
 		}
 		return nil
 	}
-	if len(d.Ban) > limiter.MaxBans {
+	if len(d.Ban) > bucket.MaxBans {
 		return option.Bad("ban", d.banText(), wantBans)
 	}
 	durations := make([]time.Duration, len(d.Ban))

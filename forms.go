@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -328,7 +329,7 @@ func (d *draft) setWarmUpBucket() error {
 	if b.WarmUp, err = option.Parse(d.resolve, "warm_up", string(d.WarmUp), option.Interval); err != nil {
 		return err
 	}
-	if b.Cold, err = option.Parse(d.resolve, "cold_factor", cmp.Or(string(d.ColdFactor), strconv.Itoa(limiter.DefaultColdFactor)), parseColdFactor); err != nil {
+	if b.Cold, err = option.Parse(d.resolve, "cold_factor", cmp.Or(string(d.ColdFactor), strconv.Itoa(bucket.DefaultColdFactor)), parseColdFactor); err != nil {
 		return err
 	}
 	return d.addBucket(b, string(d.Cost), "")
@@ -337,8 +338,8 @@ func (d *draft) setWarmUpBucket() error {
 // parseColdFactor parses the cold_factor option.
 func parseColdFactor(text string) (option.Factor, string) {
 	f, want := option.ParseFactor(text)
-	if want != "" || f < 1e6 || f > limiter.MaxColdFactor*1e6 || f%1000 != 0 {
-		return 0, fmt.Sprintf("a decimal from 1 to %d with at most 3 digits after the point, such as 3", limiter.MaxColdFactor)
+	if want != "" || f < 1e6 || f > bucket.MaxColdFactor*1e6 || f%1000 != 0 {
+		return 0, fmt.Sprintf("a decimal from 1 to %d with at most 3 digits after the point, such as 3", bucket.MaxColdFactor)
 	}
 	return f, ""
 }

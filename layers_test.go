@@ -9,15 +9,17 @@ import (
 	"testing"
 )
 
-// TestLayers guards which packages know which: the limiter can be used without Caddy,
-// and the packages under internal know nothing of this one, which hands them what they
-// need. Tests may import what they like.
+// TestLayers guards which packages know which: the limiter can be used without Caddy, the
+// arithmetic below it imports nothing but the standard library, and the packages under
+// internal know nothing of this one, which hands them what they need. Tests may import what
+// they like.
 func TestLayers(t *testing.T) {
 	t.Parallel()
 	const root = `"github.com/seed-387a6c65/caddy-ratelimit"`
 	for dir, forbidden := range map[string]func(path string) bool{
 		"limiter":  func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
 		"internal": func(path string) bool { return path == root },
+		"internal/bucket": func(path string) bool { return strings.Contains(path, ".") },
 		"limiter/internal/redisscript": func(path string) bool {
 			return strings.Contains(path, "/caddyserver/") || strings.HasSuffix(path, `/limiter"`)
 		},

@@ -37,7 +37,7 @@ var algorithms = []struct {
 	{"`fixed_window`", limiter.ClockWindow(hundred, time.Hour, time.Unix(0, 0))},
 	{"`sliding_window`", limiter.SlidingWindow(hundred, time.Hour)},
 	{"`sliding_log`", limiter.SlidingLog(hundred, time.Hour)},
-	{"`warm_up`", limiter.WarmingUp(1_000_000, time.Second, time.Second, limiter.DefaultColdFactor)},
+	{"`warm_up`", limiter.WarmingUp(1_000_000, time.Second, time.Second)},
 }
 
 // costOf is what a decision costs. A time that was not measured is 0.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -22,7 +23,7 @@ func BenchmarkLog(b *testing.B) {
 			const keys = 100 // so that a log hardly grows
 			ctx, srv := context.Background(), redistest.Start(b, "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0", "--save", "")
 			store, client := openStore(b, srv.Addr, nil), srv.Client()
-			limit := limiter.SlidingLog(limiter.MaxLogUnits, time.Hour)
+			limit := limiter.SlidingLog(bucket.MaxLogUnits, time.Hour)
 			take := func(i int) {
 				got, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{
 					{Name: "log", Key: fmt.Sprint(i), Limit: limit, Cost: 1},

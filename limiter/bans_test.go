@@ -11,6 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // bansModel is a plain model of bans of one key: what has happened, in µs.
@@ -48,7 +50,7 @@ func TestBans(t *testing.T) {
 	checkTraces(t, 3, func(t *rapid.T) {
 		trace++
 		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-		durations := make([]time.Duration, rapid.IntRange(1, MaxBans).Draw(t, "durations"))
+		durations := make([]time.Duration, rapid.IntRange(1, bucket.MaxBans).Draw(t, "durations"))
 		for i := range durations {
 			durations[i] = rapid.SampledFrom([]time.Duration{time.Second, 2 * time.Second, 10 * time.Second, time.Minute}).Draw(t, "duration")
 			if i > 0 {
@@ -62,14 +64,14 @@ func TestBans(t *testing.T) {
 		two := Bucket{Name: "two", Key: key, Limit: Limit{Size: rapid.Int64Range(1, 3).Draw(t, "size 2"), DripInterval: 700 * time.Millisecond, DripSize: 1}, Cost: 1}
 		ban := Bucket{Name: "ban", Key: key, Limit: BanAfter(after, durations...), Cost: 1, Watches: rapid.Uint8Range(1, 2).Draw(t, "watched")}
 		other := Bucket{Name: "other", Key: key, Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 1}
-		model, levels := bansModel{}, [3]level{}
+		model, levels := bansModel{}, [3]bucket.Level{}
 		for range rapid.IntRange(1, 40).Draw(t, "requests") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 300_000, 999_999, 1_000_000, 5_000_000, 61_000_000}).Draw(t, "gap"))*time.Microsecond)
-			now, banned := moment{v.now, v.now}, v.now < model.until
+			now, banned := bucket.Moment{Now: v.now, Unix: v.now}, v.now < model.until
 			limits, fits := []*Limit{&one.Limit, &two.Limit, &other.Limit}, [3]bool{}
 			for i, l := range limits {
-				levels[i] = levels[i].at(v.now)
-				fits[i] = l.room(levels[i], 0, v.now) >= 1
+				levels[i] = levels[i].At(v.now)
+				fits[i] = l.of().Room(levels[i], 0, v.now) >= 1
 			}
 			began := (!fits[1] || ban.Watches == 2 && !fits[0]) && model.deny(v.now, after, durations)
 			if banned { // those that it watches have no room either, and are not charged
@@ -78,7 +80,7 @@ func TestBans(t *testing.T) {
 			all := fits[0] && fits[1] && fits[2]
 			for i, l := range limits {
 				if fits[i] && (all || accounting == AccountingEach) {
-					levels[i] = l.add(levels[i], 1, now)
+					levels[i] = l.of().Add(levels[i], 1, now)
 				}
 			}
 			for _, store := range []Store{v, m} {
@@ -347,7 +349,7 @@ func TestBansOfParts(t *testing.T) {
 		f := newFallback(m, time.Second, "here")
 		for range 3 {
 			outcomes := f.decide(Request{Buckets: buckets}, nil, false)
-			if o := outcomes[len(outcomes)-1]; o.denied || o.clear > 0 {
+			if o := outcomes[len(outcomes)-1]; o.denied || o.Clear > 0 {
 				t.Errorf("%d buckets: %+v", len(buckets), o)
 			}
 		}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // TestSlidingWindowBounds guards the bounds of sliding windows: in the time of a
@@ -18,7 +20,7 @@ func TestSlidingWindowBounds(t *testing.T) {
 		l := SlidingWindow(rapid.Int64Range(1, 30).Draw(t, "size"),
 			rapid.SampledFrom([]time.Duration{time.Microsecond, 7 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
 		if rapid.Bool().Draw(t, "with a phase") {
-			l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
+			l.Phase = time.Duration(rapid.Int64Range(0, l.of().Rate()-1).Draw(t, "phase")) * time.Microsecond
 		}
 		s, last := newSubject(1_790_000_000_123_456), Decision{}
 		var log []charge
@@ -34,18 +36,18 @@ func TestSlidingWindowBounds(t *testing.T) {
 				}
 			}
 
-			e, units := l.sinceDrip(s.now), int64(0)
+			e, units := l.of().SinceDrip(s.now), int64(0)
 			for i := len(log) - 1; i >= 0; i-- {
 				units += log[i].units
 				apart := s.now - log[i].at
-				if bound := l.Size + ceilDiv(l.Size*e, l.rate()); apart < l.rate() {
+				if bound := l.Size + bucket.CeilDiv(l.Size*e, l.of().Rate()); apart < l.of().Rate() {
 					if units > bound {
 						t.Fatalf("%+v: %d units in the %d µs that end %d µs into a window, the bound is %d", l, units, apart, e, bound)
 					} else if units == bound && e > 0 {
 						reached++
 					}
 				}
-				if bound := l.Size * (1 + ceilDiv(apart, l.rate())); units > bound {
+				if bound := l.Size * (1 + bucket.CeilDiv(apart, l.of().Rate())); units > bound {
 					t.Fatalf("%+v: %d units in %d µs, the bound is %d", l, units, apart, bound)
 				}
 			}
@@ -63,14 +65,14 @@ func TestLeakyBucketInsteadOfWindow(t *testing.T) {
 	singleGoroutine(t)
 	checkTraces(t, 20, func(t *rapid.T) {
 		half := rapid.Int64Range(1, 30).Draw(t, "half the size")
-		l := Limit{Size: half, DripInterval: time.Duration(rapid.Int64Range(1, 60e6).Draw(t, "µs")) * time.Microsecond}
-		window := half * l.rate()
+		l := Limit{Size: half, DripInterval: time.Duration(rapid.Int64Range(1, 60e6).Draw(t, "µs")) * time.Microsecond, DripSize: 1}
+		window := half * l.of().Rate()
 		s, last := newSubject(1_790_000_000_123_456), Decision{}
 		var log []charge
 		for range rapid.IntRange(1, 40).Draw(t, "moments") {
-			s.now += drawGap(t, l.complete(), last)
-			log = append(log, charge{at: s.now, units: s.flood(t, l.complete())})
-			last = s.take(t, l.complete(), 1)
+			s.now += drawGap(t, l, last)
+			log = append(log, charge{at: s.now, units: s.flood(t, l)})
+			last = s.take(t, l, 1)
 			units := int64(0)
 			for _, c := range log {
 				if c.at >= s.now-window {

@@ -8,42 +8,44 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // written is the value of a bucket in Redis: its level, when that was written, and what
 // is held.
 type written struct {
-	level
+	bucket.Level
 	when      int64
-	algorithm Algorithm
+	algorithm bucket.Algorithm
 	record    heldRecord
 }
 
 // written returns the value of a bucket at s that is written at now.
-func (l Limit) written(s level, now int64) written {
-	return written{level: s, when: now, algorithm: l.Algorithm}
+func (l Limit) written(s bucket.Level, now int64) written {
+	return written{Level: s, when: now, algorithm: l.Algorithm}
 }
 
 // at returns the level at now, and whether the clock has been set back since the value
 // was written: then the bucket holds what it held then.
-func (w written) at(now int64) (s level, back bool) {
+func (w written) at(now int64) (s bucket.Level, back bool) {
 	if back = w.when > now; back {
-		w.clear -= w.when - now
+		w.Clear -= w.when - now
 	}
-	return w.level.at(now), back
+	return w.Level.At(now), back
 }
 
 // value returns w as a string in Redis, see value.lua.
 func (w written) value() string {
-	if w.level == (level{}) {
+	if w.Level == (bucket.Level{}) {
 		return ""
 	}
-	kind, ahead := uint64(w.algorithm)+8, uint64(w.clear-w.when)
-	if w.rest == 0 && len(w.record) == 0 && ahead < 1<<40 {
-		b := binary.BigEndian.AppendUint64(nil, kind<<60|uint64(w.clear)<<8|ahead>>32)
+	kind, ahead := uint64(w.algorithm)+8, uint64(w.Clear-w.when)
+	if w.Rest == 0 && len(w.record) == 0 && ahead < 1<<40 {
+		b := binary.BigEndian.AppendUint64(nil, kind<<60|uint64(w.Clear)<<8|ahead>>32)
 		return string(binary.BigEndian.AppendUint32(b, uint32(ahead)))
 	}
-	b := appendDoubles([]byte{byte(kind)}, float64(w.clear), float64(w.rest), float64(w.when))
+	b := appendDoubles([]byte{byte(kind)}, float64(w.Clear), float64(w.Rest), float64(w.when))
 	for _, t := range w.record {
 		b = appendDoubles(b, float64(t.process), float64(t.number), float64(t.receipt), float64(t.seen), float64(t.held), float64(t.ended), float64(t.charged))
 	}
@@ -56,15 +58,15 @@ func parseWritten(value string) (w written, ok bool) {
 	switch {
 	case len(b) == 12:
 		first := binary.BigEndian.Uint64(b)
-		w.algorithm, w.clear = Algorithm(first>>60-8), int64(first>>8&(1<<52-1))
-		w.when = w.clear - int64(first&0xff<<32|uint64(binary.BigEndian.Uint32(b[8:])))
+		w.algorithm, w.Clear = bucket.Algorithm(first>>60-8), int64(first>>8&(1<<52-1))
+		w.when = w.Clear - int64(first&0xff<<32|uint64(binary.BigEndian.Uint32(b[8:])))
 		return w, true
 	case len(b) >= 25 && (len(b)-25)%56 == 0:
-		w.algorithm = Algorithm(b[0] - 8)
+		w.algorithm = bucket.Algorithm(b[0] - 8)
 		double := func(i int) int64 {
 			return int64(math.Float64frombits(binary.BigEndian.Uint64(b[1+8*i:])))
 		}
-		w.clear, w.rest, w.when = double(0), double(1), double(2)
+		w.Clear, w.Rest, w.when = double(0), double(1), double(2)
 		for i := 3; i < len(b)/8; i += 7 {
 			w.record = append(w.record, heldTab{double(i), double(i + 1), double(i + 2), double(i + 3), double(i + 4), double(i + 5), double(i + 6)})
 		}
@@ -276,7 +278,7 @@ func TestDenyCacheOfSeveralSizesAllowsForLatency(t *testing.T) {
 		return Request{Buckets: []Bucket{{Name: "b", Key: "k", Limit: l, Cost: 1}}}
 	}
 	d := newDenyCache(denySlots)
-	d.remember(of(5), []outcome{{ahead: ahead{clear: 9 * rate}, denied: true}}, sent, clockAt(answered))
+	d.remember(of(5), []outcome{{Ahead: bucket.Ahead{Clear: 9 * rate}, denied: true}}, sent, clockAt(answered))
 	for _, tc := range []struct {
 		size, now int64
 		denied    bool

@@ -47,8 +47,8 @@ func storedUnits(t testing.TB, r *Redis, node *redistest.Server, b Bucket) int64
 		return 0
 	}
 	s, _ := storedState(t, node, key)
-	s.clear -= serverTime(t, node)
-	return b.Limit.Size - b.Limit.remaining(s, 0)
+	s.Clear -= serverTime(t, node)
+	return b.Limit.Size - b.Limit.of().Remaining(s, 0)
 }
 
 // unsettled returns an error if units are held under key.

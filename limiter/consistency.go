@@ -4,13 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // Consistency says who decides on a bucket of a [Redis], and so how exactly the limit is
 // kept by all processes together. Its zero value is exact: a server decides each request.
 //
 // Only leaky buckets, fixed and sliding windows can have another one, without Hold,
-// Watches, Borrows, Pool and CountDenied of the limit.
+// Watches, Borrows and Pool, and without [Limit.CountingDenied].
 type Consistency struct {
 	within int32 // of a lease, or negative between reports; in µs
 }
@@ -78,7 +80,7 @@ func (c Consistency) Validate(l Limit) error {
 		return nil
 	case d < MinConsistency || d > MaxConsistency:
 		return fmt.Errorf("%v: must be from %v to %v", c, MinConsistency, MaxConsistency)
-	case l.charging() == aheadNever:
+	case l.of().Charging() == bucket.AheadNever:
 		return fmt.Errorf("%v: %v limits have to be exact", c, l.Algorithm)
 	case l.CountDenied:
 		return fmt.Errorf("%v: limits that count denied requests have to be exact", c)

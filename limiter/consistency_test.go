@@ -23,7 +23,7 @@ func TestConsistencyIsValid(t *testing.T) {
 			role:                              {{Limit: limit, Hold: true}, {Limit: limit, Watches: 1}, {Limit: limit, Borrows: true}, {Limit: limit, Pool: true}},
 			counted:                           {{Limit: counts}},
 			"log limits have to be exact":     {{Limit: SlidingLog(100, time.Minute)}},
-			"warm-up limits have to be exact": {{Limit: WarmingUp(1, time.Second, 10*time.Second, 3)}},
+			"warm-up limits have to be exact": {{Limit: warmingUp(1, time.Second, 10*time.Second, 3)}},
 			"bans limits have to be exact":    {{Limit: BanAfter(1, time.Minute)}},
 		} {
 			for _, b := range buckets {

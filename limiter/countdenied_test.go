@@ -8,6 +8,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // TestCountDeniedFollowsDescription guards limits that count denied requests: every
@@ -26,7 +28,7 @@ func TestCountDeniedFollowsDescription(t *testing.T) {
 		case 0:
 			m := new(model)
 			if l = drawLimit(t); l.DripSize == MaxUnits {
-				l.DripSize, l.Algorithm = 1, Leaky
+				l.DripSize, l.Algorithm = 1, bucket.Leaky
 			}
 			take = func(now, cost int64) Decision {
 				d := m.take(l, now, cost)
@@ -43,7 +45,7 @@ func TestCountDeniedFollowsDescription(t *testing.T) {
 				d := w.take(l, now, cost)
 				if d.Denied {
 					if w.used == 0 { // it has not begun
-						w.ends = w.begin(now) + l.rate()
+						w.ends = w.begin(now) + l.of().Rate()
 					}
 					w.used = l.Size
 					ends := time.Duration(w.ends-now) * time.Microsecond
@@ -76,7 +78,7 @@ func TestCountDeniedFollowsDescription(t *testing.T) {
 			}
 			s.now += gap(t, l, last)
 			cost := rapid.SampledFrom([]int64{1, 1, 1, 2, l.Size/2 + 1, l.Size, l.Size + 1}).Draw(t, "cost")
-			if total += cost; kind == 2 && total > MaxSlidingUnits {
+			if total += cost; kind == 2 && total > bucket.MaxSlidingUnits {
 				return // it counts no more
 			}
 			want := take(s.now, cost)
@@ -108,8 +110,8 @@ func denied(l Limit, cost, remaining int64, clear time.Duration, retry func() ti
 var countingLimits = map[string]Limit{
 	"leaky":          {Size: 1, DripInterval: 10 * time.Second, DripSize: 1, CountDenied: true},
 	"fixed window":   {Size: 1, DripInterval: 10 * time.Second, DripSize: MaxUnits, Aligned: true, CountDenied: true},
-	"sliding window": {Size: 1, DripInterval: 10 * time.Second, DripSize: slidingDrip, Aligned: true, Algorithm: Sliding, CountDenied: true},
-	"warm-up":        {Size: 1, DripInterval: 10 * time.Second, DripSize: 1, Aligned: true, Algorithm: WarmUp, Phase: time.Minute, ColdFactor: 3000, CountDenied: true},
+	"sliding window": {Size: 1, DripInterval: 10 * time.Second, DripSize: bucket.SlidingDrip, Aligned: true, Algorithm: bucket.Sliding, CountDenied: true},
+	"warm-up":        {Size: 1, DripInterval: 10 * time.Second, DripSize: 1, Aligned: true, Algorithm: bucket.WarmUp, Phase: time.Minute, ColdFactor: 3000, CountDenied: true},
 }
 
 // TestCountDeniedLocksOut guards what the option is for, in both stores: a client that
@@ -216,16 +218,16 @@ func TestCountDeniedInFallback(t *testing.T) {
 	const hour = 3600e6
 
 	o := f.decide(req, nil, true) // denied elsewhere
-	if o[0].clear != hour || o[1].clear != 0 || o[0].denied || o[1].denied {
+	if o[0].Clear != hour || o[1].Clear != 0 || o[0].denied || o[1].denied {
 		t.Errorf("peeking: %+v", o)
 	}
 	now += 30 * time.Minute
 	req.Buckets[0].Cost = 10
 	o = f.decide(req, nil, false)
-	if !o[0].denied || o[0].clear != 10*hour || o[1].clear != 0 {
+	if !o[0].denied || o[0].Clear != 10*hour || o[1].Clear != 0 {
 		t.Errorf("denied: %+v", o)
 	}
-	if got := dirtyLevels(m, req.Buckets); len(got) != 2 || got[0].dirty != own || got[0].clear != 10*hour || got[1].dirty != clean {
+	if got := dirtyLevels(m, req.Buckets); len(got) != 2 || got[0].dirty != own || got[0].Clear != 10*hour || got[1].dirty != clean {
 		t.Errorf("told %+v", got)
 	}
 	// Beside units in flight, it is full with those.
@@ -233,10 +235,10 @@ func TestCountDeniedInFallback(t *testing.T) {
 	q := queryOf(f, Request{Buckets: []Bucket{other}})
 	f.send(nil, callsOf(q))
 	other.Limit.CountDenied, other.Cost = true, 10
-	if o := f.decide(Request{Buckets: []Bucket{other}}, nil, false)[0]; !o.denied || o.clear != 10*hour {
+	if o := f.decide(Request{Buckets: []Bucket{other}}, nil, false)[0]; !o.denied || o.Clear != 10*hour {
 		t.Errorf("denied beside a unit in flight: %+v", o)
 	}
-	if s := held(m, other); s.clear != 9*hour {
+	if s := held(m, other); s.Clear != 9*hour {
 		t.Errorf("holds %+v, want nine units", s)
 	}
 }
@@ -258,7 +260,7 @@ func TestCountDeniedToldOfLog(t *testing.T) {
 		return o[0]
 	}
 	ask(5, 3) // its answer is still in flight
-	known := toldLevel{ahead{2*time.Hour.Microseconds() - b.Limit.sinceDrip(v.now), 2}, 3, own}
+	known := toldLevel{bucket.Ahead{Clear: 2*time.Hour.Microseconds() - b.Limit.of().SinceDrip(v.now), Rest: 2}, 3, own}
 	for range 2 {
 		if o := ask(3, 1, known); !o.denied {
 			t.Errorf("with a smaller size %+v", o)
@@ -344,7 +346,7 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 			b.Cost = rapid.Int64Range(0, first).Draw(t, "cost")
 			b.Limit.Size = rapid.SampledFrom([]int64{first, first, first/2 + 1}).Draw(t, "its size")
 			// The model: requests as single units, of which the newest stay.
-			for len(asked) > 0 && asked[0].at <= v.now-b.Limit.rate() {
+			for len(asked) > 0 && asked[0].at <= v.now-b.Limit.of().Rate() {
 				asked = asked[1:]
 			}
 			holds := int64(len(asked))
@@ -360,7 +362,7 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 			holds = int64(len(asked))
 			var retry time.Duration
 			if leave := holds + need - b.Limit.Size; denied && need <= b.Limit.Size {
-				retry = time.Duration(asked[leave-1].at+b.Limit.rate()-v.now) * time.Microsecond
+				retry = time.Duration(asked[leave-1].at+b.Limit.of().Rate()-v.now) * time.Microsecond
 			}
 			here, there := decide(t, m, AccountingAtomic, b)[0], decide(t, v, AccountingAtomic, b)[0]
 			if here != there {

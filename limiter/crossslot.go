@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // In a cluster, the buckets of a request may be in several slots, and no call can
@@ -181,7 +183,7 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Re
 	if denied {
 		as = verdictDenied
 	}
-	at := moment{unix: time.Now().UnixMicro()}
+	at := bucket.Moment{Unix: time.Now().UnixMicro()}
 	for _, p := range parts {
 		if p.err != nil {
 			continue
@@ -193,15 +195,15 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Re
 			if (denied || o.unused) && held && !o.denied && req.keptOf(b) != nil && !b.Limit.CountDenied {
 				o.held -= b.Cost
 				if o.entries != nil { // there was room beside what others hold
-					o.entries.again, o.entries.one = 0, 0
+					o.entries.Again, o.entries.One = 0, 0
 				}
 			}
 			if b.Hold || req.keptOf(b) == nil || !held {
 				continue
 			}
-			o.ahead = b.Limit.atLeast(o.after(at.now), o.held, at).ahead(at.now)
+			o.Ahead = b.Limit.of().AtLeast(o.After(at.Now), o.held, at).Ahead(at.Now)
 			if o.entries != nil {
-				*o.entries = o.entries.plus(o.held, &b.Limit)
+				*o.entries = o.entries.Plus(o.held, b.Limit.of())
 			}
 		}
 	}

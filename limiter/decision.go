@@ -1,6 +1,10 @@
 package limiter
 
-import "time"
+import (
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+)
 
 // Decision is the result for one bucket of a request.
 type Decision struct {
@@ -178,7 +182,7 @@ func outranks(d, e *Decision) bool {
 // outcome is the result for one bucket of a request: its level after the request,
 // whether it was charged or not.
 type outcome struct {
-	ahead
+	bucket.Ahead
 	denied  bool // it has no room, which is a denial unless it borrows or is a pool
 	blocked bool // it has none only because of held units, which may be released
 	foreign bool // its key held something that is not a bucket, at least for now
@@ -190,21 +194,35 @@ type outcome struct {
 	held, receipt int64 // the units that are held, including this request's, and what names those of their time
 	leased        int64 // other units that this process has leased and may use now
 
-	entries *entriesLevel // if it keeps entries, and more than their summary is known
+	entries *bucket.EntriesLevel // if it keeps entries, and more than their summary is known
 }
 
 // report fills in d, which is zero, for a bucket of limit l after a request of the
 // given cost. s is the level after the charge or, if the bucket denied, the
 // unchanged level. Returning such a large struct would cost more than filling it
 // in.
-func (d *Decision) report(l *Limit, s ahead, cost int64, denied bool) {
-	now := s.after(0)
-	d.Size, d.Remaining, d.rest = l.Size, l.remaining(now, 0), s.rest
-	d.Clear = time.Duration(s.clear) * time.Microsecond
+func (d *Decision) report(l *bucket.Limit, s bucket.Ahead, cost int64, denied bool) {
+	now := s.After(0)
+	d.Size, d.Remaining, d.rest = l.Size, l.Remaining(now, 0), s.Rest
+	d.Clear = time.Duration(s.Clear) * time.Microsecond
 	if denied {
 		d.Denied = true
 		if d.Never = cost > l.Size; !d.Never {
-			d.RetryAfter = time.Duration(l.wait(now, cost, 0)) * time.Microsecond
+			d.RetryAfter = time.Duration(l.Wait(now, cost, 0)) * time.Microsecond
+		}
+	}
+}
+
+// reportEntries fills in d for a log at level v, as report does for other buckets.
+func (d *Decision) reportEntries(l *bucket.Limit, v *bucket.EntriesLevel, cost int64, denied bool) {
+	d.Size = l.Size
+	d.Remaining = max(l.Size-v.Units, 0)
+	d.Clear = time.Duration(v.Clear) * time.Microsecond
+	d.exact, d.rest, d.one = true, v.Again, v.One
+	if denied {
+		d.Denied = true
+		if d.Never = cost > l.Size; !d.Never {
+			d.RetryAfter = time.Duration(v.Again) * time.Microsecond
 		}
 	}
 }
@@ -220,17 +238,17 @@ func (b *Bucket) RoomIn(d *Decision) time.Duration {
 	case d.Denied || d.Remaining >= cost:
 		return d.RetryAfter
 	case d.exact || d.one == 0:
-		return d.waitIn(&b.Limit, cost)
+		return d.waitIn(b.Limit.of(), cost)
 	}
 	wait := time.Duration(d.one-1) * time.Microsecond
 	if cost <= d.Size {
-		wait = min(wait, d.waitIn(&b.Limit, cost))
+		wait = min(wait, d.waitIn(b.Limit.of(), cost))
 	}
 	return wait
 }
 
 // waitIn is RoomIn for a bucket of l that has no room for the cost, without its pool.
-func (d *Decision) waitIn(l *Limit, cost int64) time.Duration {
+func (d *Decision) waitIn(l *bucket.Limit, cost int64) time.Duration {
 	switch {
 	case d.exact && cost == 1:
 		return time.Duration(d.one) * time.Microsecond
@@ -238,8 +256,39 @@ func (d *Decision) waitIn(l *Limit, cost int64) time.Duration {
 		return time.Duration(d.rest) * time.Microsecond
 	}
 	if l.DripSize == 0 {
-		complete := l.complete()
+		complete := l.Complete()
 		l = &complete
 	}
-	return time.Duration(l.wait(level{d.Clear.Microseconds(), d.rest}, cost, 0)) * time.Microsecond
+	return time.Duration(l.Wait(bucket.Level{Clear: d.Clear.Microseconds(), Rest: d.rest}, cost, 0)) * time.Microsecond
+}
+
+// Delay returns how long the request has to wait that d admitted, from then on, if b's Limit
+// has room for so many delayed units, see [Limit.WithDelay]. If all of them wait, no more pass
+// in any time than the limit without these units admits: first come, first served. It is 0 if
+// d denied.
+func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
+	if d.Denied || delayed == 0 {
+		return 0
+	}
+	l := b.Limit.of().Complete()
+	s := bucket.Level{Clear: d.Clear.Microseconds(), Rest: d.rest}
+	return time.Duration(l.Delay(s, b.need(), delayed, 0)) * time.Microsecond
+}
+
+// SpendTime returns over what time to spend the units that d left, so as to keep to l: until
+// they have dripped out again or, in windows, until the present one ends. If none are left,
+// it is the time until one is. d was made for a limit like l but for its size, and admitted
+// the request.
+func (l *Limit) SpendTime(d *Decision) time.Duration {
+	numbers := l.of()
+	if numbers.DripSize == 0 {
+		complete := numbers.Complete()
+		numbers = &complete
+	}
+	if d.Remaining == 0 {
+		told := *numbers
+		told.Size = d.Size
+		return d.waitIn(&told, 1)
+	}
+	return numbers.SpendTime(d.Remaining, d.Clear)
 }

@@ -9,6 +9,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // TestDelayKeepsBound guards what requests that may wait pass: in any time, and at any
@@ -29,21 +31,21 @@ func TestDelayKeepsBound(t *testing.T) {
 		}
 		l.DripSize = rapid.SampledFrom([]int64{1, 1, 2, 3, l.Size/2 + 1, l.Size, 50}).Draw(t, "drip size")
 		if rapid.Bool().Draw(t, "aligned") {
-			l.Aligned, l.Phase = true, time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase"))*time.Microsecond
+			l.Aligned, l.Phase = true, time.Duration(rapid.Int64Range(0, l.of().Rate()-1).Draw(t, "phase"))*time.Microsecond
 		}
-		longest := time.Duration(rapid.SampledFrom([]int64{l.rate() / 2, l.rate(), 3*l.rate() + 1, 8 * l.rate()}).Draw(t, "longest")) * time.Microsecond
+		longest := time.Duration(rapid.SampledFrom([]int64{l.of().Rate() / 2, l.of().Rate(), 3*l.of().Rate() + 1, 8 * l.of().Rate()}).Draw(t, "longest")) * time.Microsecond
 		steady := rapid.SampledFrom([]int64{0, 1, l.Size/4 + 1, l.Size}).Draw(t, "cost of all, or 0")
 		type pass struct{ at, units int64 }
 		var passes []pass
 		for range rapid.IntRange(2, 60).Draw(t, "requests") {
-			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 0, 1, l.rate() / 3, l.rate(), 3*l.rate() + 1}).Draw(t, "gap"))*time.Microsecond)
+			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 0, 1, l.of().Rate() / 3, l.of().Rate(), 3*l.of().Rate() + 1}).Draw(t, "gap"))*time.Microsecond)
 			b := Bucket{Name: "b", Key: "k", Limit: l, Cost: steady}
 			if steady == 0 {
 				b.Cost = rapid.SampledFrom([]int64{1, 1, 2, l.Size/3 + 1, l.Size, l.Size + 1, 3*l.Size + 1, MaxUnits}).Draw(t, "cost")
 			}
 			delayed := int64(0)
 			if rapid.IntRange(0, 4).Draw(t, "may not wait: 0") > 0 {
-				delayed = l.Delayed(longest, b.Cost)
+				delayed = l.of().Delayed(longest, b.Cost)
 			}
 			b.Limit.Size += delayed
 			decisions := make([]Decision, len(stores))
@@ -81,9 +83,9 @@ func TestDelayKeepsBound(t *testing.T) {
 				units += p.units
 				length := p.at - passes[i].at
 				// A bucket that was empty drips from then on; one that was not has a unit at least.
-				most := max(l.Size+drip*(length/l.rate()), l.Size-1+drip*ceilDiv(length, l.rate()))
+				most := max(l.Size+drip*(length/l.of().Rate()), l.Size-1+drip*bucket.CeilDiv(length, l.of().Rate()))
 				if l.Aligned {
-					most = l.Size + drip*ceilDiv(length, l.rate())
+					most = l.Size + drip*bucket.CeilDiv(length, l.of().Rate())
 				}
 				if units > most {
 					t.Fatalf("%+v: %d units pass in %d µs, want at most %d: %v", l, units, length, most, passes)

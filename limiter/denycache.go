@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 const (
@@ -51,7 +53,7 @@ type denySlot struct {
 // clock of this process.
 type cachedDenial struct {
 	hash uint64
-	level
+	bucket.Level
 	doubt int64 // how much earlier it may run empty
 	until int64 // until when the entry is valid
 
@@ -61,7 +63,7 @@ type cachedDenial struct {
 // cachedEntries is what is cached of a log. Its times depend on the numbers of the
 // request.
 type cachedEntries struct {
-	entriesLevel
+	bucket.EntriesLevel
 	at         int64 // when the answer arrived
 	size, cost int64
 }
@@ -69,9 +71,9 @@ type cachedEntries struct {
 // full reports whether a bucket of limit l has no room at all at now.
 func (e *cachedDenial) full(l *Limit, now int64) bool {
 	if e.entries != nil {
-		return e.entries.at+e.entries.one-e.doubt > now
+		return e.entries.at+e.entries.One-e.doubt > now
 	}
-	return l.wait(level{e.clear - e.doubt, e.rest}, 1, now) > 0
+	return l.of().Wait(bucket.Level{Clear: e.Clear - e.doubt, Rest: e.Rest}, 1, now) > 0
 }
 
 // newDenyCache returns a cache with the given number of slots.
@@ -111,13 +113,13 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 			dst = append(dst, outcome{denied: true, unasked: true, by: DecidedByCache})
 			continue
 		}
-		s := e.level.at(now)
+		s := e.Level.At(now)
 		if e.entries != nil {
-			v := e.entries.later(now - e.entries.at)
-			dst = append(dst, outcome{denied: v.again > 0 || b.need() > b.Limit.Size, by: DecidedByCache, entries: &v})
+			v := e.entries.Later(now - e.entries.at)
+			dst = append(dst, outcome{denied: v.Again > 0 || b.need() > b.Limit.Size, by: DecidedByCache, entries: &v})
 			continue
 		}
-		dst = append(dst, outcome{ahead: s.ahead(now), denied: !b.fits(s, 0, now), by: DecidedByCache})
+		dst = append(dst, outcome{Ahead: s.Ahead(now), denied: !b.fits(s, 0, now), by: DecidedByCache})
 	}
 	if !denied || req.chargesWatcher(dst[before:]) {
 		return dst[:before], false
@@ -152,15 +154,15 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 		if o.mayBeLetGo(b) || o.foreign || o.unasked {
 			continue
 		}
-		e := cachedDenial{level: o.after(answered), doubt: answered - sent, until: sent + cacheFor}
+		e := cachedDenial{Level: o.After(answered), doubt: answered - sent, until: sent + cacheFor}
 		wait := o.full(&b.Limit)
 		if wait > 0 {
 			e.until = sent + min(wait, cacheFor)
 		}
 		if o.entries != nil {
 			e.entries = &cachedEntries{*o.entries, answered, b.Limit.Size, b.need()}
-			if o.entries.again > 0 { // after that it is not known what it holds
-				e.until = min(e.until, sent+o.entries.again)
+			if o.entries.Again > 0 { // after that it is not known what it holds
+				e.until = min(e.until, sent+o.entries.Again)
 			}
 		}
 		d.put(b, e, wait > 0, keep, answered)
@@ -184,9 +186,9 @@ func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 // full returns how long, in µs, a bucket of limit l will have no room at all.
 func (o *outcome) full(l *Limit) int64 {
 	if o.entries != nil {
-		return o.entries.one
+		return o.entries.One
 	}
-	return l.wait(o.after(0), 1, 0)
+	return l.of().Wait(o.After(0), 1, 0)
 }
 
 // forget removes the entry for b, which a server has emptied by now. The answer to

@@ -12,6 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // newClocked returns a store whose deny cache uses a clock that stands still
@@ -138,7 +140,7 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 			if rapid.IntRange(0, 2).Draw(t, "fill: 2") == 2 {
 				for i := range req.Buckets {
 					b := &req.Buckets[i]
-					b.Cost = max(b.Limit.remaining(p[identity(*b)].level.at(v.now), v.now), 1)
+					b.Cost = max(b.Limit.of().Remaining(p[identity(*b)].Level.At(v.now), v.now), 1)
 				}
 			}
 			unasked := remembered(v.Redis, req)
@@ -207,7 +209,7 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 			reference, now := plain{}, start
 			c.Since(t, "evalsha")
 			admitted, want, requests := 0, 0, int64(0)
-			for now < start+drips*tc.limit.rate() {
+			for now < start+drips*tc.limit.of().Rate() {
 				for _, v := range stores {
 					v.at(t, now)
 				}
@@ -227,7 +229,7 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 					}
 				}
 				seed = mix(seed, uint64(now))
-				now += 1 + int64(seed%uint64(max(tc.limit.rate()/5, 1)))
+				now += 1 + int64(seed%uint64(max(tc.limit.of().Rate()/5, 1)))
 			}
 			asked := c.Since(t, "evalsha")
 			most := int64(4*want+10) + 4*(now-start)/cacheFor
@@ -256,24 +258,24 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 		// The bucket was full some time ago, and may have dripped once since.
 		fill := b
 		fill.Cost = b.Limit.Size
-		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.rate()).Draw(t, "ago"))
-		s := p[identity(b)].level.at(now)
-		fits := b.Limit.wait(s, 1, now) == 0
-		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{ahead: s.ahead(now), denied: !fits}}, age-to, clockAt(age+from))
+		p.take(Request{Buckets: []Bucket{fill}}, now-rapid.Int64Range(0, b.Limit.of().Rate()).Draw(t, "ago"))
+		s := p[identity(b)].Level.At(now)
+		fits := b.Limit.of().Wait(s, 1, now) == 0
+		d.remember(Request{Buckets: []Bucket{b}}, []outcome{{Ahead: s.Ahead(now), denied: !fits}}, age-to, clockAt(age+from))
 
 		later := rapid.OneOf(
-			rapid.Int64Range(0, 1e4), rapid.Int64Range(0, 3e6), rapid.Int64Range(0, b.Limit.rate()),
-			rapid.Just(b.Limit.wait(s, 1, now)),
+			rapid.Int64Range(0, 1e4), rapid.Int64Range(0, 3e6), rapid.Int64Range(0, b.Limit.of().Rate()),
+			rapid.Just(b.Limit.of().Wait(s, 1, now)),
 		).Draw(t, "later")
 		b.Cost = rapid.Int64Range(0, b.Limit.Size).Draw(t, "cost")
 		outcomes, denied := d.decide(Request{Buckets: []Bucket{b}}, age+from+later, nil)
 		if !denied {
-			if fits || to+from+later >= min(b.Limit.wait(s, 1, now), cacheFor) {
+			if fits || to+from+later >= min(b.Limit.of().Wait(s, 1, now), cacheFor) {
 				return
 			}
 			t.Fatalf("a full bucket of %+v is not cached", b.Limit)
 		}
-		got := b.Limit.decision(level(outcomes[0].ahead), 0, b.need(), outcomes[0].denied)
+		got := b.Limit.decision(bucket.Level(outcomes[0].Ahead), 0, b.need(), outcomes[0].denied)
 		real := p.take(Request{Buckets: []Bucket{b}}, now+from+later)[0]
 		denials++
 		if !real.Denied || !got.Denied || got.Remaining != 0 || real.Remaining != 0 {
@@ -563,12 +565,12 @@ func TestDenyCacheInCluster(t *testing.T) {
 // others, and no more memory is used.
 func TestDenyCacheIsBounded(t *testing.T) {
 	d := newDenyCache(denySlots)
-	full := outcome{ahead: ahead{clear: time.Hour.Microseconds()}, denied: true, by: DecidedByCache}
+	full := outcome{Ahead: bucket.Ahead{Clear: time.Hour.Microseconds()}, denied: true, by: DecidedByCache}
 	var buckets []Bucket
 	for i := range 4 * denySlots {
 		b := hourly(int64(1 + i%3))
 		b.Key = fmt.Sprint(i)
-		full.clear = b.Limit.Size * b.Limit.rate()
+		full.Clear = b.Limit.Size * b.Limit.of().Rate()
 		buckets = append(buckets, b)
 		d.remember(Request{Buckets: []Bucket{b}}, []outcome{full}, 1000, clockAt(1000))
 	}
@@ -579,7 +581,7 @@ func TestDenyCacheIsBounded(t *testing.T) {
 			continue
 		}
 		known++
-		if full.clear = b.Limit.Size * b.Limit.rate(); outcomes[0] != full {
+		if full.Clear = b.Limit.Size * b.Limit.of().Rate(); outcomes[0] != full {
 			t.Fatalf("bucket %d: %+v, want %+v", i, outcomes, full)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // virtual is a Redis store whose script gets its time from the test.
@@ -121,15 +123,15 @@ func drawShape(t *rapid.T) Limit {
 		bits := rapid.IntRange(1, 49)
 		l.Size = rapid.Int64Range(1, 1<<bits.Draw(t, "size bits")).Draw(t, "size")
 		l.DripSize = rapid.Int64Range(1, 1<<bits.Draw(t, "drip size bits")).Draw(t, "drip size")
-		most := horizon / (leaky{}.drips(&l) + 1)
+		most := bucket.Horizon / (bucket.CeilDiv(l.Size, l.DripSize) + 1)
 		l.DripInterval = time.Duration(rapid.Int64Range(1, most).Draw(t, "drip rate")) * time.Microsecond
 	case 2: // (drips + 1) · rate is 2^50, to the unit
 		bits := rapid.IntRange(1, 49).Draw(t, "drip rate bits")
-		drips := int64(horizon>>bits) - 1
+		drips := int64(bucket.Horizon>>bits) - 1
 		l.DripInterval = time.Duration(int64(1)<<bits) * time.Microsecond
 		l.DripSize = rapid.Int64Range(1, max(MaxUnits/drips, 1)).Draw(t, "drip size")
 		l.Size = rapid.Int64Range((drips-1)*l.DripSize+1, min(drips*l.DripSize, MaxUnits)).Draw(t, "size")
-		if (leaky{}.drips(&l)+1)*l.rate() != horizon {
+		if (bucket.CeilDiv(l.Size, l.DripSize)+1)*l.of().Rate() != bucket.Horizon {
 			t.Fatalf("%+v is not the largest", l)
 		}
 	case 3:
@@ -141,13 +143,13 @@ func drawShape(t *rapid.T) Limit {
 		l = drawSliding(t)
 	case 5:
 		if l = drawWarm(t); l.Validate() != nil {
-			l = WarmingUp(2, time.Second, 4*time.Second, 3)
+			l = warmingUp(2, time.Second, 4*time.Second, 3)
 		}
 		l = drawWaiting(t, l)
 	}
-	if (l.Algorithm == Leaky || l.Algorithm == Fixed) && rapid.Bool().Draw(t, "aligned") || l.Algorithm == Sliding {
+	if (l.Algorithm == bucket.Leaky || l.Algorithm == bucket.Fixed) && rapid.Bool().Draw(t, "aligned") || l.Algorithm == bucket.Sliding {
 		l.Aligned = true
-		l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
+		l.Phase = time.Duration(rapid.Int64Range(0, l.of().Rate()-1).Draw(t, "phase")) * time.Microsecond
 	}
 	if err := l.Validate(); err != nil {
 		t.Fatal(err)
@@ -208,9 +210,9 @@ func drawMove(t *rapid.T, l Limit, last Decision, back bool) int64 {
 	case 2:
 		gap = rapid.Int64Range(1, 1000).Draw(t, "µs")
 	case 3:
-		gap = l.rate() + near.Draw(t, "near")
+		gap = l.of().Rate() + near.Draw(t, "near")
 	case 4:
-		gap = rapid.Int64Range(1, 3*l.rate()).Draw(t, "drips")
+		gap = rapid.Int64Range(1, 3*l.of().Rate()).Draw(t, "drips")
 	case 5:
 		gap = last.RetryAfter.Microseconds() + near.Draw(t, "near")
 	case 6:
@@ -218,7 +220,7 @@ func drawMove(t *rapid.T, l Limit, last Decision, back bool) int64 {
 	case 7:
 		gap = rapid.Int64Range(1, 1<<rapid.IntRange(1, 50).Draw(t, "bits")).Draw(t, "µs")
 	case 8: // back a little, and by just enough to be noticed
-		return -max(rapid.Int64Range(0, 2).Draw(t, "drips")*l.rate()+near.Draw(t, "near"), 1)
+		return -max(rapid.Int64Range(0, 2).Draw(t, "drips")*l.of().Rate()+near.Draw(t, "near"), 1)
 	case 9:
 		return -rapid.Int64Range(1, 1<<rapid.IntRange(1, 50).Draw(t, "bits")).Draw(t, "back")
 	}
@@ -361,13 +363,13 @@ func TestStoresAgree(t *testing.T) {
 				if got != s.value() {
 					t.Fatalf("%+v at %d of\n%+v:\nstored %q, want %q", req, v.now, before, got, s.value())
 				}
-				if s.level != before[i].level && want[i].Denied {
+				if s.Level != before[i].Level && want[i].Denied {
 					seen.reset++
 				}
-				if s.clear-v.now > req.Buckets[i].Limit.DrainTime().Microseconds() {
+				if s.Clear-v.now > req.Buckets[i].Limit.of().DrainTime().Microseconds() {
 					seen.overfull++
 				}
-				if s.rest > 0 {
+				if s.Rest > 0 {
 					seen.slack++
 				}
 			}

@@ -1,6 +1,6 @@
 // Package limiter is a rate limiter made of leaky buckets that any number of
-// processes can share. A bucket belongs to one client at one limit: it holds up to
-// Size units, drains at a steady rate, and admits what fits. So a client that has
+// processes can share. A bucket belongs to one client at one limit: it holds so
+// many units, drains at a steady rate, and admits what fits. So a client that has
 // been idle may send a burst, and a busy one is held to the rate. Buckets are kept
 // in this process or in Redis; a key says whose bucket it is.
 //
@@ -13,13 +13,12 @@
 //		// refuse the request; d.RetryAfter says when to try again
 //	}
 //
-// Think of a bucket with a hole. It holds at most Size units. Each admitted
-// request pours in its cost, and every DripInterval, DripSize units drip out. A
-// request whose cost no longer fits is denied and adds nothing. Drips are counted
-// from the request that found the bucket empty, and an empty bucket stays empty
-// however long it is left alone: idle time is not saved up. All that a bucket has
-// to remember is when it will run empty; with a DripSize of 1 this is the generic
-// cell rate algorithm (GCRA).
+// Think of a bucket with a hole. It holds so many units at most: its size, which is the burst
+// of a rate or the units of a window. Each admitted request pours in its cost, and units drip
+// out at the rate. A request whose cost no longer fits is denied and adds nothing. Drips are
+// counted from the request that found the bucket empty, and an empty bucket stays empty however
+// long it is left alone: idle time is not saved up. All that a bucket has to remember is when it
+// will run empty; with drips of one unit this is the generic cell rate algorithm (GCRA).
 //
 // A [Store] keeps buckets and decides requests: a [Memory] keeps them in this
 // process, a [Redis] shares them among all processes that use the same Redis. A
@@ -35,8 +34,8 @@
 // server, but for its clock: each step of that forward lets buckets drip. No request
 // waits for longer than its timeout.
 //
-// All numbers of such a bucket are integers, times are microseconds, and nothing is
-// rounded: from empty it admits at most Size + min(DripSize, Size)·⌊T/DripInterval⌋ in
-// a time T, however many requests come at once, wherever they come in. Other
-// algorithms count in other ways: [SlidingWindow] estimates, and [WarmingUp] rounds.
+// All numbers of such a bucket are integers, times are microseconds, and nothing is rounded: in a
+// time of n drips, from empty, it admits its size and n times what a drip lets out, however many
+// requests come at once, wherever they come in. Other algorithms count in other ways:
+// [SlidingWindow] estimates, and [WarmingUp] rounds.
 package limiter

@@ -10,6 +10,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // logsOf returns the logs in m, and as how many buckets they count.
@@ -17,7 +19,7 @@ func logsOf(m *Memory) (logs, keys int) {
 	for _, p := range m.directory.Load().all {
 		for _, of := range p.entries {
 			for _, g := range of {
-				logs, keys = logs+1, keys+g.keys()
+				logs, keys = logs+1, keys+g.Keys()
 			}
 		}
 	}
@@ -54,7 +56,7 @@ func TestMemoryOfLogs(t *testing.T) {
 		{"of one entry", 100_000, 1, 1, false},
 		{"short", 10_000, 20, 1, false},
 		{"long", 200, 3000, 1, false},
-		{"full", 30, MaxLogUnits, 1, false},
+		{"full", 30, bucket.MaxLogUnits, 1, false},
 		{"in two limits", 200, 500, 2, false},
 		{"never evicted", 1000, 300, 1, true},
 	} {
@@ -64,7 +66,7 @@ func TestMemoryOfLogs(t *testing.T) {
 			m := NewMemoryWithClock(func() time.Duration { now += time.Microsecond; return now })
 			const most = 20_000
 			m.SetMaxKeys(most)
-			b := logBucket(MaxLogUnits, time.Hour, 1)
+			b := logBucket(bucket.MaxLogUnits, time.Hour, 1)
 			b.MaxKeys = most / 2
 			if tc.keeps {
 				b.ShareKey = "network"
@@ -102,7 +104,7 @@ func TestLogsInLittleMemory(t *testing.T) {
 	checkTraces(t, 5, func(t *rapid.T) {
 		now := time.Duration(0)
 		m := NewMemoryWithClock(func() time.Duration { return now })
-		l := SlidingLog(MaxLogUnits, time.Second)
+		l := SlidingLog(bucket.MaxLogUnits, time.Second)
 		var admitted []charge
 		b := Bucket{Name: "l", Key: "k", Limit: l, Cost: 1, MaxKeys: 1}
 		units := func(from, to int64) (n int64) {
@@ -121,7 +123,7 @@ func TestLogsInLittleMemory(t *testing.T) {
 			if at := now.Microseconds(); !d[0].Denied {
 				admitted = append(admitted, charge{at: at, units: b.Cost})
 			}
-			exact := b.Limit.Size - units(now.Microseconds()-l.rate(), now.Microseconds())
+			exact := b.Limit.Size - units(now.Microseconds()-l.of().Rate(), now.Microseconds())
 			if d[0].Remaining > exact {
 				t.Fatalf("%+v, want at most %d remaining", d[0], exact)
 			}

@@ -96,7 +96,7 @@ func ExamplePer() {
 // Requests that wait for up to four seconds, at two a second, and slower at first.
 func ExampleLimit_WithDelay() {
 	store := limiter.NewMemoryWithClock(func() time.Duration { return 0 }) // the time of the example
-	limit, delayed := limiter.WarmingUp(2, time.Second, 4*time.Second, limiter.DefaultColdFactor).WithDelay(4*time.Second, 1)
+	limit, delayed := limiter.WarmingUp(2, time.Second, 4*time.Second).WithDelay(4*time.Second, 1)
 	bucket := limiter.Bucket{Name: "search", Key: "203.0.113.7", Limit: limit, Cost: 1}
 	for {
 		d, err := store.Take(context.Background(), limiter.Request{Buckets: []limiter.Bucket{bucket}}, nil)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // fallback decides requests in this process while their server is unavailable,
@@ -197,7 +199,7 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 		}
 		dirty = own
 	}
-	told, drained := p.limit.by().arriving(&p.limit, s.ahead(now), f.timeout.Microseconds())
+	told, drained := p.limit.Arriving(s.Ahead(now), f.timeout.Microseconds())
 	if drained && dirty == unsure {
 		return toldLevel{}
 	}
@@ -250,12 +252,12 @@ func (f *fallback) answered(q *query, outcomes []outcome) {
 	anyDirty := f.memory.dirtyEnd.Load() > now
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		s, newest := level{}, false
+		s, newest := bucket.Level{}, false
 		if p.crossed = clean; q.counted {
 			fl := f.flights.of[p.hash]
 			p.crossed = fl.crossedBy(q)
 			if !fl.emptied.met(q) && !o.blocked { // or the level may be from before that, or include units that are only held
-				s, newest = o.after(now), fl.latest.isBefore(q, f.sent)
+				s, newest = o.After(now), fl.latest.isBefore(q, f.sent)
 			}
 		}
 		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
@@ -599,7 +601,7 @@ func (f *fallback) unlink(q *query) {
 }
 
 // raise raises the level of a bucket to s, if that is higher, of which servers are told.
-func (f *fallback) raise(b *Bucket, s ahead) {
+func (f *fallback) raise(b *Bucket, s bucket.Ahead) {
 	if f == nil {
 		return
 	}
@@ -663,7 +665,7 @@ func (f *fallback) empty(b *Bucket, x *emptying) {
 	hash := f.memory.hash(b)
 	f.flights.empty(hash)
 	if x != nil && x.units > 0 {
-		since := asked{limit: b.Limit, cost: x.units, place: f.memory.place(b), maxKeys: b.MaxKeys, keeps: b.keeps()}
+		since := asked{limit: bucket.Limit(b.Limit), cost: x.units, place: f.memory.place(b), maxKeys: b.MaxKeys, keeps: b.keeps()}
 		f.flights.cross(hash, f.memory.charge(&since))
 	}
 }

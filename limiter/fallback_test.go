@@ -10,13 +10,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // held returns the level of b in m.
-func held(m *Memory, b Bucket) ahead {
+func held(m *Memory, b Bucket) bucket.Ahead {
 	p, now := m.place(&b), m.clock().Microseconds()
 	s, _ := p.table.get(p.hash)
-	return s.at(now).ahead(now)
+	return s.At(now).Ahead(now)
 }
 
 // takeInstead has m decide req in place of a server.
@@ -57,18 +59,18 @@ func toldFor(f *fallback, q *query) []toldLevel {
 var noTraffic = new(traffic)
 
 // follow has m follow a server's report about b.
-func follow(m *Memory, b *Bucket, s ahead) {
+func follow(m *Memory, b *Bucket, s bucket.Ahead) {
 	q, now := queryOf(newFallback(m, 0, ""), Request{Buckets: []Bucket{*b}}), m.clock().Microseconds()
-	m.follow(&q.buckets[0], s.after(now), 50*time.Millisecond, false, false, now)
+	m.follow(&q.buckets[0], s.After(now), 50*time.Millisecond, false, false, now)
 }
 
 // unsureOf returns the levels to send for buckets that a server may have lost. For
 // empty buckets nothing is sent.
-func unsureOf(levels ...level) []toldLevel {
+func unsureOf(levels ...bucket.Level) []toldLevel {
 	var told []toldLevel
 	for _, s := range levels {
-		k := toldLevel{ahead: ahead(s)}
-		if s != (level{}) {
+		k := toldLevel{Ahead: bucket.Ahead(s)}
+		if s != (bucket.Level{}) {
 			k.dirty = unsure
 		}
 		told = append(told, k)
@@ -93,7 +95,7 @@ func TestFollowKeepsHigherLevel(t *testing.T) {
 	for _, tc := range fullerTests {
 		for _, other := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,other=%t", tc.name, other), func(t *testing.T) {
-				first, second := ahead(tc.first), ahead(tc.second)
+				first, second := bucket.Ahead(tc.first), bucket.Ahead(tc.second)
 				if other {
 					first, second = second, first
 				}
@@ -104,9 +106,9 @@ func TestFollowKeepsHigherLevel(t *testing.T) {
 					t.Fatalf("holds %+v, want %+v", got, first)
 				}
 				follow(m, &b, second)
-				want := ahead(tc.fuller)
+				want := bucket.Ahead(tc.fuller)
 				if tc.near {
-					want.clear = max(first.clear, second.clear)
+					want.Clear = max(first.Clear, second.Clear)
 				}
 				if got := held(m, b); got != want {
 					t.Errorf("holds %+v, want %+v", got, want)
@@ -129,23 +131,23 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 					if other {
 						stored, owed = owed, stored
 					}
-					if tc.near || stored.clear > 0 { // its drips are the server's
-						drips := math.Round(float64(max(stored.clear, owed.clear)-stored.clear) / 3600e6)
-						want.clear = stored.clear + int64(drips)*3600e6
+					if tc.near || stored.Clear > 0 { // its drips are the server's
+						drips := math.Round(float64(max(stored.Clear, owed.Clear)-stored.Clear) / 3600e6)
+						want.Clear = stored.Clear + int64(drips)*3600e6
 					}
 					v.flush(t)
 					b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: tc.drip}, Cost: 101}
 					if admits {
 						b.Cost = 1
-						want = b.Limit.add(want, 1, moment{})
+						want = b.Limit.of().Add(want, 1, bucket.Moment{})
 					}
-					at := func(s level) level {
-						if s.clear > 0 {
-							s.clear += v.now
+					at := func(s bucket.Level) bucket.Level {
+						if s.Clear > 0 {
+							s.Clear += v.now
 						}
 						return s
 					}
-					if stored.clear > 0 {
+					if stored.Clear > 0 {
 						err := v.admin.Set(t.Context(), v.keys.of(&b), b.Limit.written(at(stored), v.now).value(), 0).Err()
 						if err != nil {
 							t.Fatal(err)
@@ -153,7 +155,7 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 					}
 					req := Request{Buckets: []Bucket{b}}
 					got, err := askTold(v.Redis, req, unsureOf(owed))
-					if err != nil || level(got[0].ahead) != want || got[0].denied == admits {
+					if err != nil || bucket.Level(got[0].Ahead) != want || got[0].denied == admits {
 						t.Errorf("decided %+v, error %v, want %+v", got, err, want)
 					}
 					if got, want := v.stored(t, req.Buckets)[0], b.Limit.written(at(want), v.now).value(); got != want {
@@ -180,35 +182,35 @@ func TestScriptJoinsTimes(t *testing.T) {
 		name               string
 		limit              Limit
 		own                bool
-		stored, told, want level
+		stored, told, want bucket.Level
 	}{
-		{"the same drip", free, false, level{500 * ms, 2}, level{540 * ms, 7}, level{500 * ms, 2}},
-		{"the same drip, more units", free, false, level{500 * ms, 7}, level{540 * ms, 2}, level{500 * ms, 2}},
-		{"the next drip", free, false, level{500 * ms, 2}, level{640 * ms, 7}, level{600 * ms, 7}},
-		{"the drip before", free, false, level{500 * ms, 7}, level{440 * ms, 2}, level{500 * ms, 7}},
-		{"the server has none", free, false, level{}, level{440 * ms, 2}, level{440 * ms, 2}},
-		{"other times, later", free, true, level{500 * ms, 2}, level{540 * ms, 7}, level{540 * ms, 2}},
-		{"other times, later by more than a drip", free, true, level{500 * ms, 2}, level{640 * ms, 7}, level{640 * ms, 7}},
-		{"other times, earlier", free, true, level{500 * ms, 7}, level{440 * ms, 2}, level{500 * ms, 2}},
-		{"other times, earlier by a drip", free, true, level{500 * ms, 7}, level{400 * ms, 2}, level{500 * ms, 7}},
-		{"drips of the clock", aligned, true, level{500 * ms, 7}, level{540 * ms, 2}, level{500 * ms, 2}},
-		{"drips of the clock, the server has none", aligned, true, level{}, level{540 * ms, 2}, level{500 * ms, 2}},
-		{"drips of the clock, drained", aligned, true, level{}, level{40 * ms, 2}, level{}},
-		{"a window", window, false, level{60 * ms, 5}, level{90 * ms, 7}, level{60 * ms, 7}},
-		{"a window that has ended", window, false, level{90 * ms, 5}, level{30 * ms, 7}, level{90 * ms, 5}},
-		{"a window that began here", window, true, level{90 * ms, 5}, level{30 * ms, 7}, level{90 * ms, 7}},
-		{"a window that began here later", window, true, level{30 * ms, 7}, level{90 * ms, 5}, level{90 * ms, 7}},
-		{"a window of the clock", clock, false, level{100 * ms, 5}, level{140 * ms, 7}, level{100 * ms, 7}},
-		{"a window of the clock, too late", clock, false, level{100 * ms, 5}, level{170 * ms, 7}, level{100 * ms, 7}},
-		{"a window of the clock that has ended", clock, true, level{100 * ms, 5}, level{40 * ms, 7}, level{100 * ms, 5}},
-		{"a window of the clock that has ended, the server has none", clock, true, level{}, level{40 * ms, 7}, level{}},
+		{"the same drip", free, false, bucket.Level{Clear: 500 * ms, Rest: 2}, bucket.Level{Clear: 540 * ms, Rest: 7}, bucket.Level{Clear: 500 * ms, Rest: 2}},
+		{"the same drip, more units", free, false, bucket.Level{Clear: 500 * ms, Rest: 7}, bucket.Level{Clear: 540 * ms, Rest: 2}, bucket.Level{Clear: 500 * ms, Rest: 2}},
+		{"the next drip", free, false, bucket.Level{Clear: 500 * ms, Rest: 2}, bucket.Level{Clear: 640 * ms, Rest: 7}, bucket.Level{Clear: 600 * ms, Rest: 7}},
+		{"the drip before", free, false, bucket.Level{Clear: 500 * ms, Rest: 7}, bucket.Level{Clear: 440 * ms, Rest: 2}, bucket.Level{Clear: 500 * ms, Rest: 7}},
+		{"the server has none", free, false, bucket.Level{}, bucket.Level{Clear: 440 * ms, Rest: 2}, bucket.Level{Clear: 440 * ms, Rest: 2}},
+		{"other times, later", free, true, bucket.Level{Clear: 500 * ms, Rest: 2}, bucket.Level{Clear: 540 * ms, Rest: 7}, bucket.Level{Clear: 540 * ms, Rest: 2}},
+		{"other times, later by more than a drip", free, true, bucket.Level{Clear: 500 * ms, Rest: 2}, bucket.Level{Clear: 640 * ms, Rest: 7}, bucket.Level{Clear: 640 * ms, Rest: 7}},
+		{"other times, earlier", free, true, bucket.Level{Clear: 500 * ms, Rest: 7}, bucket.Level{Clear: 440 * ms, Rest: 2}, bucket.Level{Clear: 500 * ms, Rest: 2}},
+		{"other times, earlier by a drip", free, true, bucket.Level{Clear: 500 * ms, Rest: 7}, bucket.Level{Clear: 400 * ms, Rest: 2}, bucket.Level{Clear: 500 * ms, Rest: 7}},
+		{"drips of the clock", aligned, true, bucket.Level{Clear: 500 * ms, Rest: 7}, bucket.Level{Clear: 540 * ms, Rest: 2}, bucket.Level{Clear: 500 * ms, Rest: 2}},
+		{"drips of the clock, the server has none", aligned, true, bucket.Level{}, bucket.Level{Clear: 540 * ms, Rest: 2}, bucket.Level{Clear: 500 * ms, Rest: 2}},
+		{"drips of the clock, drained", aligned, true, bucket.Level{}, bucket.Level{Clear: 40 * ms, Rest: 2}, bucket.Level{}},
+		{"a window", window, false, bucket.Level{Clear: 60 * ms, Rest: 5}, bucket.Level{Clear: 90 * ms, Rest: 7}, bucket.Level{Clear: 60 * ms, Rest: 7}},
+		{"a window that has ended", window, false, bucket.Level{Clear: 90 * ms, Rest: 5}, bucket.Level{Clear: 30 * ms, Rest: 7}, bucket.Level{Clear: 90 * ms, Rest: 5}},
+		{"a window that began here", window, true, bucket.Level{Clear: 90 * ms, Rest: 5}, bucket.Level{Clear: 30 * ms, Rest: 7}, bucket.Level{Clear: 90 * ms, Rest: 7}},
+		{"a window that began here later", window, true, bucket.Level{Clear: 30 * ms, Rest: 7}, bucket.Level{Clear: 90 * ms, Rest: 5}, bucket.Level{Clear: 90 * ms, Rest: 7}},
+		{"a window of the clock", clock, false, bucket.Level{Clear: 100 * ms, Rest: 5}, bucket.Level{Clear: 140 * ms, Rest: 7}, bucket.Level{Clear: 100 * ms, Rest: 7}},
+		{"a window of the clock, too late", clock, false, bucket.Level{Clear: 100 * ms, Rest: 5}, bucket.Level{Clear: 170 * ms, Rest: 7}, bucket.Level{Clear: 100 * ms, Rest: 7}},
+		{"a window of the clock that has ended", clock, true, bucket.Level{Clear: 100 * ms, Rest: 5}, bucket.Level{Clear: 40 * ms, Rest: 7}, bucket.Level{Clear: 100 * ms, Rest: 5}},
+		{"a window of the clock that has ended, the server has none", clock, true, bucket.Level{}, bucket.Level{Clear: 40 * ms, Rest: 7}, bucket.Level{}},
 	} {
 		v.flush(t)
 		v.at(t, v.now-v.now%(100*ms)+100*ms)
 		b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: 101}
 		stored := tc.stored
-		if stored.clear > 0 {
-			stored.clear += v.now
+		if stored.Clear > 0 {
+			stored.Clear += v.now
 			if err := v.admin.Set(t.Context(), v.keys.of(&b), b.Limit.written(stored, v.now).value(), 0).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -218,7 +220,7 @@ func TestScriptJoinsTimes(t *testing.T) {
 			told[0].dirty = own
 		}
 		got, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, told)
-		if err != nil || level(got[0].ahead) != tc.want {
+		if err != nil || bucket.Level(got[0].Ahead) != tc.want {
 			t.Errorf("%s: %+v, %v, want %+v", tc.name, got, err, tc.want)
 		}
 	}
@@ -229,24 +231,24 @@ func TestScriptJoinsTimes(t *testing.T) {
 var fullerTests = func() []fullerTest {
 	const hour = 3600e6
 	return []fullerTest{
-		{"one", 1, level{}, level{clear: 3 * hour}, level{clear: 3 * hour}, false},
-		{"more", 1, level{clear: 3 * hour}, level{clear: 4 * hour}, level{clear: 4 * hour}, false},
-		{"the same", 1, level{clear: hour}, level{clear: hour}, level{clear: hour}, false},
-		{"a little later", 1, level{clear: hour}, level{clear: hour + 9}, level{}, true},
-		{"more in one drip", 3, level{2 * hour, 2}, level{2 * hour, 1}, level{2 * hour, 1}, false},
-		{"more in one drip, a little earlier", 3, level{2*hour + 9, 2}, level{2 * hour, 1}, level{0, 1}, true},
-		{"more in one drip, a little later", 3, level{2 * hour, 2}, level{2*hour + 9, 1}, level{0, 1}, true},
-		{"next drip", 3, level{2 * hour, 0}, level{3 * hour, 2}, level{3 * hour, 2}, false},
-		{"next drip, a little later", 3, level{2 * hour, 0}, level{3*hour + 9, 2}, level{3*hour + 9, 2}, false},
-		{"next drip, a little earlier", 3, level{2*hour + 9, 0}, level{3 * hour, 2}, level{3 * hour, 2}, false},
-		{"far ahead", 3, level{2 * hour, 0}, level{9 * hour, 2}, level{9 * hour, 2}, false},
+		{"one", 1, bucket.Level{}, bucket.Level{Clear: 3 * hour}, bucket.Level{Clear: 3 * hour}, false},
+		{"more", 1, bucket.Level{Clear: 3 * hour}, bucket.Level{Clear: 4 * hour}, bucket.Level{Clear: 4 * hour}, false},
+		{"the same", 1, bucket.Level{Clear: hour}, bucket.Level{Clear: hour}, bucket.Level{Clear: hour}, false},
+		{"a little later", 1, bucket.Level{Clear: hour}, bucket.Level{Clear: hour + 9}, bucket.Level{}, true},
+		{"more in one drip", 3, bucket.Level{Clear: 2 * hour, Rest: 2}, bucket.Level{Clear: 2 * hour, Rest: 1}, bucket.Level{Clear: 2 * hour, Rest: 1}, false},
+		{"more in one drip, a little earlier", 3, bucket.Level{Clear: 2*hour + 9, Rest: 2}, bucket.Level{Clear: 2 * hour, Rest: 1}, bucket.Level{Clear: 0, Rest: 1}, true},
+		{"more in one drip, a little later", 3, bucket.Level{Clear: 2 * hour, Rest: 2}, bucket.Level{Clear: 2*hour + 9, Rest: 1}, bucket.Level{Clear: 0, Rest: 1}, true},
+		{"next drip", 3, bucket.Level{Clear: 2 * hour, Rest: 0}, bucket.Level{Clear: 3 * hour, Rest: 2}, bucket.Level{Clear: 3 * hour, Rest: 2}, false},
+		{"next drip, a little later", 3, bucket.Level{Clear: 2 * hour, Rest: 0}, bucket.Level{Clear: 3*hour + 9, Rest: 2}, bucket.Level{Clear: 3*hour + 9, Rest: 2}, false},
+		{"next drip, a little earlier", 3, bucket.Level{Clear: 2*hour + 9, Rest: 0}, bucket.Level{Clear: 3 * hour, Rest: 2}, bucket.Level{Clear: 3 * hour, Rest: 2}, false},
+		{"far ahead", 3, bucket.Level{Clear: 2 * hour, Rest: 0}, bucket.Level{Clear: 9 * hour, Rest: 2}, bucket.Level{Clear: 9 * hour, Rest: 2}, false},
 	}
 }()
 
 type fullerTest struct {
 	name                  string
 	drip                  int64
-	first, second, fuller level
+	first, second, fuller bucket.Level
 
 	// Whether both levels include the same drip, one of them with a delay: then a
 	// fallback uses the later one, which is never too low, and a server its own.
@@ -266,7 +268,7 @@ func TestFollow(t *testing.T) {
 		p := plain{}
 		m := NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Microsecond })
 		type answer struct {
-			ahead
+			bucket.Ahead
 			at int64 // when the answer arrives
 		}
 		var under []answer
@@ -274,7 +276,7 @@ func TestFollow(t *testing.T) {
 			slices.SortFunc(under, func(a, b answer) int { return int(a.at - b.at) })
 			for len(under) > 0 && under[0].at <= until {
 				now = under[0].at
-				follow(m, &b, under[0].ahead)
+				follow(m, &b, under[0].Ahead)
 				under = under[1:]
 			}
 			now = until
@@ -283,22 +285,22 @@ func TestFollow(t *testing.T) {
 			deliver(now + rapid.SampledFrom([]int64{0, 1, 1000, 20_000, 400_000, 1_000_000, 3_000_000}).Draw(t, "gap"))
 			b.Cost = rapid.Int64Range(1, 9).Draw(t, "cost")
 			p.take(Request{Buckets: []Bucket{b}}, now)
-			s := p[identity(b)].level.at(now)
-			under = append(under, answer{s.ahead(now), now + rapid.Int64Range(0, delay).Draw(t, "delay")})
+			s := p[identity(b)].Level.At(now)
+			under = append(under, answer{s.Ahead(now), now + rapid.Int64Range(0, delay).Draw(t, "delay")})
 		}
 		deliver(now + delay)
-		want, got := p[identity(b)].level, held(m, b)
-		if want.clear <= now {
-			if got.clear > delay {
+		want, got := p[identity(b)].Level, held(m, b)
+		if want.Clear <= now {
+			if got.Clear > delay {
 				t.Fatalf("%+v: holds %+v, want next to nothing", b.Limit, got)
 			}
 			return
 		}
-		want.clear -= now
-		if want.rest > 0 {
+		want.Clear -= now
+		if want.Rest > 0 {
 			slack++
 		}
-		if got.rest != want.rest || got.clear < want.clear || got.clear > want.clear+delay {
+		if got.Rest != want.Rest || got.Clear < want.Clear || got.Clear > want.Clear+delay {
 			t.Fatalf("%+v: holds %+v, want %+v", b.Limit, got, want)
 		}
 	})
@@ -366,9 +368,9 @@ func TestFollowDeletedKeys(t *testing.T) {
 					sent[st.send] = q
 					continue
 				}
-				f.answered(sent[st.answer], []outcome{{ahead: ahead{clear: int64(st.level * hour)}}})
-				if got := held(m, b); got.clear != int64(st.want*hour) {
-					t.Fatalf("step %d: holds %v hours, want %v", i+1, float64(got.clear)/hour, st.want)
+				f.answered(sent[st.answer], []outcome{{Ahead: bucket.Ahead{Clear: int64(st.level * hour)}}})
+				if got := held(m, b); got.Clear != int64(st.want*hour) {
+					t.Fatalf("step %d: holds %v hours, want %v", i+1, float64(got.Clear)/hour, st.want)
 				}
 			}
 			usedSlots(t, m)
@@ -398,46 +400,46 @@ func TestDirtyBuckets(t *testing.T) {
 		f.send(nil, callsOf(q))
 		return q
 	}
-	answer := func(q *query, s ahead) { f.answered(q, []outcome{{ahead: s}}) }
+	answer := func(q *query, s bucket.Ahead) { f.answered(q, []outcome{{Ahead: s}}) }
 	here := func(buckets ...Bucket) { f.decide(Request{Buckets: buckets}, nil, false) }
 
 	check()
-	follow(m, &b, ahead{clear: hour})
+	follow(m, &b, bucket.Ahead{Clear: hour})
 	check()
 	decide(t, m, AccountingAtomic, other) // by itself, not as a fallback
 	m.leader.Store(f)                     // whose servers know of that
 	check()
 	here(b)
-	check(toldLevel{ahead{3 * hour, 1}, 0, behind}, toldLevel{})
+	check(toldLevel{bucket.Ahead{Clear: 3 * hour, Rest: 1}, 0, behind}, toldLevel{})
 	now += time.Minute
-	check(toldLevel{ahead{3*hour - minute, 1}, 0, behind}, toldLevel{})
+	check(toldLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 1}, 0, behind}, toldLevel{})
 
 	before := ask(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
-	check(toldLevel{ahead{3*hour - minute, 0}, 0, behind}, toldLevel{})
-	answer(before, ahead{4*hour - minute, 0}) // it was not sent what was decided meanwhile
-	check(toldLevel{ahead{5*hour - minute, 1}, 0, behind}, toldLevel{})
+	check(toldLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 0}, 0, behind}, toldLevel{})
+	answer(before, bucket.Ahead{Clear: 4*hour - minute, Rest: 0}) // it was not sent what was decided meanwhile
+	check(toldLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, behind}, toldLevel{})
 	denied := ask(b)
 	here(b, b)
 	if f.flights.of[denied.buckets[0].hash].crossedBy(denied) == clean {
 		t.Error("the server is not told of a denial here")
 	}
 	f.drop(denied)
-	answer(ask(b), ahead{5*hour - minute, 1})
+	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
 	check()
 
 	full := b
 	full.Cost = 9
 	here(full) // denied
-	check(toldLevel{ahead{5*hour - minute, 1}, 0, unsure}, toldLevel{})
-	answer(ask(b), ahead{5*hour - minute, 1})
+	check(toldLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, unsure}, toldLevel{})
+	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
 	check()
 	f.restarted(nil)
-	check(toldLevel{ahead{5*hour - minute, 1}, 0, own}, toldLevel{ahead{2*hour - minute, 1}, 0, own})
-	answer(ask(b), ahead{5*hour - minute, 1})
-	check(toldLevel{}, toldLevel{ahead{2*hour - minute, 1}, 0, own})
+	check(toldLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, own}, toldLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
+	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
+	check(toldLevel{}, toldLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
 	now += 2 * time.Hour
 	check()
 	if f.inFlight != nil {
@@ -465,10 +467,10 @@ func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 	if o := take(8); !o.denied {
 		t.Errorf("admitted 8 of 10 beside 3 in flight: %+v", o)
 	}
-	if o := take(7); o.denied || o.clear != 10*time.Hour.Microseconds() {
+	if o := take(7); o.denied || o.Clear != 10*time.Hour.Microseconds() {
 		t.Errorf("decided %+v, want 7 admitted beside 3 in flight, and nothing left", o)
 	}
-	if o := take(1); !o.denied || b.Limit.wait(o.after(0), 1, 0) != time.Hour.Microseconds() {
+	if o := take(1); !o.denied || b.Limit.of().Wait(o.After(0), 1, 0) != time.Hour.Microseconds() {
 		t.Errorf("decided %+v, want a full bucket", o)
 	}
 	f.drop(sent[0])
@@ -495,19 +497,19 @@ func TestDirtyBesideInFlight(t *testing.T) {
 	first := ask()
 	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
 	second := ask()
-	if got := second.buckets[0].told; got.clear != hour || got.inFlight != 1 || got.dirty == clean {
+	if got := second.buckets[0].told; got.Clear != hour || got.inFlight != 1 || got.dirty == clean {
 		t.Fatalf("told %+v", got)
 	}
 	// The server has charged the first too, and takes the higher level for both.
-	f.answered(second, []outcome{{ahead: ahead{clear: 2 * hour}}})
-	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].clear != 2*hour {
+	f.answered(second, []outcome{{Ahead: bucket.Ahead{Clear: 2 * hour}}})
+	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].Clear != 2*hour {
 		t.Errorf("after the second answer dirty %+v, want both units that are known", got)
 	}
-	f.answered(first, []outcome{{ahead: ahead{clear: hour}}})
-	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].clear != 3*hour {
+	f.answered(first, []outcome{{Ahead: bucket.Ahead{Clear: hour}}})
+	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].Clear != 3*hour {
 		t.Errorf("after the first answer dirty %+v, want all three units", got)
 	}
-	f.answered(ask(), []outcome{{ahead: ahead{clear: 4 * hour}}})
+	f.answered(ask(), []outcome{{Ahead: bucket.Ahead{Clear: 4 * hour}}})
 	if got := dirtyLevels(m, []Bucket{b}); got != nil {
 		t.Errorf("when the server knows all, dirty %+v", got)
 	}
@@ -520,10 +522,10 @@ func TestFollowAfterDrain(t *testing.T) {
 	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, 50*time.Millisecond, "")
 	b := Bucket{Name: "b", Key: "k", Limit: FixedWindow(20, time.Second), Cost: 1}
-	follow(m, &b, ahead{clear: 40_000, rest: 20})
+	follow(m, &b, bucket.Ahead{Clear: 40_000, Rest: 20})
 	f.restarted(nil)
 	now += 50 * time.Millisecond // it ended 10 ms ago, and on the server some time before
-	if follow(m, &b, ahead{clear: 980_000, rest: 1}); unitsIn(t, m, b) != 1 {
+	if follow(m, &b, bucket.Ahead{Clear: 980_000, Rest: 1}); unitsIn(t, m, b) != 1 {
 		t.Errorf("holds %d units, want 1", unitsIn(t, m, b))
 	}
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // A simulation of many nodes that are far from their Redis. Stores and script are the real
@@ -368,7 +370,7 @@ func (f *far) check() {
 	r.calls = int(f.calls.Load())
 	if every := f.reports(); every > 0 {
 		others := int64(len(f.nodes) + len(f.failed) - 1)
-		r.mayOver = others * (l.Size + l.DripSize*ceilDiv((every+f.network.rtt).Microseconds(), l.rate()))
+		r.mayOver = others * (l.Size + l.DripSize*bucket.CeilDiv((every+f.network.rtt).Microseconds(), l.of().Rate()))
 	}
 	for _, times := range f.admitted {
 		slices.Sort(times)
@@ -376,17 +378,17 @@ func (f *far) check() {
 		r.wrong = max(r.wrong, exceeds(l, times, slack)-r.mayOver)
 	}
 	if slack > 0 {
-		r.mayOver = l.DripSize * ceilDiv(slack, l.rate())
+		r.mayOver = l.DripSize * bucket.CeilDiv(slack, l.of().Rate())
 	}
 }
 
 // exceeds returns by how much the admissions at the given times, which are in order, exceed
 // what l, a leaky bucket, allows in any time and slack more; 0 if they don't.
 func exceeds(l Limit, times []int64, slack int64) (over int64) {
-	rate, drip := l.rate(), min(l.DripSize, l.Size)
+	rate, drip := l.of().Rate(), min(l.DripSize, l.Size)
 	bound := func(length int64) int64 {
 		length += slack
-		return max(l.Size+drip*(length/rate), l.Size-1+drip*ceilDiv(length, rate))
+		return max(l.Size+drip*(length/rate), l.Size-1+drip*bucket.CeilDiv(length, rate))
 	}
 	// The bound is no less than a straight line. So an admission has to be compared with all
 	// earlier ones only if it is far enough above that line from one of them.

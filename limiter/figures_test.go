@@ -23,7 +23,7 @@ func checkSteps(t *testing.T, l Limit, begin time.Time, steps []step) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	// The server's keys expire by its own clock: the example begins as long after
 	// the virtual clock's start as it takes for it to be the same moment of a window.
-	start := v.start - v.start%l.rate() + begin.UnixMicro()%l.rate() + l.rate()
+	start := v.start - v.start%l.of().Rate() + begin.UnixMicro()%l.of().Rate() + l.of().Rate()
 	var now time.Duration
 	memory := NewMemoryWithClock(func() time.Duration { return time.Duration(start)*time.Microsecond + now })
 	for i, s := range steps {

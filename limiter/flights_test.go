@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // flying is a query in flight as a list has it, with what each of its buckets has met.
@@ -178,13 +180,13 @@ func busy(b Bucket, n int, same bool) (*fallback, map[string]func()) {
 		now += time.Hour // or the bucket would fill
 		q := queryOf(f, req)
 		f.send(nil, callsOf(q))
-		f.answered(q, []outcome{{ahead: ahead{clear: time.Hour.Microseconds()}}})
+		f.answered(q, []outcome{{Ahead: bucket.Ahead{Clear: time.Hour.Microseconds()}}})
 		q.release()
 	}
 	return f, map[string]func(){
 		"answered": ask,
 		"answered after a break": func() {
-			f.memory.raise(&b, ahead{clear: time.Hour.Microseconds()}, own)
+			f.memory.raise(&b, bucket.Ahead{Clear: time.Hour.Microseconds()}, own)
 			f.flights.cross(f.memory.hash(&b), own)
 			ask()
 		},

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // flooded is a Memory on a clock that the test sets. Requests ask for single
@@ -276,7 +278,7 @@ func TestTableAgainstMap(t *testing.T) {
 	for seed := range uint64(8) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var tab table
-		model := map[uint64]level{}
+		model := map[uint64]bucket.Level{}
 		names := map[uint64]string{}
 		hash := func() uint64 {
 			h := uint64(random.IntN(64))
@@ -292,7 +294,7 @@ func TestTableAgainstMap(t *testing.T) {
 			h := hash()
 			switch _, ok := model[h]; {
 			case random.IntN(2) == 0:
-				s := level{clear: 10 + step, rest: random.Int64N(9)}
+				s := bucket.Level{Clear: 10 + step, Rest: random.Int64N(9)}
 				more, entered := tab.put(h, s, clean, 1)
 				if entered == ok || (more == 1) != entered {
 					t.Fatalf("step %d: %d more, entered %t, was there %t", step, more, entered, ok)
@@ -323,17 +325,17 @@ func TestTableAgainstMap(t *testing.T) {
 			}
 			var best slot
 			if seen := tab.emptiest(0, 1000, h, new(emptiness), &best); len(tab.slots) > 0 {
-				least, others := level{}, 0
+				least, others := bucket.Level{}, 0
 				for other, s := range model {
 					if other == h {
 						continue
 					}
-					if others++; least.clear == 0 || s.clear < least.clear {
+					if others++; least.Clear == 0 || s.Clear < least.Clear {
 						least = s
 					}
 				}
-				if seen != others || best.clear != least.clear {
-					t.Fatalf("step %d: emptiest of %d drains at %d, want %d, %d", step, seen, best.clear, others, least.clear)
+				if seen != others || best.Clear != least.Clear {
+					t.Fatalf("step %d: emptiest of %d drains at %d, want %d, %d", step, seen, best.Clear, others, least.Clear)
 				}
 			}
 		}

@@ -1,6 +1,10 @@
 package limiter
 
-import "time"
+import (
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+)
 
 // A Memory that is the fallback of a Redis store holds each bucket at least as
 // full as the server does, and knows which buckets are dirty: those of which the
@@ -11,7 +15,7 @@ import "time"
 // stored stays, unless the report is the newest and covers the same charges. With
 // charged, the charge that the report admits is not in the stored level yet. A new
 // bucket may displace another.
-func (m *Memory) follow(p *asked, s level, late time.Duration, newest, charged bool, now int64) {
+func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, charged bool, now int64) {
 	m.lock(&p.place)
 	t := p.place.table
 	stored, dirty := t.get(p.hash)
@@ -20,14 +24,14 @@ func (m *Memory) follow(p *asked, s level, late time.Duration, newest, charged b
 		known = m.charged(p, known, now)
 	}
 	switch newest = newest && dirty == clean && p.told.dirty == clean && p.crossed == clean; {
-	case s.clear > now && (newest || known.clear <= now):
+	case s.Clear > now && (newest || known.Clear <= now):
 		known = s
-	case newest && known.clear > now:
-		known = level{clear: now} // the server's bucket was emptied
-	case s.clear > now:
-		known = p.limit.join(known, s, late, dirty == own)
+	case newest && known.Clear > now:
+		known = bucket.Level{Clear: now} // the server's bucket was emptied
+	case s.Clear > now:
+		known = p.limit.Join(known, s, late, dirty == own)
 	}
-	if known.clear <= now && stored.clear <= now {
+	if known.Clear <= now && stored.Clear <= now {
 		t.mu.Unlock()
 		return
 	}
@@ -37,7 +41,7 @@ func (m *Memory) follow(p *asked, s level, late time.Duration, newest, charged b
 	switch {
 	case p.limit.Aligned: // and its time may be a report's
 		dirty = min(dirty, behind)
-	case charged && stored.clear <= now && s.clear <= now:
+	case charged && stored.Clear <= now && s.Clear <= now:
 		dirty = own
 	}
 	m.enter(p, known, dirty, now)
@@ -46,17 +50,17 @@ func (m *Memory) follow(p *asked, s level, late time.Duration, newest, charged b
 // charged returns the level s plus p's charge. As this process alone has admitted no
 // more than a bucket holds, the sum is beyond a full one only if the server has
 // told the charge before, in the answer to another request.
-func (m *Memory) charged(p *asked, s level, now int64) level {
+func (m *Memory) charged(p *asked, s bucket.Level, now int64) bucket.Level {
 	l, size := &p.limit, p.place.partition.largest.Load() // other requests may have been admitted with it
-	if s.clear <= now {
-		s = level{clear: now}
+	if s.Clear <= now {
+		s = bucket.Level{Clear: now}
 	}
-	return l.by().atLeast(l, s, p.charge(), size, m.moment(l, now))
+	return l.AtLeastOf(size, s, p.charge(), m.moment(l, now))
 }
 
 // enter stores the level of p's bucket. It unlocks its table, which must be
 // locked.
-func (m *Memory) enter(p *asked, s level, dirty dirtiness, now int64) {
+func (m *Memory) enter(p *asked, s bucket.Level, dirty dirtiness, now int64) {
 	p.place.dirty, p.place.entered = dirty, false
 	m.put(&p.place, s, now)
 	if p.key != "" {
@@ -73,7 +77,7 @@ func (m *Memory) charge(p *asked) dirtiness {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
 	stored, dirty := p.place.table.get(p.hash)
-	if dirty = max(dirty, behind); stored.clear <= now {
+	if dirty = max(dirty, behind); stored.Clear <= now {
 		dirty = own
 	}
 	m.enter(p, m.charged(p, stored, now), dirty, now)
@@ -81,13 +85,13 @@ func (m *Memory) charge(p *asked) dirtiness {
 }
 
 // raise raises the level of b's bucket to s, if that is higher, and its dirtiness to as.
-func (m *Memory) raise(b *Bucket, s ahead, as dirtiness) {
+func (m *Memory) raise(b *Bucket, s bucket.Ahead, as dirtiness) {
 	p := m.place(b)
 	m.lock(&p)
 	now := m.clock().Microseconds()
 	m.look(&p, b, now)
 	p.dirty = max(p.dirty, as)
-	m.put(&p, b.Limit.join(p.level, s.after(now), 0, true), now)
+	m.put(&p, b.Limit.of().Join(p.level, s.After(now), 0, true), now)
 	p.table.mu.Unlock()
 	if p.entered {
 		m.makeRoom(&p, b.MaxKeys, b.keeps(), now)
@@ -101,12 +105,12 @@ func (m *Memory) anyDirty() bool {
 }
 
 // dirty returns the level of a bucket at now, and its dirtiness.
-func (m *Memory) dirty(p *place, now int64) (s level, dirty dirtiness) {
+func (m *Memory) dirty(p *place, now int64) (s bucket.Level, dirty dirtiness) {
 	m.lock(p)
 	defer p.table.mu.Unlock()
 	s, dirty = p.table.get(p.hash)
-	if s.clear <= now {
-		return level{clear: now}, clean
+	if s.Clear <= now {
+		return bucket.Level{Clear: now}, clean
 	}
 	return s, dirty
 }
@@ -132,10 +136,10 @@ func (m *Memory) markAllDirty(as dirtiness) {
 			t.mu.Lock()
 			for j := range t.slots {
 				s := &t.slots[j]
-				if s.clear > now {
-					rest, dirty := decodeRest(s.rest)
-					s.rest = encodeRest(rest, max(dirty, as))
-					m.dirtyUntil(s.clear)
+				if s.Clear > now {
+					rest, dirty := decodeRest(s.Rest)
+					s.Rest = encodeRest(rest, max(dirty, as))
+					m.dirtyUntil(s.Clear)
 				}
 			}
 			t.mu.Unlock()

@@ -1,6 +1,10 @@
 package limiter
 
-import "math/rand/v2"
+import (
+	"math/rand/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+)
 
 // When a limit is full, a new bucket displaces the emptiest one of a sample. That
 // comes as close to unlimited memory as a cap allows: an unknown key gets its
@@ -25,7 +29,7 @@ func (m *Memory) room(u *usage) int64 {
 		n = max(m.maxKeys.Load()/2, 1)
 	}
 	if u.entries.Load() {
-		n = max(n, minEntriesRoom)
+		n = max(n, bucket.MinEntriesRoom)
 	}
 	return n
 }
@@ -49,7 +53,7 @@ func (m *Memory) forgetOne(p *partition, table, except uint64, now int64) bool {
 	u := p.usage
 	room := m.room(u)
 	if except != 0 && u.entries.Load() {
-		room -= room / 16 // see entries.go
+		room -= room / 16 // see logs.go
 	}
 	switch {
 	case u.held.Load() > room && !u.keeps.Load():
@@ -114,10 +118,10 @@ func (p *partition) emptiness(now int64) emptiness {
 // hold fewer if they drain sooner.
 func (e *emptiness) less(a, b *slot) bool {
 	if e.limit == nil {
-		return a.clear < b.clear
+		return a.Clear < b.Clear
 	}
-	x, y := e.limit.units(a.stored(), e.now), e.limit.units(b.stored(), e.now)
-	return x < y || x == y && a.clear < b.clear
+	x, y := e.limit.of().Units(a.stored(), e.now), e.limit.of().Units(b.stored(), e.now)
+	return x < y || x == y && a.Clear < b.Clear
 }
 
 // forget evicts the emptiest bucket of a sample, and reports whether it did. The
@@ -139,7 +143,7 @@ func (m *Memory) forget(p *partition, table, except uint64, now int64, drained b
 		}
 		t.mu.Unlock()
 	}
-	if best.clear == 0 {
+	if best.Clear == 0 {
 		return false
 	}
 	t := &p.tables[best.hash%tables]
@@ -150,7 +154,7 @@ func (m *Memory) forget(p *partition, table, except uint64, now int64, drained b
 // remove removes bucket s from t unless it has changed. It unlocks t, which must
 // be locked.
 func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool) bool {
-	if t.used == 0 || drained && s.clear > now {
+	if t.used == 0 || drained && s.Clear > now {
 		t.mu.Unlock()
 		return false
 	}
@@ -163,7 +167,7 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 	m.count(p, -1)
 	m.dropEntries(p, s.hash)
 	t.mu.Unlock()
-	if s.clear > now {
+	if s.Clear > now {
 		p.usage.forgotten.Add(1)
 		if f := m.leader.Load(); f != nil && digest != (keyDigest{}) && !p.mixed() {
 			f.removals.add(removal{p, s.hash, digest, s.stored()})

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // Held has the units that one request holds, of its Buckets with Hold, until their
@@ -16,7 +18,7 @@ type Held struct {
 
 // Settle ends that the bucket with the given index in the Request holds units, and
 // charges so many of them, which need not be as many: 0 lets them go. More than the
-// bucket has room for overfills it, by its Size at most. It does nothing if the bucket
+// bucket has room for overfills it, by its size at most. It does nothing if the bucket
 // holds none, as after a denial, or was settled before. Settle does not wait: what a
 // server has to do is sent with the next requests.
 //
@@ -166,7 +168,7 @@ func (m *Memory) chargeBeside(b Bucket, charge int64) {
 		return
 	}
 	m.look(&p, &b, now)
-	if b.Limit.keepsEntries() {
+	if b.Limit.of().KeepsEntries() {
 		m.openEntries(&p, &b, now)
 	}
 	if m.leader.Load() != nil {
@@ -174,7 +176,7 @@ func (m *Memory) chargeBeside(b Bucket, charge int64) {
 	}
 	b.Cost = min(charge, max(b.Cost, 2*b.Limit.Size-p.units(&b, now)))
 	if p.exact {
-		b.Cost = min(b.Cost, MaxLogUnits)
+		b.Cost = min(b.Cost, bucket.MaxLogUnits)
 		b.Limit.Size += b.Cost // or it would drop its oldest units
 		m.settleEntries(&p, &b, now)
 	} else {
@@ -189,23 +191,23 @@ func (m *Memory) chargeBeside(b Bucket, charge int64) {
 // units returns how many units p's bucket has.
 func (p *place) units(b *Bucket, now int64) int64 {
 	if p.exact {
-		return int64(p.entries.total)
+		return int64(p.entries.Total)
 	}
-	return b.Limit.units(p.level, now)
+	return b.Limit.of().Units(p.level, now)
 }
 
 // includeHeld has the levels of buckets with Hold include what is held, as if it were
 // charged.
 func (req *Request) includeHeld(outcomes []outcome) {
-	at := moment{unix: time.Now().UnixMicro()}
+	at := bucket.Moment{Unix: time.Now().UnixMicro()}
 	for i := range outcomes {
 		b, o := &req.Buckets[i], &outcomes[i]
 		if !b.Hold || o.held <= 0 || o.blocked {
 			continue
 		}
-		o.ahead = b.Limit.atLeast(o.after(at.now), o.held, at).ahead(at.now)
+		o.Ahead = b.Limit.of().AtLeast(o.After(at.Now), o.held, at).Ahead(at.Now)
 		if o.entries != nil {
-			*o.entries = o.entries.plus(o.held, &b.Limit)
+			*o.entries = o.entries.Plus(o.held, b.Limit.of())
 		}
 	}
 }

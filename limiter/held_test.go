@@ -15,6 +15,8 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // heldRecord is what is stored of held units, see held.lua.
@@ -39,7 +41,7 @@ func holdsUnits(value string) bool {
 
 // heldBucket is a plain model of a bucket with held units.
 type heldBucket struct {
-	level
+	bucket.Level
 	tabs heldRecord
 }
 
@@ -49,11 +51,11 @@ func (h *heldBucket) pass(l Limit, now int64) {
 	for len(h.tabs) > 0 && h.tabs[0].seen+lapse.Microseconds() <= now {
 		at := h.tabs[0].seen + lapse.Microseconds()
 		if n := h.tabs[0].held; n > 0 {
-			h.level = l.add(h.level.at(at), n, moment{now: at})
+			h.Level = l.of().Add(h.Level.At(at), n, bucket.Moment{Now: at})
 		}
 		h.tabs = h.tabs[1:]
 	}
-	h.level = h.level.at(now)
+	h.Level = h.Level.At(now)
 }
 
 // find returns the tab with a name, or nil.
@@ -122,7 +124,7 @@ func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int6
 // room reports whether a request of the given cost fits beside what is held.
 func (h *heldBucket) room(l Limit, now, cost int64) bool {
 	cost += h.tabs.units()
-	return cost <= l.Size && l.wait(h.level, cost, now) == 0
+	return cost <= l.Size && l.of().Wait(h.Level, cost, now) == 0
 }
 
 // toHold returns req with all of its units held.
@@ -172,7 +174,7 @@ func outcomesOf(req Request, reply []int64, dst []outcome) ([]outcome, bool, err
 // entriesOf returns the number of req's buckets that keep entries.
 func entriesOf(req Request) (n int) {
 	for i := range req.Buckets {
-		if req.Buckets[i].Limit.keepsEntries() {
+		if req.Buckets[i].Limit.of().KeepsEntries() {
 			n++
 		}
 	}
@@ -199,7 +201,7 @@ func TestHeldUnits(t *testing.T) {
 		names := []tabName{{100, 1}}
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{
-				0, 0, 0, 1, 500, b.Limit.rate() - 1, b.Limit.rate(), lapse.Microseconds() - 1, lapse.Microseconds(), 3 * lapse.Microseconds(),
+				0, 0, 0, 1, 500, b.Limit.of().Rate() - 1, b.Limit.of().Rate(), lapse.Microseconds() - 1, lapse.Microseconds(), 3 * lapse.Microseconds(),
 			}).Draw(t, "gap"))
 			const plain = 255
 			what := rapid.SampledFrom([]byte{plain, plain, 0, 0, 0, whatSettle, whatSettle, whatSettle, whatRenew}).Draw(t, "what")
@@ -225,7 +227,7 @@ func TestHeldUnits(t *testing.T) {
 			switch {
 			case what == plain || what == 0:
 				want.denied = !model.room(b.Limit, v.now, b.Cost)
-				want.blocked = want.denied && b.Limit.wait(model.level, b.Cost, v.now) == 0
+				want.blocked = want.denied && b.Limit.of().Wait(model.Level, b.Cost, v.now) == 0
 				switch {
 				case what == 0 && model.isLate(h.process, h.number):
 					want.receipt = -1
@@ -240,9 +242,9 @@ func TestHeldUnits(t *testing.T) {
 					want.receipt = tab.receipt
 					names = append(names, tabName{h.number, tab.receipt})
 				}
-				want.ahead = model.level.ahead(v.now)
+				want.Ahead = model.Level.Ahead(v.now)
 				if want.blocked {
-					want.ahead = b.Limit.add(model.level, model.tabs.units(), moment{now: v.now}).ahead(v.now)
+					want.Ahead = b.Limit.of().Add(model.Level, model.tabs.units(), bucket.Moment{Now: v.now}).Ahead(v.now)
 					seen["blocked"]++
 				}
 			case what == whatSettle:
@@ -264,11 +266,11 @@ func TestHeldUnits(t *testing.T) {
 			}
 			if charge > 0 {
 				seen["charged"]++
-				charge = min(charge, max(gone, 2*b.Limit.Size-b.Limit.units(model.level, v.now)))
-				model.level = b.Limit.add(model.level, charge, moment{now: v.now})
+				charge = min(charge, max(gone, 2*b.Limit.Size-b.Limit.of().Units(model.Level, v.now)))
+				model.Level = b.Limit.of().Add(model.Level, charge, bucket.Moment{Now: v.now})
 			}
 			if !want.blocked {
-				want.ahead = model.level.ahead(v.now)
+				want.Ahead = model.Level.Ahead(v.now)
 			}
 			if what != plain {
 				want.held = model.tabs.units()
@@ -276,14 +278,14 @@ func TestHeldUnits(t *testing.T) {
 			if got.by = 0; got != want {
 				t.Fatalf("%+v: %d of %d: decided %+v, want %+v with %+v", b.Limit, what, b.Cost, got, want, model)
 			}
-			if got, want := peek(t, v.Redis, b), b.inspected(model.level.ahead(v.now), nil, model.tabs.units()); got != want {
+			if got, want := peek(t, v.Redis, b), b.inspected(model.Level.Ahead(v.now), nil, model.tabs.units()); got != want {
 				t.Fatalf("%+v: %d of %d: peeked at %+v, want %+v", b.Limit, what, b.Cost, got, want)
 			}
 			if len(model.tabs) > 0 {
 				expires, err := v.admin.Do(context.Background(), "PEXPIRETIME", v.keys.of(&b)).Int64()
-				last := heldBucket{model.level, slices.Clone(model.tabs)}
+				last := heldBucket{model.Level, slices.Clone(model.tabs)}
 				newest := slices.MaxFunc(model.tabs, func(a, b heldTab) int { return cmp.Compare(a.seen, b.seen) }).seen + lapse.Microseconds()
-				if last.pass(b.Limit, newest); err != nil || expires < max(newest, last.clear)/1000 {
+				if last.pass(b.Limit, newest); err != nil || expires < max(newest, last.Clear)/1000 {
 					t.Fatalf("%q expires at %d ms, before it is empty", v.stored(t, req.Buckets)[0], expires)
 				}
 			}
@@ -657,13 +659,13 @@ func checkBound(t rapid.TB, l Limit, admitted []int64) {
 	s := min(l.DripSize, l.Size)
 	for i, from := range admitted {
 		for j, to := range admitted[i:] {
-			whole, rest := (to-from)/l.rate(), (to-from)%l.rate()
+			whole, rest := (to-from)/l.of().Rate(), (to-from)%l.of().Rate()
 			up := whole
 			if rest > 0 {
 				up++
 			}
 			most := max(l.Size+s*whole, l.Size-1+s*up)
-			if l.Algorithm == Log {
+			if l.Algorithm == bucket.Log {
 				most = l.Size * (1 + whole)
 			}
 			if int64(j+1) > most {

@@ -14,6 +14,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // inProgress is a request that holds units of one bucket.
@@ -90,20 +92,20 @@ func TestHold(t *testing.T) {
 		case 3:
 			limit = Concurrency(size)
 		case 4:
-			limit = SlidingLog(min(size, MaxLogUnits), interval)
+			limit = SlidingLog(min(size, bucket.MaxLogUnits), interval)
 			size = limit.Size
 		}
-		modelled := limit.Algorithm != Log // of which the stores only have to decide alike
+		modelled := limit.Algorithm != bucket.Log // of which the stores only have to decide alike
 		b := Bucket{Name: "b", Key: fmt.Sprint(trace), Limit: limit, Cost: 1}
 		costs := rapid.SampledFrom([][]int64{{1, 2, 3}, {0}, {0, 1, 2}}).Draw(t, "costs")
 		stores := []Store{v, m}
 		var running [][2]inProgress
-		s, busy := level{}, int64(0)
+		s, busy := bucket.Level{}, int64(0)
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 900, 1000, 1_000_000, 4_000_000}).Draw(t, "gap"))*time.Microsecond)
 			v.tabs.tick()
 			heldNow(t, v, b) // on the same connection, so that the server has renewed what was due
-			s = s.at(v.now)
+			s = s.At(v.now)
 			if i := rapid.IntRange(-2, len(running)-1).Draw(t, "which"); i >= 0 {
 				h := running[i]
 				running = append(running[:i], running[i+1:]...)
@@ -116,8 +118,8 @@ func TestHold(t *testing.T) {
 				heldNow(t, v, b)
 				busy -= cost
 				if charge > 0 {
-					charge = min(charge, max(cost, 2*size-limit.units(s, v.now)))
-					s = limit.add(s, charge, moment{v.now, v.now})
+					charge = min(charge, max(cost, 2*size-limit.of().Units(s, v.now)))
+					s = limit.of().Add(s, charge, bucket.Moment{Now: v.now, Unix: v.now})
 				}
 				seen[map[bool]string{true: "let go", false: "charged"}[charge == 0]]++
 				if cost == 0 && charge > 0 {
@@ -127,7 +129,7 @@ func TestHold(t *testing.T) {
 			}
 			b.Cost = min(rapid.SampledFrom(costs).Draw(t, "cost"), size)
 			need := max(b.Cost, 1)
-			fits := limit.room(s, busy, v.now) >= need
+			fits := limit.of().Room(s, busy, v.now) >= need
 			var now [2]inProgress
 			for i, store := range stores {
 				var d Decision
@@ -138,15 +140,15 @@ func TestHold(t *testing.T) {
 				if d.Denied == fits {
 					t.Fatalf("%T: %+v with %d held of %+v: %+v, want denied %t", store, limit, busy, s, d, !fits)
 				}
-				room := limit.room(s, 0, v.now) - busy
+				room := limit.of().Room(s, 0, v.now) - busy
 				if fits {
 					room -= b.Cost
 				}
 				// A server does not tell of what others hold if this one holds nothing.
-				if room = max(room, 0); (b.Cost > 0 || busy == 0) && limit.Algorithm == Leaky && limit.DripSize == 1 && d.Remaining != room {
+				if room = max(room, 0); (b.Cost > 0 || busy == 0) && limit.Algorithm == bucket.Leaky && limit.DripSize == 1 && d.Remaining != room {
 					t.Fatalf("%T: %+v with %d held of %+v and %d asked: %d remaining, want %d: %+v", store, limit, busy, s, b.Cost, d.Remaining, room, d)
 				}
-				if blocked := modelled && !fits && limit.room(s, 0, v.now) >= need; blocked && d.RetryAfter != time.Second {
+				if blocked := modelled && !fits && limit.of().Room(s, 0, v.now) >= need; blocked && d.RetryAfter != time.Second {
 					t.Fatalf("%T: retry after %v, although nobody knows when units are let go", store, d.RetryAfter)
 				}
 			}
@@ -985,7 +987,7 @@ func TestRemainingBesideHeld(t *testing.T) {
 	server := redistest.Start(t)
 	for name, limit := range map[string]Limit{
 		"leaky": {Size: 10, DripInterval: time.Hour, DripSize: 1}, "window": FixedWindow(10, time.Hour), "sliding": SlidingWindow(10, time.Hour),
-		"log": SlidingLog(10, time.Hour), "concurrency": Concurrency(10), "warm-up": WarmingUp(10, time.Hour, 4*time.Hour, 3),
+		"log": SlidingLog(10, time.Hour), "concurrency": Concurrency(10), "warm-up": warmingUp(10, time.Hour, 4*time.Hour, 3),
 	} {
 		for kind, store := range map[string]Store{
 			"memory":   NewMemory(),
@@ -1012,7 +1014,7 @@ func TestRemainingBesideHeld(t *testing.T) {
 			}
 			b.Cost = 5
 			d, _ = begin(t, store, b)
-			if most := int64(2); !d.Denied || d.Remaining > most || d.Remaining < most && limit.Algorithm != WarmUp || d.RetryAfter != time.Second {
+			if most := int64(2); !d.Denied || d.Remaining > most || d.Remaining < most && limit.Algorithm != bucket.WarmUp || d.RetryAfter != time.Second {
 				t.Errorf("%s, %s: %+v beside 8 of 10 that are held, want 2 remaining", name, kind, d)
 			}
 			h.held.Settle(0, 0)
@@ -1093,7 +1095,7 @@ func TestDryRun(t *testing.T) {
 		}
 		type inProgress struct{ without, with [2]*Held }
 		var running []inProgress
-		s := level{} // of a plain dry run
+		s := bucket.Level{} // of a plain dry run
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.Int64Range(0, 1_500_000).Draw(t, "gap"))*time.Microsecond)
 			v.tabs.tick()
@@ -1143,13 +1145,13 @@ func TestDryRun(t *testing.T) {
 				if len(dry) > 1 || dry[0].Hold {
 					continue
 				}
-				after := s.at(v.now)
-				would := l.room(after, 0, v.now) < costs["dry"]
-				switch at := (moment{v.now, v.now}); {
+				after := s.At(v.now)
+				would := l.of().Room(after, 0, v.now) < costs["dry"]
+				switch at := (bucket.Moment{Now: v.now, Unix: v.now}); {
 				case !would && (!denied || accounting == AccountingEach || l.CountDenied):
-					after = l.add(after, costs["dry"], at)
+					after = l.of().Add(after, costs["dry"], at)
 				case would && l.CountDenied:
-					after = l.count(after, 0, costs["dry"], at)
+					after = l.of().Count(after, 0, costs["dry"], at)
 				}
 				if dryGot[0].Denied != would {
 					t.Fatalf("%T: the dry run of %+v decides %+v, want denied %t", store, l, dryGot[0], would)

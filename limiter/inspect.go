@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // Level is what a bucket held when it was looked at.
@@ -20,39 +22,39 @@ type Level struct {
 	// told of this process, see Redis.PeekHere.
 	Leased, Unreported int64
 
-	// The units that the bucket has room for, given the Limit's Size.
+	// The units that the bucket has room for, given the size of the Limit.
 	Remaining int64
 
 	// The time until the bucket runs empty if nothing more is added.
 	Clear time.Duration
 
 	// The time until the bucket has room for Cost units, at least 1; zero if it has, or if it
-	// never will, because Cost exceeds Size.
+	// never will, because Cost exceeds the size.
 	RetryAfter time.Duration
 }
 
 // inspected returns the Level of b, which is at level left, and has the given units
 // held. Of a log v is the level, unless only its summary is known.
-func (b *Bucket) inspected(left ahead, v *entriesLevel, held int64) Level {
+func (b *Bucket) inspected(left bucket.Ahead, v *bucket.EntriesLevel, held int64) Level {
 	if v != nil {
 		return Level{
-			Units:      v.units,
+			Units:      v.Units,
 			Held:       held,
-			Remaining:  max(b.Limit.Size-v.units-held, 0),
-			Clear:      time.Duration(v.clear) * time.Microsecond,
-			RetryAfter: time.Duration(v.again) * time.Microsecond,
+			Remaining:  max(b.Limit.Size-v.Units-held, 0),
+			Clear:      time.Duration(v.Clear) * time.Microsecond,
+			RetryAfter: time.Duration(v.Again) * time.Microsecond,
 		}
 	}
-	at := moment{unix: time.Now().UnixMicro()}
-	s := left.after(at.now)
+	at := bucket.Moment{Unix: time.Now().UnixMicro()}
+	s := left.After(at.Now)
 	l := Level{
-		Units:     b.Limit.units(s, at.now),
+		Units:     b.Limit.of().Units(s, at.Now),
 		Held:      held,
-		Remaining: max(b.Limit.remaining(s, at.now)-held, 0),
-		Clear:     time.Duration(left.clear) * time.Microsecond,
+		Remaining: max(b.Limit.of().Remaining(s, at.Now)-held, 0),
+		Clear:     time.Duration(left.Clear) * time.Microsecond,
 	}
 	if b.need() <= b.Limit.Size {
-		l.RetryAfter = time.Duration(b.Limit.wait(b.Limit.atLeast(s, held, at), b.need(), at.now)) * time.Microsecond
+		l.RetryAfter = time.Duration(b.Limit.of().Wait(b.Limit.of().AtLeast(s, held, at), b.need(), at.Now)) * time.Microsecond
 	}
 	return l
 }
@@ -100,14 +102,14 @@ func (m *Memory) Reset(_ context.Context, b Bucket) (Level, error) {
 }
 
 // levelOf returns the level of b's bucket.
-func (m *Memory) levelOf(b *Bucket) (ahead, *entriesLevel) {
+func (m *Memory) levelOf(b *Bucket) (bucket.Ahead, *bucket.EntriesLevel) {
 	return m.visit(b, func(*place, int64) {})
 }
 
 // empty empties b's bucket and returns what it held.
-func (m *Memory) empty(b *Bucket) (ahead, *entriesLevel) {
+func (m *Memory) empty(b *Bucket) (bucket.Ahead, *bucket.EntriesLevel) {
 	return m.visit(b, func(p *place, now int64) {
-		p.table.slots[p.table.find(p.hash)].level = level{clear: max(now, 1)} // as if it had drained just now
+		p.table.slots[p.table.find(p.hash)].Level = bucket.Level{Clear: max(now, 1)} // as if it had drained just now
 		m.dropEntries(p.partition, p.hash)
 	})
 }
@@ -115,27 +117,27 @@ func (m *Memory) empty(b *Bucket) (ahead, *entriesLevel) {
 // visit returns the level of b's bucket, and that of its log if it has one. If the
 // bucket exists, visit calls do with its place, whose table is locked. It makes no
 // partition for a limit that has none.
-func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (ahead, *entriesLevel) {
+func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (bucket.Ahead, *bucket.EntriesLevel) {
 	part := m.directory.Load().partition(b.limitID())
 	if part == nil {
-		return ahead{}, nil
+		return bucket.Ahead{}, nil
 	}
 	hash := m.hash(b)
 	p := place{hash: hash, partition: part, table: &part.tables[hash%tables]}
 	m.lock(&p)
 	defer p.table.mu.Unlock()
 	if !p.table.has(hash) {
-		return ahead{}, nil
+		return bucket.Ahead{}, nil
 	}
 	now := m.clock().Microseconds()
 	m.look(&p, b, now)
-	var v *entriesLevel
-	if b.Limit.keepsEntries() && p.partition.entries != nil {
+	var v *bucket.EntriesLevel
+	if b.Limit.of().KeepsEntries() && p.partition.entries != nil {
 		m.openEntries(&p, b, now)
-		v = p.entries.level(&b.Limit, b.need(), m.holding.of(hash), now)
+		v = p.entries.Level(b.Limit.of(), b.need(), m.holding.of(hash), now)
 	}
 	do(&p, now)
-	return p.level.ahead(now), v
+	return p.level.Ahead(now), v
 }
 
 // Peek returns the level of b's bucket in Redis. It changes nothing. While b's key
@@ -262,7 +264,7 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight
 	}
 	q.release()
-	return b.inspected(outcomes[0].ahead, outcomes[0].entries, outcomes[0].held), nil
+	return b.inspected(outcomes[0].Ahead, outcomes[0].entries, outcomes[0].held), nil
 }
 
 // PeekHere returns what this process knows of b's bucket: its level in the

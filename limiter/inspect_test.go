@@ -10,6 +10,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // peek returns the level of b in Redis.
@@ -65,7 +67,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 			req := drawRequest(t, buckets)
 			b := req.Buckets[0]
 			s, changed := p[identity(b)].at(now)
-			want := b.inspected(s.ahead(now), nil, 0)
+			want := b.inspected(s.Ahead(now), nil, 0)
 			before := v.stored(t, []Bucket{b})[0]
 
 			got := []Level{peek(t, v.Redis, b)}
@@ -117,7 +119,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 				n  *int
 			}{
 				{want.Remaining > 0, &seen.room}, {want.RetryAfter > 0, &seen.none}, {b.Cost > b.Limit.Size, &seen.never},
-				{s.rest > 0, &seen.slack}, {want.Units > b.Limit.Size, &seen.overfull}, {changed, &seen.back},
+				{s.Rest > 0, &seen.slack}, {want.Units > b.Limit.Size, &seen.overfull}, {changed, &seen.back},
 			} {
 				if n.is {
 					*n.n++
@@ -307,18 +309,18 @@ func TestResetWhileInFlight(t *testing.T) {
 		want     int64 // the level here in the end
 		newcomer bool  // whether another request, sent later, is answered first
 	}{
-		{"admitted", 2, outcome{ahead: ahead{clear: 4 * hour}}, false, 2, false},
-		{"denied", 2, outcome{ahead: ahead{clear: 5 * hour}, denied: true}, false, 0, false},
-		{"admitted, and sent again", 2, outcome{ahead: ahead{clear: 4 * hour}}, true, 4, false},
-		{"admitted after another", 2, outcome{ahead: ahead{clear: 4 * hour}}, false, 3, true},
-		{"denied after another", 2, outcome{ahead: ahead{clear: 5 * hour}, denied: true}, false, 1, true},
+		{"admitted", 2, outcome{Ahead: bucket.Ahead{Clear: 4 * hour}}, false, 2, false},
+		{"denied", 2, outcome{Ahead: bucket.Ahead{Clear: 5 * hour}, denied: true}, false, 0, false},
+		{"admitted, and sent again", 2, outcome{Ahead: bucket.Ahead{Clear: 4 * hour}}, true, 4, false},
+		{"admitted after another", 2, outcome{Ahead: bucket.Ahead{Clear: 4 * hour}}, false, 3, true},
+		{"denied after another", 2, outcome{Ahead: bucket.Ahead{Clear: 5 * hour}, denied: true}, false, 1, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := NewMemoryWithClock(frozen)
 			f := newFallback(m, 50*time.Millisecond, "")
 			b := hourly(5)
 			b.Cost = tc.cost
-			follow(m, &b, ahead{clear: 2 * hour})
+			follow(m, &b, bucket.Ahead{Clear: 2 * hour})
 			send := func(b Bucket) *query {
 				q := queryOf(f, Request{Buckets: []Bucket{b}})
 				f.send(nil, callsOf(q))
@@ -332,7 +334,7 @@ func TestResetWhileInFlight(t *testing.T) {
 			if tc.newcomer {
 				one := b
 				one.Cost = 1
-				f.answered(send(one), []outcome{{ahead: ahead{clear: hour}}})
+				f.answered(send(one), []outcome{{Ahead: bucket.Ahead{Clear: hour}}})
 			}
 			f.answered(q, []outcome{tc.answer})
 			if got := unitsHere(m, b); got != tc.want {
@@ -340,7 +342,7 @@ func TestResetWhileInFlight(t *testing.T) {
 			}
 			// The next answer is the newest, and authoritative if all is settled.
 			if p := dirtyLevels(m, []Bucket{b}); p == nil {
-				f.answered(send(b), []outcome{{ahead: ahead{clear: hour}}})
+				f.answered(send(b), []outcome{{Ahead: bucket.Ahead{Clear: hour}}})
 				if got := unitsHere(m, b); got != 1 {
 					t.Errorf("then holds %d, want 1", got)
 				}
@@ -350,7 +352,7 @@ func TestResetWhileInFlight(t *testing.T) {
 	t.Run("remembered", func(t *testing.T) {
 		d := newDenyCache(64)
 		b := hourly(1)
-		full := []outcome{{ahead: ahead{clear: hour}, denied: true}}
+		full := []outcome{{Ahead: bucket.Ahead{Clear: hour}, denied: true}}
 		req := Request{Buckets: []Bucket{b}}
 		d.forget(&b, 2000)
 		for sent, want := range map[int64]bool{1000: false, 2000: false, 2001: true} {
@@ -671,5 +673,5 @@ func TestInspectSharedBuckets(t *testing.T) {
 // unitsHere returns the units in b's bucket as m knows it.
 func unitsHere(m *Memory, b Bucket) int64 {
 	s, _ := m.levelOf(&b)
-	return b.Limit.units(s.after(0), 0)
+	return b.Limit.of().Units(s.After(0), 0)
 }

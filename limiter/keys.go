@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // keys makes the names of the Redis keys in which buckets are stored.
@@ -78,7 +80,7 @@ func (b *Bucket) appendRest(name []byte) []byte {
 	name = append(name, ':')
 	name = append(name, b.Name...)
 	name = append(name, ':')
-	name = strconv.AppendInt(name, b.Limit.rate(), 36)
+	name = strconv.AppendInt(name, b.Limit.of().Rate(), 36)
 	name = append(name, '.')
 	name = strconv.AppendInt(name, b.Limit.DripSize, 36)
 	if b.Limit.Aligned {
@@ -89,7 +91,7 @@ func (b *Bucket) appendRest(name []byte) []byte {
 		name = append(name, '.')
 		name = strconv.AppendInt(name, int64(cold), 36)
 	}
-	if letter := algorithms[b.Limit.Algorithm].letter; letter != 0 {
+	if letter := bucket.Algorithms[b.Limit.Algorithm].Letter; letter != 0 {
 		name = append(name, '.', letter)
 	}
 	return name

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // A lease is units of a bucket that this process has charged to the server before it uses
@@ -73,9 +75,9 @@ type leaseSlot struct {
 // lease is what a process has leased of a bucket. Times are in µs, on the store's clock.
 type lease struct {
 	hash   uint64
-	size   int64    // of the bucket: a unit that fits into a larger one may not fit into this one
-	grants [2]grant // the earlier first
-	told   level    // as the server last told it, to whichever request
+	size   int64        // of the bucket: a unit that fits into a larger one may not fit into this one
+	grants [2]grant     // the earlier first
+	told   bucket.Level // as the server last told it, to whichever request
 
 	// How many units were asked for, in the present period of half the lease's time and
 	// in the one before.
@@ -101,7 +103,7 @@ type grant struct {
 	// If drips, the level with them, as it was told: as much of it as exceeds the size
 	// can't be used before it has dripped.
 	drips bool
-	told  level
+	told  bucket.Level
 }
 
 // usable returns how many units of g a request on b may use at now, and how many are left,
@@ -124,7 +126,7 @@ func (g *grant) usable(b *Bucket, now int64) (usable, left int64) {
 
 // valid returns for how many units of g there would have been room by now.
 func (g *grant) valid(l *Limit, now int64) int64 {
-	return max(g.units-max(l.units(g.told, now)-l.Size, 0), 0)
+	return max(g.units-max(l.of().Units(g.told, now)-l.Size, 0), 0)
 }
 
 // take reports whether n units may be used at now for a request on b, and uses them unless
@@ -259,8 +261,8 @@ func (ls *leases) ask(b *Bucket, now int64, look bool) (o outcome, ok bool) {
 	defer slot.mu.Unlock()
 	look = look || b.Cost == 0
 	others, left, ok := slot.take(b, b.need(), now, look)
-	if s := slot.told.at(now); ok || left > 0 && !b.fits(s, 0, now) {
-		o = outcome{ahead: s.ahead(now), denied: !ok, leased: others, by: DecidedByLease}
+	if s := slot.told.At(now); ok || left > 0 && !b.fits(s, 0, now) {
+		o = outcome{Ahead: s.Ahead(now), denied: !ok, leased: others, by: DecidedByLease}
 	}
 	switch {
 	case ok && look: // it is used later, unless another bucket denies
@@ -381,8 +383,8 @@ func (ls *leases) renew(b Bucket, wish, ahead int64, renewal uint64) {
 	q := r.query(Request{Buckets: []Bucket{b}}, whatLease)
 	q.least = least
 	// What is above a size would drip faster than the bucket if a drip were larger than that.
-	if b.Limit.charging() == aheadOfRoom && b.Limit.DripSize <= b.Limit.Size {
-		q.ahead = ahead / b.Limit.rate() * b.Limit.DripSize
+	if b.Limit.of().Charging() == bucket.AheadOfRoom && b.Limit.DripSize <= b.Limit.Size {
+		q.ahead = ahead / b.Limit.of().Rate() * b.Limit.DripSize
 	}
 	sent := r.clock().Microseconds()
 	q.Done = func(err error) { ls.renewed(&b, q, renewal, sent, err) }
@@ -427,22 +429,22 @@ func (ls *leases) renewed(b *Bucket, q *query, renewal uint64, sent int64, err e
 	if err != nil {
 		return
 	}
-	slot.told, slot.refused = outcomes[0].after(answered), granted == 0
+	slot.told, slot.refused = outcomes[0].After(answered), granted == 0
 	if granted == 0 { // until there is room for a lease, as far as is known
 		l := b.Limit
 		l.Size += q.ahead
-		wait := l.wait(slot.told, min(leasedShare*q.least, l.Size), answered)
+		wait := l.of().Wait(slot.told, min(leasedShare*q.least, l.Size), answered)
 		slot.next = max(slot.next, answered+min(wait, cacheFor))
 		return
 	}
 	slot.counts.granted.Add(granted)
 	g := grant{units: granted, within: within, sent: sent, doubt: answered - sent, until: sent + within}
-	switch b.Limit.charging() {
-	case aheadWithin:
-		g.until = min(g.until, sent+outcomes[0].clear)
-	case aheadOfRoom:
+	switch b.Limit.of().Charging() {
+	case bucket.AheadWithin:
+		g.until = min(g.until, sent+outcomes[0].Clear)
+	case bucket.AheadOfRoom:
 		g.drips, g.told, g.until = true, slot.told, answered+2*within
-	case aheadNever, aheadOfUse:
+	case bucket.AheadNever, bucket.AheadOfUse:
 	}
 	if !slot.grants[1].spent(b, answered) {
 		slot.grants[0] = slot.grants[1]
@@ -461,7 +463,7 @@ func (ls *leases) heard(req Request, outcomes []outcome) {
 		if slot == nil {
 			continue
 		}
-		if after := outcomes[i].after(now); b.Limit.units(after, now) >= b.Limit.units(slot.told, now) {
+		if after := outcomes[i].After(now); b.Limit.of().Units(after, now) >= b.Limit.of().Units(slot.told, now) {
 			slot.told = after
 			outcomes[i].leased, _, _ = slot.take(b, 0, now, true)
 		}

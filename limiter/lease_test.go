@@ -13,6 +13,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // fleet is several nodes that share a server, on one virtual clock.
@@ -74,11 +76,11 @@ func (f *fleet) take(t rapid.TB, node int, buckets ...Bucket) []Decision {
 // any time. times are those of admissions of one unit each, in order.
 func checkLeaseBound(t rapid.TB, l Limit, slack time.Duration, times []int64) {
 	t.Helper()
-	rate, drip := l.rate(), min(l.DripSize, l.Size)
+	rate, drip := l.of().Rate(), min(l.DripSize, l.Size)
 	for i := range times {
 		for j := i; j < len(times); j++ {
 			length := times[j] - times[i] + slack.Microseconds()
-			most := max(l.Size+drip*(length/rate), l.Size-1+drip*ceilDiv(length, rate))
+			most := max(l.Size+drip*(length/rate), l.Size-1+drip*bucket.CeilDiv(length, rate))
 			if n := int64(j - i + 1); n > most {
 				t.Fatalf("%+v: %d admitted in %d µs, want at most %d", l, n, times[j]-times[i], most)
 			}
@@ -125,7 +127,7 @@ func TestLeasesKeepBound(t *testing.T) {
 				times = append(times, f.now)
 				if d.By == DecidedByLease {
 					byLease++
-				} else if limit.Algorithm == Fixed {
+				} else if limit.Algorithm == bucket.Fixed {
 					windows = append(windows, f.now+d.Clear.Microseconds())
 				}
 			} else if f.nodes[node].leases.left(&b) > 0 {
@@ -138,12 +140,12 @@ func TestLeasesKeepBound(t *testing.T) {
 				f.nodes[node].leases.forget(&b)
 			}
 		}
-		if limit.Algorithm != Fixed {
+		if limit.Algorithm != bucket.Fixed {
 			checkLeaseBound(t, limit, within, times)
 			return
 		}
 		for _, end := range slices.Compact(windows) {
-			from, _ := slices.BinarySearch(times, end-limit.rate())
+			from, _ := slices.BinarySearch(times, end-limit.of().Rate())
 			to, _ := slices.BinarySearch(times, end)
 			if n := int64(to - from); n > limit.Size {
 				t.Fatalf("%+v: %d admitted in a window", limit, n)
@@ -186,7 +188,7 @@ func TestLeasesKeepShorterTime(t *testing.T) {
 			case 0:
 				f.advance(t, time.Duration(b.Limit.Size)*b.Limit.DripInterval) // the bucket drains
 			case 1, 2, 3, 4:
-				f.advance(t, time.Duration(random.Int64N(2*b.Limit.rate()))*time.Microsecond)
+				f.advance(t, time.Duration(random.Int64N(2*b.Limit.of().Rate()))*time.Microsecond)
 			}
 			node := 0
 			if fresh {
@@ -503,7 +505,7 @@ func TestLeasesInCluster(t *testing.T) {
 				for i, times := range admitted {
 					l, extra := buckets[i].Limit, int64(0)
 					if c.IsEventual() { // two nodes more
-						extra = 2 * (l.Size + ceilDiv((2*within).Microseconds(), l.rate()))
+						extra = 2 * (l.Size + bucket.CeilDiv((2*within).Microseconds(), l.of().Rate()))
 					}
 					slices.SortFunc(times, func(a, b admission) int { return a.sent.Compare(b.sent) })
 					for from := 0; from < len(times); from += 7 {
@@ -513,7 +515,7 @@ func TestLeasesInCluster(t *testing.T) {
 								last = times[to].got
 							}
 							length := last.Sub(times[from].sent) + c.lease()
-							if n, most := int64(to-from+1), l.Size+ceilDiv(length.Microseconds(), l.rate())+extra; n > most {
+							if n, most := int64(to-from+1), l.Size+bucket.CeilDiv(length.Microseconds(), l.of().Rate())+extra; n > most {
 								t.Fatalf("bucket %d admitted %d in %v, want at most %d", i, n, length, most)
 							}
 						}

@@ -1,95 +1,131 @@
 package limiter
 
 import (
-	"fmt"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
-// MaxUnits is the largest Size and DripSize of a Limit: 2^49.
-const MaxUnits = 1 << 49
+// MaxUnits is the largest number of units of a Limit, and the largest cost: 2^49.
+const MaxUnits = bucket.MaxUnits
 
-// horizon is the furthest, in µs, that a bucket's clear time may lie in the
-// future: about 35 years. It keeps every sum below 2^53, where the doubles of
-// Redis's Lua are still exact.
-const horizon = 1 << 50
+// Limit says how many units a bucket admits in which time. The functions below make one:
+// from a rate ([PerSecond], [PerMinute], [Per], [Every]), with fixed windows ([FixedWindow],
+// [ClockWindow]) or windows that slide ([SlidingWindow], [SlidingLog]), with a rate that grows
+// ([WarmingUp]), and for what is not counted in time ([Concurrency], [BanAfter]). Limits that
+// are equal by == are the same. The zero Limit is not valid.
+type Limit bucket.Limit
 
-// Limit describes a bucket: it holds at most Size units, and every DripInterval it
-// loses DripSize of them. [PerSecond], [PerMinute], [Every] and [NewLimit] make a
-// Limit from a rate, [Window] and [ClockWindow] one that counts in fixed windows,
-// [SlidingWindow] one whose windows slide, [SlidingLog] one that is exact in every
-// window, [WarmingUp] one whose rate grows. The zero Limit is not valid: Size and
-// DripInterval have no default.
-type Limit struct {
-	// The most units that the bucket holds, from 1 to MaxUnits.
-	Size int64
+// of returns l as the arithmetic has it.
+func (l *Limit) of() *bucket.Limit { return (*bucket.Limit)(l) }
 
-	// The time between two drips: a whole number of microseconds, at least 1 µs.
-	DripInterval time.Duration
+// PerSecond is short for Per(n, time.Second).
+func PerSecond(n int64) Limit { return Per(n, time.Second) }
 
-	// The units that leave with each drip, from 1 to MaxUnits; 0 means 1.
-	DripSize int64
+// PerMinute is short for Per(n, time.Minute).
+func PerMinute(n int64) Limit { return Per(n, time.Minute) }
 
-	// Whether the drips are aligned to the clock: they then happen at Phase after
-	// the Unix epoch and every DripInterval before and after that. Otherwise they
-	// happen every DripInterval after the request that found the bucket empty.
-	Aligned bool
+// Per returns a Limit that admits n units every d on average, evenly, with bursts of up to
+// n: behind a burst, up to 2·n − 1 in one d. [Limit.WithBurst] sets another burst.
+//
+// In the long run the rate is never exceeded, and missed by less than 1 part in 10,000. The
+// drips are n/d reduced to lowest terms in whole microseconds: 60 a second are 3 units every
+// 50 ms. If that means several units at a time and more than 100 ms between drips, Per takes
+// the fewest units that keep the rate: for 7 a second, 1 unit every 142,858 µs instead of 7
+// every second.
+//
+// n is from 1 to [MaxUnits]; d is a whole number of microseconds, at most 35 years.
+// Otherwise the Limit is not valid, and every request returns an error.
+func Per(n int64, d time.Duration) Limit { return Limit(bucket.Per(n, d)) }
 
-	// How units are counted. The above describes a leaky bucket; for the others see
-	// the functions that make such a Limit.
-	Algorithm Algorithm
+// Every returns a Limit that admits one unit every d, with no bursts but those that
+// [Limit.WithBurst] allows. d is rounded up to whole microseconds. If d is not positive, or
+// more than 17 years, the Limit is not valid, and every request returns an error.
+func Every(d time.Duration) Limit { return Limit(bucket.Every(d)) }
 
-	// Whether requests that are denied count too, in the bucket that denies them and
-	// in others of the request that have this. Then whoever keeps asking stays
-	// locked out, and a RetryAfter only holds for those who do not ask before. A
-	// leaky bucket that denies a request is filled to its Size, and drips anew from
-	// then on. A fixed window is full until it ends, a sliding window counts the
-	// units, and one that warms up has no room for the time of a unit at its full
-	// rate. A bucket that had room, although the request was denied by another, is
-	// charged. No such request is denied without asking the server.
-	CountDenied bool
+// WithBurst returns l, which is made by [Per], [PerSecond], [PerMinute] or [Every], with
+// bursts of up to n units: up to n − 1 more than its rate in any time. The rate stays if a
+// burst has room for what drips at once: of rates up to 100 a second that is 1 unit. Otherwise
+// less drips at once, which may cost 1 part in 10,000 of the rate or, with bursts of less than
+// some hundredth of a second's units, up to 1 µs of the time in which a burst drips.
+//
+// n is from 1 to [MaxUnits]. If it is not, l is another limit or a full bucket would take
+// more than 35 years to drain, the Limit is not valid, and every request returns an error.
+func (l Limit) WithBurst(n int64) Limit { return Limit(bucket.Limit(l).WithBurst(n)) }
 
-	// How much longer the first waits of a bucket are that warms up, in thousandths;
-	// 0 for other algorithms.
-	ColdFactor uint32
+// FixedWindow returns a Limit that counts in fixed windows: it admits n units in each,
+// and so up to 2·n in a time of d that lies in two windows. A window begins with
+// the first request after the one before has ended. n is from 1 to [MaxUnits]; d
+// is a whole number of microseconds. Otherwise the Limit is not valid, and every
+// request returns an error.
+func FixedWindow(n int64, d time.Duration) Limit { return Limit(bucket.FixedWindow(n, d)) }
 
-	// The time from the Unix epoch to an aligned drip: a whole number of
-	// microseconds, from 0 to less than DripInterval. It must be 0 if drips are
-	// not aligned. If a bucket warms up, how long that takes.
-	Phase time.Duration
+// ClockWindow is like [FixedWindow], but the windows begin at start and every d before
+// and after it, by the store's clock: the server's in a [Redis].
+func ClockWindow(n int64, d time.Duration, start time.Time) Limit {
+	return Limit(bucket.ClockWindow(n, d, start))
 }
 
-// Validate returns an error that names the first number of l that is out of range,
-// or nil. A full bucket and one more drip must drain within 2^50 µs, which is
-// about 35 years.
-func (l Limit) Validate() error {
-	l = l.complete()
-	return l.validate()
+// SlidingWindow returns a Limit that admits n units in a time of d, as far as two
+// counters can tell: it estimates that the units of the last window, which began at
+// a multiple of d since the Unix epoch by the store's clock, were spread evenly.
+// In a time of d it admits up to 2·n, like [ClockWindow], but only if they come
+// in two bursts far enough apart. n is from 1 to 2^24 − 1; d is a whole
+// number of microseconds, at most 11 years. Otherwise the Limit is not valid, and
+// every request returns an error.
+func SlidingWindow(n int64, d time.Duration) Limit { return Limit(bucket.SlidingWindow(n, d)) }
+
+// SlidingLog returns a Limit that admits n units in any time of d, exactly: a unit
+// has room if fewer than n were admitted in the time of d that ends with it. It
+// keeps the time of each admission, at about 10 bytes, which is why n is at most
+// 10,000. d is a whole number of microseconds, at most 11 years. Otherwise
+// the Limit is not valid, and every request returns an error.
+func SlidingLog(n int64, d time.Duration) Limit { return Limit(bucket.SlidingLog(n, d)) }
+
+// WarmingUp returns a Limit that admits n units every d, evenly and without bursts, and slower
+// after it was idle: a cold bucket waits three times as long after the first unit, or as
+// [Limit.WithColdFactor] says, and in the time of warmUp at most reaches the full rate, if there
+// are always requests. A bucket that has been idle for the time of warmUp is cold again, and one
+// that was idle for less is so in part.
+//
+// A request is admitted once the wait after the last one is over, whatever its own cost, and
+// makes the next one wait for as long as all its units take. It may cost at most n. With warm
+// units that is d/n for each, and so at most 1 + T·n/d requests of one unit are admitted in a
+// time T. Each wait is rounded up to whole microseconds, and the idle time that makes up for a
+// unit is rounded down to whole microseconds, at least one. So no wait is too short, unless d/n
+// is below 1.5 µs; after idle time one may be a little longer than exact.
+//
+// n is from 1 to the number of microseconds in d; d and warmUp are whole numbers of
+// microseconds. All of d and twice warmUp are at most 35 years. Otherwise the Limit is not
+// valid, and every request returns an error.
+func WarmingUp(n int64, d, warmUp time.Duration) Limit {
+	return Limit(bucket.WarmingUp(n, d, warmUp, bucket.DefaultColdFactor))
 }
 
-// validate is Validate for a Limit that is complete. It runs for each bucket of each
-// request, so it does not copy the Limit.
-func (l *Limit) validate() error {
-	switch {
-	case l.Size < 1 || l.Size > MaxUnits:
-		return fmt.Errorf("size %d: must be from 1 to %d", l.Size, int64(MaxUnits))
-	case l.DripSize < 1 || l.DripSize > MaxUnits:
-		return fmt.Errorf("drip size %d: must be from 1 to %d", l.DripSize, int64(MaxUnits))
-	case l.DripInterval < time.Microsecond || l.DripInterval%time.Microsecond != 0:
-		return fmt.Errorf("drip rate %v: must be a whole number of microseconds, at least 1µs", l.DripInterval)
-	case int(l.Algorithm) >= len(algorithms):
-		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
-	}
-	return l.by().validate(l)
+// WithColdFactor returns l, which is made by [WarmingUp], with another factor by which a cold
+// bucket waits longer: from 1 to 1,000,000, rounded to thousandths. If it is not, or l is another
+// limit, the Limit is not valid, and every request returns an error.
+func (l Limit) WithColdFactor(factor float64) Limit {
+	return Limit(bucket.Limit(l).WithColdFactor(factor))
 }
 
-// LargestSize returns the largest Size with which l is valid, or 0 if none is.
-func (l Limit) LargestSize() (size int64) {
-	for more := int64(MaxUnits); more > 0; more /= 2 {
-		if l.Size = size + more; l.Validate() == nil {
-			size = l.Size
-		}
-	}
-	return size
+// Concurrency returns a Limit of n units that are held at one time, for a Bucket with
+// Hold. What is charged when they are settled leaves at once, so that only held units
+// take room.
+func Concurrency(n int64) Limit { return Limit(bucket.Concurrency(n)) }
+
+// BanAfter returns the Limit of a Bucket that bans keys, which is set to watch other
+// buckets, see Bucket.Watches: when these have denied a key's requests after times, the
+// key is banned for the first of the durations. While it is banned this bucket has no room
+// either, and nothing is counted. The next ban takes the next duration, and the last one is
+// repeated. All is forgotten once a key was neither banned nor denied for the last
+// duration.
+//
+// after is from 1 to 10,000. There are one to three durations, each in whole
+// microseconds, at least 1 s and no less than the one before; twice the last is at most
+// 35 years. Otherwise the Limit is not valid, and every request returns an error.
+func BanAfter(after int64, durations ...time.Duration) Limit {
+	return Limit(bucket.BanAfter(after, durations...))
 }
 
 // CountingDenied returns l, but requests that are denied count too, in the bucket that
@@ -104,112 +140,20 @@ func (l Limit) CountingDenied() Limit {
 	return l
 }
 
-// validatePhase is validate for the Phase of limits that drip by the clock, and have no
-// ColdFactor.
-func (l *Limit) validatePhase() error {
-	switch {
-	case l.ColdFactor != 0:
-		return fmt.Errorf("cold factor %v: must be 0 unless the bucket warms up", l.coldFactor())
-	case !l.Aligned && l.Phase != 0:
-		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
-	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
-		return fmt.Errorf("phase %v: must be a whole number of microseconds, from 0 to less than the drip rate, %v", l.Phase, l.DripInterval)
-	}
-	return nil
+// WithDelay returns l, with room for so many units more that requests of the given cost are
+// admitted if they have to wait for at most d, and how many these are: none if such requests
+// can't wait, see the next paragraph. Whoever asks a store with this Limit has to wait for as
+// long as [Bucket.Delay] says.
+//
+// Requests can wait if l is made by [Per], [PerSecond], [PerMinute], [Every] or [WarmingUp],
+// and d is long enough for a drip, or the time of a unit. Their cost may be so high that they
+// can't: above the burst with rates whose drips are single units.
+func (l Limit) WithDelay(d time.Duration, cost int64) (delaying Limit, delayed int64) {
+	delayed = bucket.Limit(l).Delayed(d, cost)
+	l.Size += delayed
+	return l, delayed
 }
 
-// complete returns l with its default values filled in.
-func (l Limit) complete() Limit {
-	if l.DripSize == 0 {
-		l.DripSize = 1
-	}
-	return l
-}
-
-// rate returns the time between two drips, in µs.
-func (l *Limit) rate() int64 { return int64(l.DripInterval / time.Microsecond) }
-
-// DrainTime returns how long a full bucket takes to run empty; for one that warms
-// up, the longest time until it is cold again.
-func (l Limit) DrainTime() time.Duration {
-	l = l.complete()
-	return l.by().drainTime(&l)
-}
-
-// DripTime returns how long a bucket that has just dripped takes to lose the given
-// number of units, at most Size; for one that warms up, at its full rate.
-func (l Limit) DripTime(units int64) time.Duration {
-	l = l.complete()
-	return l.by().dripTime(&l, units)
-}
-
-// SpendTime returns over what time to spend the units that d left, so as to keep to l: until
-// they have dripped out again or, in windows, until the present one ends. If none are left,
-// it is the time until one is. d was made for a limit like l but for its size, and admitted
-// the request.
-func (l *Limit) SpendTime(d *Decision) time.Duration {
-	if l.DripSize == 0 {
-		complete := l.complete()
-		l = &complete
-	}
-	switch {
-	case d.Remaining == 0:
-		told := *l
-		told.Size = d.Size
-		return d.waitIn(&told, 1)
-	case d.Clear == 0 || l.Algorithm.DripSize() == 0:
-		return l.by().dripTime(l, d.Remaining)
-	}
-	// Where the units of a window count in later ones too, that is so much longer.
-	if later := l.by().drainTime(l) - l.DripInterval; d.Clear > later {
-		return d.Clear - later
-	}
-	return d.Clear
-}
-
-// level is what a bucket holds: the time at which nothing is left of it, in µs on the
-// store's clock, and a number that only its algorithm understands. So nothing has to be
-// written as time passes. A bucket that is not stored is empty, and so is one whose time
-// has passed.
-type level struct{ clear, rest int64 }
-
-// at returns the level at now. A bucket whose time lies beyond the horizon is empty. The
-// level may exceed the Size of one limit if another limit with the same drips has filled
-// the bucket further.
-func (s level) at(now int64) level {
-	if left := s.clear - now; left <= 0 || left > horizon {
-		return level{clear: now}
-	}
-	return s
-}
-
-// below reports whether leaky bucket s holds less than t.
-func (s level) below(t level) bool {
-	return s.clear < t.clear || s.clear == t.clear && s.rest > t.rest
-}
-
-// ahead returns the level as seen from now.
-func (s level) ahead(now int64) ahead { return ahead{s.clear - now, s.rest} }
-
-// ahead is a level as seen from some moment: its time is the time from then. Clocks of
-// different stores have nothing in common, so this is what they tell each other.
-type ahead struct{ clear, rest int64 }
-
-// after returns the level on the clock that shows now at that moment.
-func (a ahead) after(now int64) level { return level{now + a.clear, a.rest} }
-
-// moment is a time on the store's clock, and what that shows since the Unix epoch, in
-// µs, which only limits need that are Aligned.
-type moment struct{ now, unix int64 }
-
-// ceilDiv returns a/b rounded up, for b > 0 and a > −b.
-func ceilDiv(a, b int64) int64 { return floorDiv(a+b-1, b) }
-
-// floorDiv returns a/b rounded down, for b > 0 and a ≥ 0. Usually b is a drip size
-// of 1, and the division would be the most expensive step of all.
-func floorDiv(a, b int64) int64 {
-	if b == 1 {
-		return a
-	}
-	return a / b
-}
+// Validate returns an error that names the first number of l that is out of range, or nil. A full
+// bucket and one more drip must drain within 2^50 µs, which is about 35 years.
+func (l Limit) Validate() error { return bucket.Limit(l).Validate() }

@@ -9,11 +9,13 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // decision returns the Decision on a bucket of limit l.
-func (l Limit) decision(s level, now, cost int64, denied bool) (d Decision) {
-	d.report(&l, s.ahead(now), cost, denied)
+func (l Limit) decision(s bucket.Level, now, cost int64, denied bool) (d Decision) {
+	d.report(l.of(), s.Ahead(now), cost, denied)
 	return d
 }
 
@@ -275,32 +277,6 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// TestLevelAtNow guards how a stored level is read: one that has drained, or lies
-// beyond the horizon, is an empty bucket. Any other stays as it is, even if it
-// holds more than the size in a request.
-func TestLevelAtNow(t *testing.T) {
-	const now = 1_790_000_000_000_000
-	tests := []struct {
-		name         string
-		stored, want level
-	}{
-		{"absent", level{}, level{now, 0}},
-		{"drained", level{now, 1}, level{now, 0}},
-		{"drained long ago", level{1, 1}, level{now, 0}},
-		{"not drained", level{now + 1, 1}, level{now + 1, 1}},
-		{"an hour", level{now + 3600e6, 2}, level{now + 3600e6, 2}},
-		{"at the horizon", level{now + 1<<50, 1}, level{now + 1<<50, 1}},
-		{"beyond the horizon", level{now + 1<<50 + 1, 1}, level{now, 0}},
-		{"end of time", level{math.MaxInt64, 1}, level{now, 0}},
-	}
-	for _, tc := range tests {
-		if got := tc.stored.at(now); got != tc.want {
-			t.Errorf("%s: got now%+d µs, rest %d, want now%+d µs, rest %d",
-				tc.name, got.clear-now, got.rest, tc.want.clear-now, tc.want.rest)
-		}
-	}
-}
-
 // TestOverfullBucket guards against overflow and negative numbers when a bucket
 // holds more than its size, after requests with a larger size: there is no room,
 // and the wait includes the surplus.
@@ -309,130 +285,22 @@ func TestOverfullBucket(t *testing.T) {
 	tests := []struct {
 		name  string
 		limit Limit
-		level level // filled by a larger size
+		level bucket.Level // filled by a larger size
 		want  Decision
 	}{
-		{"filled to size 5, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 1}, level{clear: 5e6},
+		{"filled to size 5, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 1}, bucket.Level{Clear: 5e6},
 			Decision{Denied: true, Size: 2, Clear: 5 * s, RetryAfter: 4 * s}},
-		{"filled to size 9 with rest 3, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 4}, level{clear: 3e6, rest: 3},
+		{"filled to size 9 with rest 3, finds size 2", Limit{Size: 2, DripInterval: s, DripSize: 4}, bucket.Level{Clear: 3e6, Rest: 3},
 			Decision{Denied: true, Size: 2, Clear: 3 * s, RetryAfter: 2 * s}},
-		{"all that fits in Redis: 2^99 units", Limit{Size: 10, DripInterval: us, DripSize: 1 << 49}, level{clear: 1 << 50},
+		{"all that fits in Redis: 2^99 units", Limit{Size: 10, DripInterval: us, DripSize: 1 << 49}, bucket.Level{Clear: 1 << 50},
 			Decision{Denied: true, Size: 10, Clear: 1 << 50 * us, RetryAfter: 1 << 50 * us}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := plainDecision(tc.limit.decision(tc.level.at(0), 0, 1, true)); got != tc.want {
+			if got := plainDecision(tc.limit.decision(tc.level.At(0), 0, 1, true)); got != tc.want {
 				t.Errorf("\n got %+v\nwant %+v", got, tc.want)
 			}
 		})
-	}
-}
-
-// checkValidate checks the error of a limit's numbers, which is empty if they are valid.
-func checkValidate(t testing.TB, l Limit, want string) {
-	t.Helper()
-	got := ""
-	if err := l.Validate(); err != nil {
-		got = err.Error()
-	}
-	if got != want {
-		t.Errorf("%+v: got %q, want %q", l, got, want)
-	}
-}
-
-// TestLimitValidate guards the error texts for numbers out of range, and the edges
-// of the ranges.
-func TestLimitValidate(t *testing.T) {
-	const us = time.Microsecond
-	tests := []struct {
-		name  string
-		limit Limit
-		want  string // the error, empty if none
-	}{
-		{"zero", Limit{}, "size 0: must be from 1 to 562949953421312"},
-		{"negative size", Limit{Size: -1, DripInterval: us, DripSize: 1}, "size -1: must be from 1 to 562949953421312"},
-		{"size too large", Limit{Size: 1<<49 + 1, DripInterval: us, DripSize: 1},
-			"size 562949953421313: must be from 1 to 562949953421312"},
-		{"negative drip size", Limit{Size: 1, DripInterval: us, DripSize: -1}, "drip size -1: must be from 1 to 562949953421312"},
-		{"drip size too large", Limit{Size: 1, DripInterval: us, DripSize: 1<<49 + 1},
-			"drip size 562949953421313: must be from 1 to 562949953421312"},
-		{"no drip rate", Limit{Size: 1, DripInterval: 0, DripSize: 1},
-			"drip rate 0s: must be a whole number of microseconds, at least 1µs"},
-		{"negative drip rate", Limit{Size: 1, DripInterval: -us, DripSize: 1},
-			"drip rate -1µs: must be a whole number of microseconds, at least 1µs"},
-		{"drip rate too short", Limit{Size: 1, DripInterval: 999, DripSize: 1},
-			"drip rate 999ns: must be a whole number of microseconds, at least 1µs"},
-		{"drip rate not whole", Limit{Size: 1, DripInterval: 1500, DripSize: 1},
-			"drip rate 1.5µs: must be a whole number of microseconds, at least 1µs"},
-		{"largest size drains too slowly", Limit{Size: 1 << 49, DripInterval: 2 * us, DripSize: 1},
-			"size 562949953421312, drip rate 2µs, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"drains in 2^64 µs, which is 0 in 64 bits", Limit{Size: 1<<11 - 1, DripInterval: 1 << 53 * us, DripSize: 1},
-			"size 2047, drip rate 2501999h47m34.740992s, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"one microsecond too long", Limit{Size: 4, DripInterval: (1<<50 + 1) / 5 * us, DripSize: 1},
-			"size 4, drip rate 62549h59m41.368525s, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"rate just too long for one unit", Limit{Size: 1, DripInterval: 1<<49*us + us, DripSize: 1},
-			"size 1, drip rate 156374h59m13.421313s, drip size 1: a full bucket and one drip more must drain within 35 years"},
-		{"rate just too long for three drips", Limit{Size: 7, DripInterval: 1<<48*us + us, DripSize: 3},
-			"size 7, drip rate 78187h29m36.710657s, drip size 3: a full bucket and one drip more must drain within 35 years"},
-
-		{"least", Limit{Size: 1, DripInterval: us, DripSize: 1}, ""},
-		{"no drip size, which means 1", Limit{Size: 1, DripInterval: us, DripSize: 0}, ""},
-		{"largest size, smallest drip", Limit{Size: 1 << 49, DripInterval: us, DripSize: 1}, ""},
-		{"largest size and drip", Limit{Size: 1 << 49, DripInterval: 1 << 49 * us, DripSize: 1 << 49}, ""},
-		{"largest drip", Limit{Size: 1, DripInterval: us, DripSize: 1 << 49}, ""},
-		{"longest rate for one unit", Limit{Size: 1, DripInterval: 1 << 49 * us, DripSize: 1}, ""},
-		{"longest rate for three drips", Limit{Size: 7, DripInterval: 1 << 48 * us, DripSize: 3}, ""},
-		{"usual", Limit{Size: 100, DripInterval: time.Second, DripSize: 10}, ""},
-	}
-	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			checkValidate(t, tc.limit, tc.want)
-		})
-	}
-}
-
-// TestCeilDiv guards the rounding that everything else uses, at the edges of its
-// arguments.
-func TestCeilDiv(t *testing.T) {
-	tests := []struct{ a, b, want int64 }{
-		{0, 1, 0}, {1, 1, 1}, {5, 1, 5},
-		{0, 5, 0}, {1, 5, 1}, {4, 5, 1}, {5, 5, 1}, {6, 5, 2}, {10, 5, 2}, {11, 5, 3},
-		{-1, 5, 0}, {-4, 5, 0},
-		{MaxUnits, MaxUnits, 1}, {MaxUnits, 1, MaxUnits}, {1, MaxUnits, 1}, {1 - MaxUnits, MaxUnits, 0},
-		{horizon, horizon, 1}, {horizon, horizon - 1, 2},
-	}
-	for _, tc := range tests {
-		if got := ceilDiv(tc.a, tc.b); got != tc.want {
-			t.Errorf("ceilDiv(%d, %d) = %d, want %d", tc.a, tc.b, got, tc.want)
-		}
-	}
-}
-
-// TestDrainAndDripTime guards two durations that the documentation and policies
-// use: an incomplete last drip takes as long as any.
-func TestDrainAndDripTime(t *testing.T) {
-	tests := []struct {
-		limit Limit
-		units int64
-		drain time.Duration
-		drip  time.Duration
-	}{
-		{Limit{Size: 10, DripInterval: time.Second, DripSize: 1}, 10, 10 * time.Second, 10 * time.Second},
-		{Limit{Size: 10, DripInterval: time.Second, DripSize: 1}, 0, 10 * time.Second, 0},
-		{Limit{Size: 10, DripInterval: time.Second, DripSize: 3}, 1, 4 * time.Second, time.Second},
-		{Limit{Size: 10, DripInterval: time.Second, DripSize: 3}, 3, 4 * time.Second, time.Second},
-		{Limit{Size: 10, DripInterval: time.Second, DripSize: 3}, 4, 4 * time.Second, 2 * time.Second},
-		{Limit{Size: 9, DripInterval: 1500 * time.Millisecond, DripSize: 3}, 9, 4500 * time.Millisecond, 4500 * time.Millisecond},
-		{Limit{Size: 10, DripInterval: time.Second, DripSize: 100}, 10, time.Second, time.Second},
-		{Limit{Size: 1 << 49, DripInterval: time.Microsecond, DripSize: 1}, 1 << 49, 1 << 49 * time.Microsecond, 1 << 49 * time.Microsecond},
-	}
-	for _, tc := range tests {
-		if got := tc.limit.DrainTime(); got != tc.drain {
-			t.Errorf("%+v: DrainTime() = %v, want %v", tc.limit, got, tc.drain)
-		}
-		if got := tc.limit.DripTime(tc.units); got != tc.drip {
-			t.Errorf("%+v: DripTime(%d) = %v, want %v", tc.limit, tc.units, got, tc.drip)
-		}
 	}
 }
 
@@ -440,7 +308,7 @@ func TestDrainAndDripTime(t *testing.T) {
 // kind of limit. What is told may be of a smaller size than the store's: see Delayed.
 func TestSpendTime(t *testing.T) {
 	leaky, window, slides, log := PerSecond(10), FixedWindow(10, time.Minute), SlidingWindow(10, time.Minute), SlidingLog(10, time.Minute)
-	warm := WarmingUp(10, time.Second, time.Minute, 3)
+	warm := warmingUp(10, time.Second, time.Minute, 3)
 	leaky.DripInterval, leaky.DripSize = time.Second, 0
 	for _, tc := range []struct {
 		name  string
@@ -472,7 +340,8 @@ func TestSpendTime(t *testing.T) {
 		})
 	}
 	for n := range int64(1000) {
-		if got := WarmingUp(n+1, time.Second, time.Minute, 3).DripTime(n + 1); got != time.Second {
+		l := warmingUp(n+1, time.Second, time.Minute, 3)
+		if got := l.of().DripTime(n + 1); got != time.Second {
 			t.Errorf("a rate of %d/1s takes %v for as many units", n+1, got)
 		}
 	}

@@ -157,8 +157,8 @@ func TestZeroMeansOne(t *testing.T) {
 	}
 
 	left, full := Limit{Size: 3, DripInterval: time.Hour}, Limit{Size: 3, DripInterval: time.Hour, DripSize: 1}
-	if got, want := fmt.Sprint(left.DrainTime(), left.DripTime(2), left.Validate()),
-		fmt.Sprint(full.DrainTime(), full.DripTime(2), full.Validate()); got != want {
+	if got, want := fmt.Sprint(left.of().DrainTime(), left.of().DripTime(2), left.Validate()),
+		fmt.Sprint(full.of().DrainTime(), full.of().DripTime(2), full.Validate()); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

@@ -205,7 +205,7 @@ func TestSlidingLogBounds(t *testing.T) {
 			}
 			units := int64(0)
 			for _, c := range log {
-				if c.at > now-l.rate() {
+				if c.at > now-l.of().Rate() {
 					units += c.units
 				}
 			}

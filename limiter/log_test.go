@@ -15,6 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // journal is a sliding log as its description says: it keeps every admission and
@@ -24,7 +26,7 @@ type journal struct{ admitted []charge }
 // units returns the units in the window that ends at now.
 func (j *journal) units(l Limit, now int64) (units int64) {
 	for _, a := range j.admitted {
-		if a.at > now-l.rate() {
+		if a.at > now-l.of().Rate() {
 			units += a.units
 		}
 	}
@@ -39,7 +41,7 @@ func (j *journal) wait(l Limit, now, cost int64) time.Duration {
 	}
 	first := int64(-1)
 	for _, a := range j.admitted {
-		at := a.at + l.rate()
+		at := a.at + l.of().Rate()
 		if at > now && j.units(l, at)+cost <= l.Size && (first < 0 || at < first) {
 			first = at
 		}
@@ -58,7 +60,7 @@ func (j *journal) take(l Limit, now, cost int64) Decision {
 	}
 	d.Remaining = max(l.Size-units, 0)
 	for _, a := range j.admitted {
-		d.Clear = max(d.Clear, time.Duration(a.at+l.rate()-now)*time.Microsecond)
+		d.Clear = max(d.Clear, time.Duration(a.at+l.of().Rate()-now)*time.Microsecond)
 	}
 	if d.Denied {
 		d.RetryAfter = j.wait(l, now, cost)
@@ -68,16 +70,16 @@ func (j *journal) take(l Limit, now, cost int64) Decision {
 
 // prune forgets what no later time counts.
 func (j *journal) prune(l Limit, now int64) {
-	j.admitted = slices.DeleteFunc(j.admitted, func(a charge) bool { return a.at <= now-l.rate() })
+	j.admitted = slices.DeleteFunc(j.admitted, func(a charge) bool { return a.at <= now-l.of().Rate() })
 }
 
 // drawLog draws a log of any magnitude.
 func drawLog(t *rapid.T) Limit {
 	return SlidingLog(
-		rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, MaxLogUnits), rapid.Just[int64](MaxLogUnits)).Draw(t, "size"),
+		rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, bucket.MaxLogUnits), rapid.Just[int64](bucket.MaxLogUnits)).Draw(t, "size"),
 		rapid.SampledFrom([]time.Duration{
 			time.Microsecond, 7 * time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Minute, time.Hour,
-			31 * 24 * time.Hour, horizon / 3 * time.Microsecond,
+			31 * 24 * time.Hour, bucket.Horizon / 3 * time.Microsecond,
 		}).Draw(t, "window"))
 }
 
@@ -89,13 +91,13 @@ func drawLogGap(t *rapid.T, l Limit, last *Decision) int64 {
 	case 2:
 		gap = rapid.Int64Range(1, 3).Draw(t, "µs")
 	case 3:
-		gap = rapid.Int64Range(0, l.rate()/5).Draw(t, "µs")
+		gap = rapid.Int64Range(0, l.of().Rate()/5).Draw(t, "µs")
 	case 4:
 		gap = last.RetryAfter.Microseconds() + off.Draw(t, "off by")
 	case 5:
 		gap = last.Clear.Microseconds() + off.Draw(t, "off by")
 	case 6:
-		gap = l.rate() + off.Draw(t, "off by")
+		gap = l.of().Rate() + off.Draw(t, "off by")
 	case 7:
 		gap = last.one + off.Draw(t, "off by")
 	}
@@ -208,11 +210,11 @@ func TestLogOfManyEntries(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-	b := logBucket(MaxLogUnits, time.Minute, 1)
-	for i := range MaxLogUnits + 3000 {
+	b := logBucket(bucket.MaxLogUnits, time.Minute, 1)
+	for i := range bucket.MaxLogUnits + 3000 {
 		v.at(t, v.now+5000) // a window is as long as 12 000 of them
 		here, there := decide(t, m, AccountingAtomic, b)[0], decide(t, v, AccountingAtomic, b)[0]
-		if want := i >= MaxLogUnits && i < 12_000; here.Denied != want || here != there {
+		if want := i >= bucket.MaxLogUnits && i < 12_000; here.Denied != want || here != there {
 			t.Fatalf("request %d: Memory %+v, Redis %+v", i, here, there)
 		}
 	}
@@ -220,10 +222,10 @@ func TestLogOfManyEntries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if size > 21*MaxLogUnits { // of which half may be spare
+	if size > 21*bucket.MaxLogUnits { // of which half may be spare
 		t.Errorf("a full log takes %d bytes", size)
 	}
-	t.Logf("a log of %d entries takes %d bytes", MaxLogUnits, size)
+	t.Logf("a log of %d entries takes %d bytes", bucket.MaxLogUnits, size)
 }
 
 // TestLogTakesFewSteps guards that no request makes Redis, which does nothing else
@@ -234,8 +236,8 @@ func TestLogTakesFewSteps(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	v := newVirtual(t, server, "rl:")
-	b := logBucket(MaxLogUnits, time.Minute, 1)
-	for range MaxLogUnits {
+	b := logBucket(bucket.MaxLogUnits, time.Minute, 1)
+	for range bucket.MaxLogUnits {
 		v.advance(t, 5*time.Millisecond)
 		decide(t, v, AccountingAtomic, b)
 	}
@@ -246,11 +248,11 @@ func TestLogTakesFewSteps(t *testing.T) {
 		left   time.Duration // since the log was filled
 		wait   time.Duration
 	}{
-		{name: "nearly all have to leave", cost: MaxLogUnits - 1, wait: 59_995 * time.Millisecond},
-		{name: "half of them have to leave", cost: MaxLogUnits / 2, wait: 35 * time.Second},
-		{name: "half of them have left", cost: MaxLogUnits, left: 35 * time.Second, wait: 25 * time.Second},
-		{name: "nearly all have left", cost: MaxLogUnits, left: 59_990 * time.Millisecond, wait: 10 * time.Millisecond},
-		{name: "a denied one takes the place of all", cost: MaxLogUnits, counts: true, left: 59_990 * time.Millisecond, wait: time.Minute},
+		{name: "nearly all have to leave", cost: bucket.MaxLogUnits - 1, wait: 59_995 * time.Millisecond},
+		{name: "half of them have to leave", cost: bucket.MaxLogUnits / 2, wait: 35 * time.Second},
+		{name: "half of them have left", cost: bucket.MaxLogUnits, left: 35 * time.Second, wait: 25 * time.Second},
+		{name: "nearly all have left", cost: bucket.MaxLogUnits, left: 59_990 * time.Millisecond, wait: 10 * time.Millisecond},
+		{name: "a denied one takes the place of all", cost: bucket.MaxLogUnits, counts: true, left: 59_990 * time.Millisecond, wait: time.Minute},
 	} {
 		filled := v.now
 		v.advance(t, test.left)
@@ -275,7 +277,7 @@ func TestLogSumsBeginAnew(t *testing.T) {
 	const sums = 1 << 24
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
-	b := logBucket(MaxLogUnits, time.Second, 5000)
+	b := logBucket(bucket.MaxLogUnits, time.Second, 5000)
 	var sum, denied int64
 	random := rand.New(rand.NewPCG(1, 2))
 	for sum < sums+20_000 {
@@ -283,7 +285,7 @@ func TestLogSumsBeginAnew(t *testing.T) {
 		if sum > sums-20_000 { // of many entries, of which some are before, some after
 			b.Cost, gap = 1+random.Int64N(300), time.Duration(random.IntN(30))*time.Millisecond
 			if random.IntN(4) == 0 {
-				b.Cost = 1 + random.Int64N(MaxLogUnits)
+				b.Cost = 1 + random.Int64N(bucket.MaxLogUnits)
 			}
 		}
 		v.advance(t, gap)
@@ -308,15 +310,15 @@ func TestLogSumsBeginAnew(t *testing.T) {
 func TestLogInsertsBeforeOthers(t *testing.T) {
 	v := newPagedVirtual(t)
 	b := logBucket(10, time.Minute, 1)
-	begin := v.start - v.start%b.Limit.rate() + b.Limit.rate()
+	begin := v.start - v.start%b.Limit.of().Rate() + b.Limit.of().Rate()
 	for _, at := range []time.Duration{10 * time.Second, 65 * time.Second, 66 * time.Second, 67 * time.Second, 68 * time.Second} {
 		v.at(t, begin+at.Microseconds())
 		decide(t, v, AccountingAtomic, b)
 	}
 	v.advance(t, time.Second)
-	told := ahead(counted((111 * time.Second).Microseconds(), 4, 4)) // three more than the server, in the first minute
+	told := bucket.Ahead(bucket.Counted((111 * time.Second).Microseconds(), 4, 4)) // three more than the server, in the first minute
 	never := b
-	never.Cost = MaxLogUnits + 1
+	never.Cost = bucket.MaxLogUnits + 1
 	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []toldLevel{{told, 0, unsure}}); err != nil {
 		t.Fatal(err)
 	}
@@ -356,33 +358,6 @@ func logBucket(size int64, window time.Duration, cost int64) Bucket {
 	return Bucket{Name: "l", Key: "k", Limit: SlidingLog(size, window), Cost: cost}
 }
 
-// TestLogValidate guards the numbers of logs.
-func TestLogValidate(t *testing.T) {
-	other := SlidingLog(1, time.Second)
-	other.DripSize = 1
-	shifted := SlidingLog(1, time.Second)
-	shifted.Phase = time.Millisecond
-	for _, tc := range []struct {
-		l    Limit
-		want string
-	}{
-		{SlidingLog(1, time.Microsecond), ""},
-		{SlidingLog(MaxLogUnits, horizon/3*time.Microsecond), ""},
-		{SlidingLog(0, time.Second), "size 0: must be from 1 to 562949953421312"},
-		{SlidingLog(MaxLogUnits+1, time.Second), "size 10001: must be at most 10000 in a sliding log"},
-		{SlidingLog(1, 0), "drip rate 0s: must be a whole number of microseconds, at least 1µs"},
-		{
-			SlidingLog(1, (horizon/3+1)*time.Microsecond),
-			"drip rate 104249h59m28.947542s: must be at most 104249h59m28.947541s in a sliding log",
-		},
-		{other, "log: must be made by SlidingLog"},
-		{shifted, "log: must be made by SlidingLog"},
-		{Limit{Size: 1, DripInterval: time.Second, Algorithm: 77}, "algorithm 77: unknown"},
-	} {
-		checkValidate(t, tc.l, tc.want)
-	}
-}
-
 // drawAnyShape draws a limit of any algorithm and magnitude.
 func drawAnyShape(t *rapid.T) Limit {
 	if rapid.Bool().Draw(t, "log") {
@@ -404,7 +379,7 @@ func TestStoresAgreeOnLogs(t *testing.T) {
 		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, SlidingLog(1, time.Second)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			var gap int64
-			if limit.Algorithm == Log {
+			if limit.Algorithm == bucket.Log {
 				gap = drawLogGap(t, limit, &last)
 			} else {
 				gap = drawMove(t, limit, last, false)
@@ -650,7 +625,7 @@ func TestLogHoldsUnits(t *testing.T) {
 		v.advance(t, 20*time.Second)
 		q := asTab(v.query(toHold(req), 0))
 		o := ask(q)
-		if o.denied || o.held != 4 || o.receipt != v.now || *o.entries != (entriesLevel{4, 40e6, 40e6, 0}) {
+		if o.denied || o.held != 4 || o.receipt != v.now || *o.entries != (bucket.EntriesLevel{Units: 4, Clear: 40e6, Again: 40e6, One: 0}) {
 			t.Errorf("held: %+v, %+v", o, o.entries)
 		}
 		expires, err := v.admin.PExpireTime(t.Context(), v.keys.of(&b)).Result()
@@ -659,7 +634,7 @@ func TestLogHoldsUnits(t *testing.T) {
 		}
 		peek("held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 40 * time.Second, RetryAfter: 40 * time.Second})
 		again := ask(asTab(v.query(toHold(req), 0)))
-		if !again.denied || !again.blocked || *again.entries != (entriesLevel{8, 40e6, 40e6, 0}) {
+		if !again.denied || !again.blocked || *again.entries != (bucket.EntriesLevel{Units: 8, Clear: 40e6, Again: 40e6, One: 0}) {
 			t.Errorf("a request that has no room beside held units: %+v, %+v", again, again.entries)
 		}
 		v.advance(t, 5*time.Second)
@@ -680,7 +655,7 @@ func TestLogHoldsUnits(t *testing.T) {
 			v.advance(t, 35*time.Second)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 25 * time.Second})
 			settleAs(q, verdictAdmitted, []outcome{o})
-			if o := ask(q); o.entries.units != 4 {
+			if o := ask(q); o.entries.Units != 4 {
 				t.Errorf("settled too late: %+v", o.entries)
 			}
 			v.advance(t, 25*time.Second)
@@ -700,8 +675,8 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 	seen := struct{ added, known int }{}
 	checkTraces(t, 10, func(t *rapid.T) {
 		v.flush(t)
-		b := logBucket(MaxLogUnits, rapid.SampledFrom([]time.Duration{10 * time.Microsecond, time.Second, time.Hour}).Draw(t, "window"), 1)
-		l, rate := b.Limit, b.Limit.rate()
+		b := logBucket(bucket.MaxLogUnits, rapid.SampledFrom([]time.Duration{10 * time.Microsecond, time.Second, time.Hour}).Draw(t, "window"), 1)
+		l, rate := b.Limit, b.Limit.of().Rate()
 		v.at(t, v.start-v.start%rate+10*rate+rapid.Int64Range(0, rate-1).Draw(t, "begins"))
 		late := rapid.SampledFrom([]int64{0, 0, rapid.Int64Range(0, (rate-1)/2).Draw(t, "late")}).Draw(t, "is late")
 
@@ -711,7 +686,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			kinds = append(kinds, 0)
 		}
 		there, node := &journal{}, &journal{}
-		known, reported, entries := level{}, level{}, rapid.IntRange(0, 8).Draw(t, "requests")
+		known, reported, entries := bucket.Level{}, bucket.Level{}, rapid.IntRange(0, 8).Draw(t, "requests")
 		for range entries {
 			v.at(t, v.now+rapid.Int64Range(0, rate/2).Draw(t, "gap"))
 			b.Cost = rapid.Int64Range(1, 9).Draw(t, "cost")
@@ -723,21 +698,21 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			if where != 0 {
 				node.admitted = append(node.admitted, charge{at: v.now, units: b.Cost})
 				shown := v.now - late
-				known = l.add(known, b.Cost, moment{shown, shown})
+				known = l.of().Add(known, b.Cost, bucket.Moment{Now: shown, Unix: shown})
 				if where == 2 {
-					reported = l.add(reported, b.Cost, moment{v.now, v.now})
-					known = l.join(known, reported, 0, false)
+					reported = l.of().Add(reported, b.Cost, bucket.Moment{Now: v.now, Unix: v.now})
+					known = l.of().Join(known, reported, 0, false)
 				}
 			}
 		}
 		v.at(t, v.now+rapid.Int64Range(0, rate).Draw(t, "last gap"))
-		known.clear += late - v.now
-		if known.clear <= 0 {
+		known.Clear += late - v.now
+		if known.Clear <= 0 {
 			return
 		}
 		tell := func() outcome {
-			b.Cost = MaxLogUnits + 1 // never admitted, so nothing is charged
-			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(known), 0, unsure}})
+			b.Cost = bucket.MaxLogUnits + 1 // never admitted, so nothing is charged
+			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(known), 0, unsure}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -745,15 +720,15 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 		}
 		before := there.units(l, v.now)
 		told := tell()
-		first, summary := told.entries, told.after(0)
+		first, summary := told.entries, told.After(0)
 		stored := v.stored(t, []Bucket{b})[0]
 		if again := tell().entries; *again != *first || v.stored(t, []Bucket{b})[0] != stored {
 			t.Fatalf("told %+v twice: %+v, then %+v", known, first, again)
 		}
-		if _, last := known.counts(); first.units > before+known.rest>>countBits+last {
-			t.Fatalf("told %+v: %d units became %d", known, before, first.units)
+		if _, last := known.Counts(); first.Units > before+known.Rest>>bucket.CountBits+last {
+			t.Fatalf("told %+v: %d units became %d", known, before, first.Units)
 		}
-		if first.units > before {
+		if first.Units > before {
 			seen.added++
 		} else {
 			seen.known++
@@ -767,7 +742,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 			if len(kinds) == 2 {
 				least = max(least, node.units(b.Limit, v.now))
 			}
-			if counts := b.Limit.units(summary, v.now-from); counts < l.Units {
+			if counts := b.Limit.of().Units(summary, v.now-from); counts < l.Units {
 				t.Fatalf("told %+v: the summary, %+v, counts %d of %d units at %d", known, summary, counts, l.Units, v.now-from)
 			}
 			if l.Units < least {
@@ -790,27 +765,27 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 // in both, but not for those of the later one.
 func TestLogTellsWindowsApart(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := logBucket(20, time.Second, MaxLogUnits+1) // never admitted, so nothing is charged
+	b := logBucket(20, time.Second, bucket.MaxLogUnits+1) // never admitted, so nothing is charged
 	l := b.Limit
 	for _, late := range []int64{0, 83, 300_000} {
 		v.flush(t)
 		v.at(t, v.start-v.start%1e6+10e6+100_000+late)
 		at := v.now - late // of the node's windows
-		known := l.add(level{}, 14, moment{at - 400_000, at - 400_000})
+		known := l.of().Add(bucket.Level{}, 14, bucket.Moment{Now: at - 400_000, Unix: at - 400_000})
 		held := int64(14)
 		for _, units := range []int64{1, 3} {
-			known = l.add(known, units, moment{at, at})
+			known = l.of().Add(known, units, bucket.Moment{Now: at, Unix: at})
 			held += units
 			for range 2 { // the second time it knows of them
-				outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{known.ahead(at), 0, behind}})
+				outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{known.Ahead(at), 0, behind}})
 				if err != nil {
 					t.Fatal(err)
 				}
-				before, last := outcomes[0].after(0).counts()
+				before, last := outcomes[0].After(0).Counts()
 				if before != 14 || last != held-14 && (late == 0 || last != held) {
 					t.Errorf("%d µs late, told of 14 and %d units: counts %d and %d", late, held-14, before, last)
 				}
-				if got := outcomes[0].entries.units; got != held {
+				if got := outcomes[0].entries.Units; got != held {
 					t.Errorf("%d µs late, told of 14 and %d units: holds %d", late, held-14, got)
 				}
 			}
@@ -826,7 +801,7 @@ func TestLogRights(t *testing.T) {
 	server := redistest.Start(t)
 	server.SetUser(t, "+evalsha", "+eval", "+get", "+set", "+time", "+getrange", "+setrange", "+strlen", "+pexpireat")
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Username, opt.Password = "limiter", "pass" })
-	b := logBucket(MaxLogUnits, 200*time.Millisecond, 1)
+	b := logBucket(bucket.MaxLogUnits, 200*time.Millisecond, 1)
 	for range 2 {
 		for i := range 1500 {
 			d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)

@@ -19,7 +19,7 @@ func TestLookLeavesNothing(t *testing.T) {
 	t.Cleanup(func() { _ = r.Close() })
 	for name, limit := range map[string]Limit{
 		"leaky": {Size: 1, DripInterval: time.Hour, DripSize: 1}, "window": FixedWindow(1, time.Hour), "sliding": SlidingWindow(1, time.Hour),
-		"log": SlidingLog(1, time.Hour), "warm-up": WarmingUp(1, time.Hour, time.Hour, 3),
+		"log": SlidingLog(1, time.Hour), "warm-up": warmingUp(1, time.Hour, time.Hour, 3),
 	} {
 		m, before := NewMemory(), r.fallback.memory.Len()
 		b := Bucket{Name: name, Key: "k", Limit: limit}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // TestLuaAlgorithmsStandAlone guards that the functions which each call of the script
@@ -22,8 +24,8 @@ func TestLuaAlgorithmsStandAlone(t *testing.T) {
 		{"leaky", "10, 1000, 3, 7"},
 		{"window", "10, 1000, 0, -1"},
 		{"window", "10, 1000, 0, 7"},
-		{"sliding", fmt.Sprintf("10, 1000, %d, 7", int64(slidingDrip))},
-		{"sliding", fmt.Sprintf("10, %d, %d, 7", int64(1)<<40, int64(slidingDrip))},
+		{"sliding", fmt.Sprintf("10, 1000, %d, 7", int64(bucket.SlidingDrip))},
+		{"sliding", fmt.Sprintf("10, %d, %d, 7", int64(1)<<40, int64(bucket.SlidingDrip))},
 		{"warm", "10, 1000, 5001, 3"},
 		{"bans", "2, 1000, 3000, 2000"},
 	} {

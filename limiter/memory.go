@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // Memory is a Store that keeps its buckets in this process. The zero value is not
@@ -104,7 +106,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 
 // decide decides req, which is valid, and appends the Decisions to dst.
 func (m *Memory) decide(req Request, dst []Decision) []Decision {
-	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.keepsEntries() && !req.Buckets[0].Hold && !m.anyHeld() {
+	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.of().KeepsEntries() && !req.Buckets[0].Hold && !m.anyHeld() {
 		b := &req.Buckets[0]
 		s, denied := m.takeOne(b)
 		return b.decision(s, denied, DecidedByMemory, dst)
@@ -142,21 +144,21 @@ func (w *scratch) release() {
 
 // takeOne decides a request on b alone, as take would, and returns the level. Most requests are of this kind, for a bucket that
 // already exists: that bucket is read and written in place.
-func (m *Memory) takeOne(b *Bucket) (left ahead, denied bool) {
+func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 	part, hash := m.locate(b)
 	t := &part.tables[hash%tables]
 	t.mu.Lock()
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
-	var s level
+	var s bucket.Level
 	if stored := t.own(hash); stored != nil {
-		s = stored.at(now)
-		if denied = b.need() > b.Limit.Size || b.Limit.wait(s, b.need(), now) > 0; !denied {
-			s = b.Limit.add(s, b.Cost, m.moment(&b.Limit, now))
-			stored.level = s
+		s = stored.At(now)
+		if denied = b.need() > b.Limit.Size || b.Limit.of().Wait(s, b.need(), now) > 0; !denied {
+			s = b.Limit.of().Add(s, b.Cost, m.moment(b.Limit.of(), now))
+			stored.Level = s
 		} else if b.Limit.CountDenied {
-			s = b.Limit.count(s, 0, b.Cost, m.moment(&b.Limit, now))
-			stored.level = s
+			s = b.Limit.of().Count(s, 0, b.Cost, m.moment(b.Limit.of(), now))
+			stored.Level = s
 		}
 		t.mu.Unlock()
 	} else {
@@ -176,7 +178,7 @@ func (m *Memory) takeOne(b *Bucket) (left ahead, denied bool) {
 		}
 	}
 	m.sweep(now)
-	return s.ahead(now), denied
+	return s.Ahead(now), denied
 }
 
 // standIn says how to decide in place of another store, see fallback.go.
@@ -213,13 +215,13 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		p.inFlight = m.holding.of(p.hash)
 		if as != nil {
 			p.inFlight += as.inFlight[i]
-			p.found = p.level.clear > now
+			p.found = p.level.Clear > now
 			p.unsure = p.dirty == clean && p.found
 			if p.dirty != own {
-				p.level = b.Limit.by().ending(&b.Limit, p.level, now, as.late.Microseconds())
+				p.level = b.Limit.of().Ending(p.level, now, as.late.Microseconds())
 			}
 		} else {
-			if b.Limit.keepsEntries() {
+			if b.Limit.of().KeepsEntries() {
 				m.openEntries(p, b, now)
 			}
 			if len(w.inFlight) > 0 {
@@ -230,7 +232,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		for j := 0; j < i && b.shared; j++ {
 			// Two keys may share a bucket: this one is charged after that one.
 			if q := &places[j]; q.fits && q.hash == p.hash {
-				p.level = b.Limit.add(q.level, req.Buckets[j].Cost, m.moment(&b.Limit, now))
+				p.level = b.Limit.of().Add(q.level, req.Buckets[j].Cost, m.moment(b.Limit.of(), now))
 				p.unsure = false
 				p.claimed += req.Buckets[j].Cost
 			}
@@ -290,18 +292,18 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		}
 		s := p.level
 		if p.inFlight > 0 {
-			s = b.Limit.atLeast(s, p.inFlight, m.moment(&b.Limit, now))
+			s = b.Limit.of().AtLeast(s, p.inFlight, m.moment(b.Limit.of(), now))
 		}
 		dst = append(dst, outcome{
-			ahead: s.ahead(now), denied: !p.fits || p.spared && !b.Pool, blocked: blocked, unused: p.spared && b.Pool, begun: as != nil && !p.found,
+			Ahead: s.Ahead(now), denied: !p.fits || p.spared && !b.Pool, blocked: blocked, unused: p.spared && b.Pool, begun: as != nil && !p.found,
 		})
 		if p.exact {
 			beside := p.inFlight
 			if !p.fits && !blocked { // there is no room either when these are let go
 				beside = 0
 			}
-			v := p.entries.level(&b.Limit, b.need(), beside, now)
-			*v = v.plus(p.inFlight, &b.Limit)
+			v := p.entries.Level(b.Limit.of(), b.need(), beside, now)
+			*v = v.Plus(p.inFlight, b.Limit.of())
 			dst[len(dst)-1].entries = v
 		}
 	}
@@ -340,7 +342,7 @@ func watchedDenied(places []place, buckets []Bucket, now int64) bool {
 // fitsAlone reports whether p's bucket has room for the request on b beside no others.
 func (p *place) fitsAlone(b *Bucket, now int64) bool {
 	if p.exact {
-		return b.need() <= b.Limit.Size-int64(p.entries.total)
+		return b.need() <= b.Limit.Size-int64(p.entries.Total)
 	}
 	return b.fits(p.level, 0, now)
 }
@@ -348,11 +350,11 @@ func (p *place) fitsAlone(b *Bucket, now int64) bool {
 // look reads the level of p's bucket at now.
 func (m *Memory) look(p *place, b *Bucket, now int64) {
 	stored, dirty := p.table.get(p.hash)
-	if stored.clear <= now {
+	if stored.Clear <= now {
 		dirty = clean
 	}
 	p.dirty = dirty
-	p.level = stored.at(now)
+	p.level = stored.At(now)
 }
 
 // settle charges p's bucket if told to, or counts a request that is denied if that is
@@ -360,30 +362,30 @@ func (m *Memory) look(p *place, b *Bucket, now int64) {
 func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
 	switch {
 	case charge || p.fits && b.Limit.CountDenied:
-		p.level = b.Limit.add(p.level, b.Cost, m.moment(&b.Limit, now))
+		p.level = b.Limit.of().Add(p.level, b.Cost, m.moment(b.Limit.of(), now))
 	case b.Limit.CountDenied:
-		p.level = b.Limit.count(p.level, p.inFlight, b.Cost, m.moment(&b.Limit, now))
+		p.level = b.Limit.of().Count(p.level, p.inFlight, b.Cost, m.moment(b.Limit.of(), now))
 	}
-	if charge || p.unsure && p.dirty == unsure || b.Limit.CountDenied && p.level.clear > now {
+	if charge || p.unsure && p.dirty == unsure || b.Limit.CountDenied && p.level.Clear > now {
 		m.put(p, p.level, now)
 	}
 }
 
 // moment returns now, which m's clock has just shown, with what l needs to know of it.
-func (m *Memory) moment(l *Limit, now int64) moment {
+func (m *Memory) moment(l *bucket.Limit, now int64) bucket.Moment {
 	if !l.Aligned {
-		return moment{now: now}
+		return bucket.Moment{Now: now}
 	}
 	return m.alignedMoment(now)
 }
 
 // alignedMoment is moment for limits that are Aligned. The monotonic clock does not do
 // for them: it may stop while the machine sleeps.
-func (m *Memory) alignedMoment(now int64) moment {
+func (m *Memory) alignedMoment(now int64) bucket.Moment {
 	if m.system {
-		return moment{now, time.Now().UnixMicro()}
+		return bucket.Moment{Now: now, Unix: time.Now().UnixMicro()}
 	}
-	return moment{now, now}
+	return bucket.Moment{Now: now, Unix: now}
 }
 
 // Len returns the number of buckets held, including drained ones that have not
@@ -395,7 +397,7 @@ type place struct {
 	hash      uint64
 	partition *partition
 	table     *table
-	level     level
+	level     bucket.Level
 	inFlight  int64 // units that another store may still admit
 
 	dirty   dirtiness // whether another store may know less than this one
@@ -408,7 +410,7 @@ type place struct {
 	// Of a bucket that has a log, which decides.
 	exact   bool
 	made    bool // whether the entries were made anew, from the summary
-	entries *entryLog
+	entries *bucket.EntryLog
 	claimed int64 // what other keys of the request will have added
 }
 
@@ -447,10 +449,10 @@ func (m *Memory) locate(b *Bucket) (*partition, uint64) {
 }
 
 // put stores s as the level of the bucket at p.
-func (m *Memory) put(p *place, s level, now int64) {
-	s.clear = max(s.clear, 1) // 0 marks a free slot
+func (m *Memory) put(p *place, s bucket.Level, now int64) {
+	s.Clear = max(s.Clear, 1) // 0 marks a free slot
 	if p.dirty != clean {
-		m.dirtyUntil(s.clear)
+		m.dirtyUntil(s.Clear)
 	}
 	more, entered := p.table.put(p.hash, s, p.dirty, now)
 	if entered {
@@ -464,7 +466,7 @@ func (m *Memory) put(p *place, s level, now int64) {
 		m.dropAllEntries(p.partition, p.hash%tables, now)
 	}
 	if m.keepEntries(p); p.entries != nil {
-		p.entries.summary = s
+		p.entries.Summary = s
 	}
 }
 
@@ -481,7 +483,7 @@ func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
 	if b.shared {
 		h = ^h
 	}
-	h = mix(h, uint64(b.Limit.rate()))
+	h = mix(h, uint64(b.Limit.of().Rate()))
 	h = mix(h, uint64(b.Limit.DripSize))
 	if b.Limit.Aligned {
 		h = mix(h, uint64(b.Limit.Phase))

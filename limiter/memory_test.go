@@ -17,6 +17,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // frozen is a clock that stands still.
@@ -60,26 +62,26 @@ func identity(b Bucket) Bucket {
 // take decides req at the time now, in µs.
 func (p plain) take(req Request, now int64) []Decision {
 	admitted := true
-	states, fits := make([]level, len(req.Buckets)), make([]bool, len(req.Buckets))
+	states, fits := make([]bucket.Level, len(req.Buckets)), make([]bool, len(req.Buckets))
 	for i, b := range req.Buckets {
 		var back bool
 		if states[i], back = p[identity(b)].at(now); back {
 			p[identity(b)] = b.Limit.written(states[i], now)
 		}
-		fits[i] = b.need() <= b.Limit.Size && b.Limit.wait(states[i], b.need(), now) == 0
+		fits[i] = b.need() <= b.Limit.Size && b.Limit.of().Wait(states[i], b.need(), now) == 0
 		admitted = admitted && fits[i]
 	}
 	decisions := make([]Decision, len(req.Buckets))
 	for i, b := range req.Buckets {
 		if b.Cost == 0 { // nothing is charged, and no denial counts
 		} else if fits[i] && (admitted || req.Accounting == AccountingEach) {
-			states[i] = b.Limit.add(states[i], b.Cost, moment{now, now})
+			states[i] = b.Limit.of().Add(states[i], b.Cost, bucket.Moment{Now: now, Unix: now})
 			p[identity(b)] = b.Limit.written(states[i], now)
 		} else if before := states[i]; b.Limit.CountDenied {
 			if fits[i] {
-				states[i] = b.Limit.add(states[i], b.Cost, moment{now, now})
+				states[i] = b.Limit.of().Add(states[i], b.Cost, bucket.Moment{Now: now, Unix: now})
 			} else {
-				states[i] = b.Limit.count(states[i], 0, b.Cost, moment{now, now})
+				states[i] = b.Limit.of().Count(states[i], 0, b.Cost, bucket.Moment{Now: now, Unix: now})
 			}
 			if fits[i] || states[i] != before {
 				p[identity(b)] = b.Limit.written(states[i], now)
@@ -360,12 +362,12 @@ func TestMemoryAgainstMap(t *testing.T) {
 	check := func() (live int) {
 		t.Helper()
 		for b, want := range p {
-			if want.clear <= now.Microseconds() {
+			if want.Clear <= now.Microseconds() {
 				continue
 			}
 			live++
 			p := m.place(&b)
-			if got, _ := p.table.get(p.hash); got != want.level {
+			if got, _ := p.table.get(p.hash); got != want.Level {
 				t.Fatalf("bucket of %s holds %+v, want %+v", b.Key, got, want)
 			}
 		}
@@ -484,7 +486,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 			seen.denied++
 		default:
 			seen.admitted++
-			if outcomes[0].rest > 0 {
+			if outcomes[0].Rest > 0 {
 				seen.slack++
 			}
 			if one.Len() > before {
@@ -516,20 +518,20 @@ func TestTableFindsItsBuckets(t *testing.T) {
 			var tab table
 			wrapped, rebuilt, slots := false, 0, 0
 			for i := range n {
-				if got, _ := tab.get(hash(i)); got != (level{}) {
+				if got, _ := tab.get(hash(i)); got != (bucket.Level{}) {
 					t.Fatalf("absent bucket %d: %+v", i, got)
 				}
-				tab.put(hash(i), level{clear: int64(1000 + i), rest: int64(i)}, dirtiness(i%3), 1)
+				tab.put(hash(i), bucket.Level{Clear: int64(1000 + i), Rest: int64(i)}, dirtiness(i%3), 1)
 				if tab.used != i+1 || tab.used >= len(tab.slots) {
 					t.Fatalf("%d slots, %d used by %d buckets", len(tab.slots), tab.used, i+1)
 				}
 				for j := range i + 1 {
 					got, dirty := tab.get(hash(j))
-					if want := (level{int64(1000 + j), int64(j)}); got != want || dirty != dirtiness(j%3) {
+					if want := (bucket.Level{Clear: int64(1000 + j), Rest: int64(j)}); got != want || dirty != dirtiness(j%3) {
 						t.Fatalf("bucket %d of %d: %+v, dirty %d, want %+v", j, i+1, got, dirty, want)
 					}
 				}
-				wrapped = wrapped || name == "last slot" && tab.slots[0].clear != 0
+				wrapped = wrapped || name == "last slot" && tab.slots[0].Clear != 0
 				if len(tab.slots) != slots {
 					rebuilt, slots = rebuilt+1, len(tab.slots)
 				}
@@ -542,8 +544,8 @@ func TestTableFindsItsBuckets(t *testing.T) {
 			}
 
 			// A stored bucket is replaced in place.
-			tab.put(hash(7), level{clear: 5000}, clean, 1)
-			if got, _ := tab.get(hash(7)); got.clear != 5000 || tab.used != n {
+			tab.put(hash(7), bucket.Level{Clear: 5000}, clean, 1)
+			if got, _ := tab.get(hash(7)); got.Clear != 5000 || tab.used != n {
 				t.Errorf("replaced bucket: %+v, %d of %d slots used", got, tab.used, n)
 			}
 
@@ -559,13 +561,13 @@ func TestTableFindsItsBuckets(t *testing.T) {
 			}
 			for i := range n {
 				got, _ := tab.get(hash(i))
-				if alive := i == 7 || 1000+i > int(now); alive == (got == level{}) {
+				if alive := i == 7 || 1000+i > int(now); alive == (got == bucket.Level{}) {
 					t.Errorf("bucket %d, live %t: %+v", i, alive, got)
 				}
 			}
 
 			tab.rebuild(tab.live(5000), 5000)
-			if got, _ := tab.get(hash(7)); tab.used != 0 || tab.slots != nil || got != (level{}) {
+			if got, _ := tab.get(hash(7)); tab.used != 0 || tab.slots != nil || got != (bucket.Level{}) {
 				t.Errorf("drained table keeps %d buckets in %d slots", tab.used, len(tab.slots))
 			}
 		})
@@ -577,7 +579,7 @@ func TestTableFindsItsBuckets(t *testing.T) {
 func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
 	var tab table
 	for i := range int64(10_000) {
-		tab.put(uint64(i)*0x9e3779b97f4a7c15, level{clear: i + 3}, clean, i)
+		tab.put(uint64(i)*0x9e3779b97f4a7c15, bucket.Level{Clear: i + 3}, clean, i)
 	}
 	if len(tab.slots) > 16 {
 		t.Errorf("%d slots for three live buckets at a time", len(tab.slots))
@@ -748,7 +750,7 @@ func usedSlots(t testing.TB, m *Memory) int {
 	for i, tab := range tablesOf(m) {
 		before := used
 		for j, s := range tab.slots {
-			if s.clear != 0 {
+			if s.Clear != 0 {
 				used++
 				if tab.find(s.hash) != j {
 					t.Fatalf("table %d of %d slots: the bucket in slot %d is not found", i, len(tab.slots), j)

@@ -11,6 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // model is a bucket as its description says, event by event: it holds units, and
@@ -79,7 +81,7 @@ func (m *model) until(l Limit, now, level int64) time.Duration {
 // the functions of limit.go, and in a Memory.
 type subject struct {
 	now   int64 // µs
-	level level
+	level bucket.Level
 	store *Memory
 }
 
@@ -93,12 +95,12 @@ func newSubject(now int64) *subject {
 func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	t.Helper()
 	b := Bucket{Name: "test", Key: "key", Limit: l, Cost: cost}
-	s.level = s.level.at(s.now)
-	fits := b.need() <= b.Limit.Size && b.Limit.wait(s.level, b.need(), s.now) == 0
+	s.level = s.level.At(s.now)
+	fits := b.need() <= b.Limit.Size && b.Limit.of().Wait(s.level, b.need(), s.now) == 0
 	if fits {
-		s.level = b.Limit.add(s.level, b.Cost, moment{s.now, s.now})
+		s.level = b.Limit.of().Add(s.level, b.Cost, bucket.Moment{Now: s.now, Unix: s.now})
 	} else if l.CountDenied && cost > 0 {
-		s.level = b.Limit.count(s.level, 0, b.Cost, moment{s.now, s.now})
+		s.level = b.Limit.of().Count(s.level, 0, b.Cost, bucket.Moment{Now: s.now, Unix: s.now})
 	}
 	want := b.Limit.decision(s.level, s.now, b.need(), !fits)
 
@@ -171,7 +173,7 @@ func drawLimit(t *rapid.T) Limit {
 	rate := rapid.SampledFrom([]int64{1, 2, 7, 1000, 999_983, 1_000_000, 60_000_000}).Draw(t, "drip rate")
 	l := Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: drip}
 	if drip == MaxUnits {
-		l.Algorithm = Fixed
+		l.Algorithm = bucket.Fixed
 	}
 	if rapid.Bool().Draw(t, "aligned") {
 		l.Aligned = true
@@ -326,18 +328,18 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 		l, s := drawLimit(t), drawSubject(t)
 		last := drawTrace(t, l, s)
 		less := s.level
-		more := l.add(less, rapid.Int64Range(0, last.Remaining).Draw(t, "more units"), moment{s.now, s.now})
+		more := l.of().Add(less, rapid.Int64Range(0, last.Remaining).Draw(t, "more units"), bucket.Moment{Now: s.now, Unix: s.now})
 		if l.DripSize == 1 {
 			// Then the moments do not matter either.
-			more.clear += rapid.Int64Range(0, 3*l.DripInterval.Microseconds()).Draw(t, "µs later")
+			more.Clear += rapid.Int64Range(0, 3*l.DripInterval.Microseconds()).Draw(t, "µs later")
 		}
 		now := s.now + drawGap(t, l, last)
 		cost := rapid.Int64Range(1, l.Size).Draw(t, "cost")
-		less, more = less.at(now), more.at(now)
-		if l.wait(more, cost, now) < l.wait(less, cost, now) {
+		less, more = less.At(now), more.At(now)
+		if l.of().Wait(more, cost, now) < l.of().Wait(less, cost, now) {
 			t.Errorf("%+v, cost %d, at %d µs: waits longer at %+v than at %+v", l, cost, now, less, more)
 		}
-		if l.remaining(more, now) > l.remaining(less, now) {
+		if l.of().Remaining(more, now) > l.of().Remaining(less, now) {
 			t.Errorf("%+v, at %d µs: less remaining at %+v than at %+v", l, now, less, more)
 		}
 	})
@@ -347,7 +349,7 @@ func TestFullerBucketAdmitsNoMore(t *testing.T) {
 // that begins when it is empty.
 func fromEmpty(l Limit, window int64) int64 {
 	if l.Aligned { // it may drip at once
-		return l.Size + min(l.DripSize, l.Size)*ceilDiv(window, l.rate())
+		return l.Size + min(l.DripSize, l.Size)*bucket.CeilDiv(window, l.of().Rate())
 	}
 	return l.Size + min(l.DripSize, l.Size)*(window/l.DripInterval.Microseconds())
 }
@@ -395,7 +397,7 @@ func TestNoWindowExceedsBounds(t *testing.T) {
 		var log []admission
 		for range rapid.IntRange(1, 40).Draw(t, "moments") {
 			s.now += drawGap(t, l, last)
-			a := admission{at: s.now, empty: s.level.clear <= s.now}
+			a := admission{at: s.now, empty: s.level.Clear <= s.now}
 			if rapid.Bool().Draw(t, "flood") {
 				a.units = s.flood(t, l)
 				last = s.take(t, l, 1)
@@ -575,11 +577,11 @@ func drawUnits(t *rapid.T, label string, most int64) int64 {
 // Validate accepts, even the largest, decisions are what exact arithmetic gives,
 // and no clear time lies beyond the horizon.
 func TestExtremesDoNotOverflow(t *testing.T) {
-	const latest = 1<<53 - horizon // the last moment at which doubles are exact up to the horizon
+	const latest = 1<<53 - bucket.Horizon // the last moment at which doubles are exact up to the horizon
 	checkTraces(t, 30, func(t *rapid.T) {
 		l := Limit{Size: drawUnits(t, "size", MaxUnits), DripSize: drawUnits(t, "drip size", MaxUnits)}
 		drips := (l.Size-1)/l.DripSize + 1
-		rate := drawUnits(t, "drip rate", horizon/(drips+1))
+		rate := drawUnits(t, "drip rate", bucket.Horizon/(drips+1))
 		l.DripInterval = time.Duration(rate) * time.Microsecond
 		if err := l.Validate(); err != nil {
 			t.Fatalf("%d drips at most: %v", drips+1, err)
@@ -591,7 +593,7 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 		for i := range rapid.IntRange(1, 8).Draw(t, "requests") {
 			off := rapid.Int64Range(-1, 1).Draw(t, "off by")
 			gap := rapid.SampledFrom([]int64{
-				0, 1, rate + off, last.RetryAfter.Microseconds() + off, last.Clear.Microseconds() + off, horizon,
+				0, 1, rate + off, last.RetryAfter.Microseconds() + off, last.Clear.Microseconds() + off, bucket.Horizon,
 			}).Draw(t, "gap")
 			s.now = min(s.now+max(gap, 0), latest)
 			cost := rapid.SampledFrom([]int64{
@@ -615,8 +617,8 @@ func TestExtremesDoNotOverflow(t *testing.T) {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs:\n got %+v\nwant %+v",
 					l, i, cost, s.now, got, want)
 			}
-			if !ahead.IsInt64() || ahead.Int64() > horizon || got.Clear > l.DrainTime() {
-				t.Fatalf("%+v, cost %d: clears in %v, a full bucket in %v", l, cost, got.Clear, l.DrainTime())
+			if !ahead.IsInt64() || ahead.Int64() > bucket.Horizon || got.Clear > l.of().DrainTime() {
+				t.Fatalf("%+v, cost %d: clears in %v, a full bucket in %v", l, cost, got.Clear, l.of().DrainTime())
 			}
 			last = got
 		}
@@ -677,7 +679,7 @@ func TestVaryingSizesShareOneBucket(t *testing.T) {
 			l := largest
 			l.Size = rapid.SampledFrom(sizes).Draw(t, "size")
 			s.now += drawGap(t, l, last)
-			a := admission{at: s.now, empty: s.level.clear <= s.now}
+			a := admission{at: s.now, empty: s.level.Clear <= s.now}
 			cost := drawCost(t, l)
 			want := m.take(l, s.now, cost)
 			if last = plainDecision(s.take(t, l, cost)); last != want {

@@ -9,15 +9,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // TestLayersNameNoAlgorithm guards that what is built on algorithms names none of them:
-// an algorithm is its two files and a line in each of two lists, algorithm.go and
-// algorithms.lua. The log of admissions that one of them keeps beside its level is what the
-// layers call entries. Constructors of limits, which users call, may be anywhere; numbers
-// that only one algorithm has may not, as they would stand for its name. In the
-// Caddy module they are named only where options are made into limits, and bans into bans.
+// an algorithm is its two files and a line in each of two lists, algorithm.go of package
+// bucket and algorithms.lua. The log of admissions that one of them keeps beside its level is
+// what the layers call entries. Constructors of limits, which users call, may be anywhere;
+// numbers that only one algorithm has may not, as they would stand for its name. They are
+// named only where users make limits and bans: in limit.go and ban.go here, and where the
+// Caddy module makes them of options.
 func TestLayersNameNoAlgorithm(t *testing.T) {
+	const arithmetic = "../internal/bucket/"
 	own := []string{"leaky", "window", "sliding", "log", "warm", "bans"}
 	names := map[string]bool{"Leaky": true, "Sliding": true, "Log": true, "WarmUp": true, "Fixed": true, "Bans": true}
 	for _, name := range own {
@@ -26,7 +30,7 @@ func TestLayersNameNoAlgorithm(t *testing.T) {
 	names["logSummary"] = true
 	set := token.NewFileSet()
 	for _, base := range own {
-		for _, d := range parseGo(t, set, base+".go").Decls {
+		for _, d := range parseGo(t, set, arithmetic+base+".go").Decls {
 			if d, ok := d.(*ast.GenDecl); ok && d.Tok == token.CONST {
 				for _, s := range d.Specs {
 					names[s.(*ast.ValueSpec).Names[0].Name] = true
@@ -58,20 +62,22 @@ func TestLayersNameNoAlgorithm(t *testing.T) {
 			t.Errorf("%s: %d files, so the test proves nothing", pattern, checked)
 		}
 	}
-	checkNames("*.go", 15, func(n ast.Node) *ast.Ident {
+	identifier := func(n ast.Node) *ast.Ident {
 		id, _ := n.(*ast.Ident)
 		return id
-	}, append(own, "algorithm")...)
-	ofLimiter := func(n ast.Node) *ast.Ident {
+	}
+	checkNames("*.go", 15, identifier, "limit", "ban")
+	checkNames(arithmetic+"*.go", 3, identifier, append(own, "algorithm")...)
+	ofLimits := func(n ast.Node) *ast.Ident {
 		if s, ok := n.(*ast.SelectorExpr); ok {
-			if id, ok := s.X.(*ast.Ident); ok && id.Name == "limiter" {
+			if id, ok := s.X.(*ast.Ident); ok && (id.Name == "limiter" || id.Name == "bucket") {
 				return s.Sel
 			}
 		}
 		return nil
 	}
-	checkNames("../*.go", 20, ofLimiter, "forms", "bans")
-	checkNames("../internal/rule/*.go", 10, ofLimiter, "algorithm", "ban")
+	checkNames("../*.go", 20, ofLimits, "forms", "bans")
+	checkNames("../internal/rule/*.go", 10, ofLimits, "algorithm", "ban")
 
 	// In Lua the names are in the registry, which inserts the files.
 	files, err := filepath.Glob("*.lua")
@@ -119,7 +125,7 @@ func TestAlgorithmsFitTheirField(t *testing.T) {
 	if !strings.Contains(string(value), "pack('>I3I4I4B', (kind + 8) * 1048576 +") {
 		t.Error("value.lua packs values in another way, so this test has to change")
 	}
-	if last := len(algorithms) - 1; last+8 >= 1<<(24-20) {
+	if last := len(bucket.Algorithms) - 1; last+8 >= 1<<(24-20) {
 		t.Errorf("algorithm %d does not fit", last)
 	}
 }

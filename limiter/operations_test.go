@@ -12,6 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // operation is what the script is asked to do with a group of buckets, for any of its
@@ -42,7 +44,7 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 	decides := op.what <= byte(AccountingEach)
 	tells := op.what == whatRemove || rapid.Bool().Draw(t, "tells")
 	for _, l := range limits {
-		p := asked{limit: l, cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
+		p := asked{limit: bucket.Limit(l), cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
 		if tells {
 			p.told = drawLevels(t, []Bucket{{Limit: l, Cost: 1}})[0]
 			if p.told.dirty == clean { // the node may know of units that the server does not
@@ -52,14 +54,14 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 		if op.what == whatRemove {
 			p.told.dirty = unsure
 			if rapid.Bool().Draw(t, "of a full bucket") {
-				p.told.clear = l.DrainTime().Microseconds()
+				p.told.Clear = l.of().DrainTime().Microseconds()
 			}
 		}
 		switch {
 		case decides:
 			p.dryRun = rapid.IntRange(0, 4).Draw(t, "dry run: 0") == 0
 			p.limit.CountDenied = rapid.IntRange(0, 3).Draw(t, "counts denied: 0") == 0
-			if !l.waits() && rapid.Bool().Draw(t, "holds") {
+			if !l.of().Waits() && rapid.Bool().Draw(t, "holds") {
 				p.held = drawTab(t, receipts)
 			}
 		case op.what == whatSettle, op.what == whatRenew:
@@ -114,7 +116,7 @@ func drawTab(t *rapid.T, receipts []int64) *heldCost {
 func (op operation) on(v *virtual, key string) *query {
 	req := Request{}
 	for i := range op.buckets {
-		req.Buckets = append(req.Buckets, Bucket{Name: fmt.Sprint("b", i), Key: key, Limit: op.buckets[i].limit, Cost: 1})
+		req.Buckets = append(req.Buckets, Bucket{Name: fmt.Sprint("b", i), Key: key, Limit: Limit(op.buckets[i].limit), Cost: 1})
 	}
 	q := v.keys.query(req, op.what)
 	for i, p := range op.buckets {
@@ -197,14 +199,14 @@ func TestAnswersAreStored(t *testing.T) {
 				if p.told.dirty != clean {
 					seen[op.what].told++
 				}
-				if was.ahead != is.ahead {
+				if was.Ahead != is.Ahead {
 					seen[op.what].changed++
 				}
 				fail := func(want string) {
 					t.Helper()
 					t.Fatalf("operation %d on %+v at %d: found\n%+v, is\n%+v, want %s", op.what, *p, v.now, was, is, want)
 				}
-				empty := is.clear == 0 && is.held == 0
+				empty := is.Clear == 0 && is.held == 0
 				switch op.what {
 				case whatRemove:
 					if !empty && !sameLevel(&was, &is) {
@@ -235,9 +237,9 @@ func TestAnswersAreStored(t *testing.T) {
 					beside = max(beside-v.heldBy(q.Keys[i], p.held.process), 0)
 				}
 				if beside += is.held; answer.blocked && beside > 0 { // told as if they were charged
-					is.ahead = p.limit.add(is.after(v.now), beside, moment{v.now, v.now}).ahead(v.now)
-					is.clear = min(is.clear, horizon)
-					if p.limit.keepsEntries() {
+					is.Ahead = p.limit.Add(is.After(v.now), beside, bucket.Moment{Now: v.now, Unix: v.now}).Ahead(v.now)
+					is.Clear = min(is.Clear, bucket.Horizon)
+					if p.limit.KeepsEntries() {
 						continue
 					}
 				}
@@ -272,7 +274,7 @@ func (v *virtual) heldBy(key string, process int64) (n int64) {
 
 // sameLevel reports whether two answers tell the same of a bucket.
 func sameLevel(a, b *outcome) bool {
-	if a.ahead != b.ahead || a.held != b.held {
+	if a.Ahead != b.Ahead || a.held != b.held {
 		return false
 	}
 	return a.held > 0 || (a.entries == nil) == (b.entries == nil) && (a.entries == nil || *a.entries == *b.entries)
@@ -281,8 +283,8 @@ func sameLevel(a, b *outcome) bool {
 // drawOperatedGap draws the time to the next operation, in µs.
 func drawOperatedGap(t *rapid.T, l Limit) int64 {
 	return rapid.SampledFrom([]int64{
-		0, 0, 1, 500, l.rate() - 1, l.rate(), l.DrainTime().Microseconds() / 2,
-		lapse.Microseconds(), 3 * lapse.Microseconds(), -l.rate(), -lapse.Microseconds(),
+		0, 0, 1, 500, l.of().Rate() - 1, l.of().Rate(), l.of().DrainTime().Microseconds() / 2,
+		lapse.Microseconds(), 3 * lapse.Microseconds(), -l.of().Rate(), -lapse.Microseconds(),
 	}).Draw(t, "gap")
 }
 
@@ -370,7 +372,7 @@ func TestBatchesAreCallsOneByOne(t *testing.T) {
 		for range rapid.IntRange(10, 30).Draw(t, "steps") {
 			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
 			if rapid.IntRange(0, 19).Draw(t, "spoilt: 0") == 0 {
-				q := operation{buckets: []asked{{limit: limits[0]}}}
+				q := operation{buckets: []asked{{limit: bucket.Limit(limits[0])}}}
 				v.spoil(t, q.on(v, "0 apart").Keys[0], q.on(v, "0 together").Keys[0])
 			}
 			var apart, together batch
@@ -429,9 +431,9 @@ func TestBatchesAreCallsOneByOne(t *testing.T) {
 		t.Error("the test covers too little")
 	}
 	for what := range seen {
-		for kind := range algorithms {
+		for kind := range bucket.Algorithms {
 			if seen[what][kind] < batches/200 {
-				t.Errorf("operation %d on %s: %d buckets, the test covers too little", what, algorithms[kind].name, seen[what][kind])
+				t.Errorf("operation %d on %s: %d buckets, the test covers too little", what, bucket.Algorithms[kind].Name, seen[what][kind])
 			}
 		}
 	}

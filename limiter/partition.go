@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // A Memory keeps the buckets of each limit in tables of their own, a partition, so
@@ -42,7 +44,7 @@ type limitID struct {
 	rate      time.Duration
 	dripSize  int64
 	aligned   bool
-	algorithm Algorithm
+	algorithm bucket.Algorithm
 	cold      uint32 // the cold factor
 	phase     time.Duration
 	shared    bool // whether these are shared buckets
@@ -78,9 +80,9 @@ type partition struct {
 	order   uint64 // unique; tables are locked in this order
 	salt    uint64 // the hash of id
 	usage   *usage
-	entries []map[uint64]*entryLog // of each table, by the hash of the bucket; nil if there can be none. See entries.go
-	dead    bool                   // no longer in the directory; guarded by the lock of each table
-	idle    bool                   // whether it was empty at the last sweep; guarded by Memory.mu
+	entries []map[uint64]*bucket.EntryLog // of each table, by the hash of the bucket; nil if there can be none. See logs.go
+	dead    bool                          // no longer in the directory; guarded by the lock of each table
+	idle    bool                          // whether it was empty at the last sweep; guarded by Memory.mu
 
 	largest atomic.Int64 // the largest Size that a fallback has met
 
@@ -216,8 +218,8 @@ func (m *Memory) newPartition(id limitID) *partition {
 	m.made++
 	b := id.bucket()
 	p := &partition{id: id, limit: b.Limit, order: m.made, salt: b.limitHash(m.seed), usage: u}
-	if algorithms[id.algorithm].entries || p.mixed() {
-		p.entries = make([]map[uint64]*entryLog, tables)
+	if bucket.Algorithms[id.algorithm].Entries || p.mixed() {
+		p.entries = make([]map[uint64]*bucket.EntryLog, tables)
 	}
 	u.parts.Add(1)
 	usages := old.usages

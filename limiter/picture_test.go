@@ -75,7 +75,7 @@ var panels = []struct {
 		func(from, to int) int { return across * (1 + (to-from)/window) }, across,
 	},
 	{
-		"warm_up", "a unit a second, warm_up 10s", limiter.WarmingUp(across, 10*time.Second, 10*time.Second, limiter.DefaultColdFactor),
+		"warm_up", "a unit a second, warm_up 10s", limiter.WarmingUp(across, 10*time.Second, 10*time.Second),
 		func(from, to int) int { return warmingUp(float64(to-from) / float64(second)) }, 1 + across,
 	},
 }

@@ -13,24 +13,26 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // lender is a plain model of one bucket beside others: what was charged, and what is held.
 type lender struct {
 	Bucket
-	level
+	bucket.Level
 	held int64
 	free bool // whether requests hold nothing of it
 }
 
 func (l *lender) fits(now int64) bool {
-	return l.Limit.room(l.level.at(now), l.held, now) >= l.need()
+	return l.Limit.of().Room(l.Level.At(now), l.held, now) >= l.need()
 }
 
 // wait returns how long until l has room, or never.
 func (l *lender) wait(now int64) time.Duration {
-	s := l.level.at(now)
-	switch alone := l.Limit.room(s, 0, now) >= l.need(); {
+	s := l.Level.At(now)
+	switch alone := l.Limit.of().Room(s, 0, now) >= l.need(); {
 	case l.need() > l.Limit.Size:
 		return never
 	case l.fits(now):
@@ -38,12 +40,12 @@ func (l *lender) wait(now int64) time.Duration {
 	case l.Hold && alone: // nobody knows when units are let go
 		return retryBlocked
 	}
-	s = l.Limit.atLeast(s, l.held, moment{now, now}) // as if it were charged now
-	return time.Duration(l.Limit.wait(s, l.need(), now)) * time.Microsecond
+	s = l.Limit.of().AtLeast(s, l.held, bucket.Moment{Now: now, Unix: now}) // as if it were charged now
+	return time.Duration(l.Limit.of().Wait(s, l.need(), now)) * time.Microsecond
 }
 
 func (l *lender) charge(n, now int64) {
-	l.level = l.Limit.add(l.level.at(now), n, moment{now, now})
+	l.Level = l.Limit.of().Add(l.Level.At(now), n, bucket.Moment{Now: now, Unix: now})
 }
 
 // TestPools guards what is borrowed, against a plain model, in both stores: a bucket that
@@ -113,7 +115,7 @@ func TestPools(t *testing.T) {
 					}
 					if holds {
 						all[i].held -= r.costs[i]
-						if most := 2*all[i].Limit.Size - all[i].Limit.units(all[i].level.at(v.now), v.now); r.costs[i] == 0 {
+						if most := 2*all[i].Limit.Size - all[i].Limit.of().Units(all[i].Level.At(v.now), v.now); r.costs[i] == 0 {
 							cost = min(cost, max(most, 0))
 						}
 						if cost > 0 {
@@ -221,8 +223,8 @@ func TestPools(t *testing.T) {
 		}
 		for i, l := range all {
 			for _, store := range stores {
-				if got := levelNow(t, store, l.Bucket); got.Held != l.held || got.Units != l.Limit.units(l.level.at(v.now), v.now) {
-					t.Fatalf("%T: bucket %d holds %+v, want %d and %d held", store, i, got, l.Limit.units(l.level.at(v.now), v.now), l.held)
+				if got := levelNow(t, store, l.Bucket); got.Held != l.held || got.Units != l.Limit.of().Units(l.Level.At(v.now), v.now) {
+					t.Fatalf("%T: bucket %d holds %+v, want %d and %d held", store, i, got, l.Limit.of().Units(l.Level.At(v.now), v.now), l.held)
 				}
 			}
 		}
@@ -620,7 +622,7 @@ func TestPoolsAreValid(t *testing.T) {
 func TestPoolsOfAllAlgorithms(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	trace, borrowed := 0, map[Algorithm]int{}
+	trace, borrowed := 0, map[bucket.Algorithm]int{}
 	checkTraces(t, 3, func(t *rapid.T) {
 		trace++
 		m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
@@ -628,7 +630,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 			n := rapid.Int64Range(1, 4).Draw(t, "size of "+of)
 			d := rapid.SampledFrom([]time.Duration{time.Second, 4 * time.Second}).Draw(t, "time of "+of)
 			return rapid.SampledFrom([]Limit{
-				Every(d), FixedWindow(n, d), SlidingWindow(n, d), SlidingLog(n, d), WarmingUp(n, d, 4*d, 3),
+				Every(d), FixedWindow(n, d), SlidingWindow(n, d), SlidingLog(n, d), warmingUp(n, d, 4*d, 3),
 			}).Draw(t, "limit of "+of)
 		}
 		key := fmt.Sprint(trace)
@@ -683,7 +685,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 			}
 		}
 	})
-	for _, a := range []Algorithm{Leaky, Fixed, Sliding, Log, WarmUp} {
+	for _, a := range []bucket.Algorithm{bucket.Leaky, bucket.Fixed, bucket.Sliding, bucket.Log, bucket.WarmUp} {
 		if borrowed[a] < 50 {
 			t.Errorf("%v: the test covers too little", borrowed)
 		}

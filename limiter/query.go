@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // query asks a server about the buckets of a request: one group of core.lua, in an
@@ -46,7 +48,7 @@ const (
 
 // asked is what a query asks about one bucket.
 type asked struct {
-	limit Limit
+	limit bucket.Limit
 	cost  int64
 	told  toldLevel // what the server is told of it
 	held  *heldCost // if its cost is only held
@@ -100,9 +102,9 @@ func (p *asked) kept() *kept {
 
 // toldLevel is what a query tells a server about a bucket.
 type toldLevel struct {
-	ahead              // its level
-	inFlight int64     // units that are in flight beside it
-	dirty    dirtiness // if clean, no level is told, and inFlight is what has not been reported
+	bucket.Ahead           // its level
+	inFlight     int64     // units that are in flight beside it
+	dirty        dirtiness // if clean, no level is told, and inFlight is what has not been reported
 }
 
 // queries is a pool of queries, which keep their memory.
@@ -134,7 +136,7 @@ func (k keys) query(req Request, what byte) *query {
 		b := &req.Buckets[i]
 		q.Keys = append(q.Keys, names[from:to])
 		q.buckets = append(q.buckets, asked{
-			limit: b.Limit, cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
+			limit: *b.Limit.of(), cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
 			key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
 		if k := req.keptOf(b); k != nil || b.Hold {
@@ -160,7 +162,7 @@ func (q *query) replies() int {
 	n := 0
 	for i := range q.buckets {
 		n += q.repliesOf(i)
-		if q.buckets[i].limit.keepsEntries() && q.what != whatRemove {
+		if q.buckets[i].limit.KeepsEntries() && q.what != whatRemove {
 			n += entriesReplies
 		}
 	}

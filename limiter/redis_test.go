@@ -16,6 +16,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // mustNewRedis returns a store with valid options.
@@ -59,7 +61,7 @@ func serverTime(t testing.TB, server *redistest.Server) int64 {
 
 // storedState returns the state stored under key, which must be in the right
 // format, and when the key expires, in ms.
-func storedState(t testing.TB, server *redistest.Server, key string) (s level, expires int64) {
+func storedState(t testing.TB, server *redistest.Server, key string) (s bucket.Level, expires int64) {
 	t.Helper()
 	value, err := server.Client().Get(t.Context(), key).Result()
 	if err != nil {
@@ -69,7 +71,7 @@ func storedState(t testing.TB, server *redistest.Server, key string) (s level, e
 	if !ok || value != w.value() {
 		t.Fatalf("%s holds %q, which is no state", key, value)
 	}
-	s = w.level
+	s = w.Level
 	if expires, err = server.Client().Do(t.Context(), "PEXPIRETIME", key).Int64(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,10 +82,10 @@ func storedState(t testing.TB, server *redistest.Server, key string) (s level, e
 // not much later. A key expires when the clock has passed the given millisecond. The
 // script says how many milliseconds are left, which the server adds to its own clock,
 // a moment after the script has read it.
-func checkExpiry(t testing.TB, s level, expires int64) {
+func checkExpiry(t testing.TB, s bucket.Level, expires int64) {
 	t.Helper()
-	if want := s.clear / 1000; expires < want || expires > want+1000 {
-		t.Errorf("bucket is empty at %d µs, its key expires at %d ms", s.clear, expires)
+	if want := s.Clear / 1000; expires < want || expires > want+1000 {
+		t.Errorf("bucket is empty at %d µs, its key expires at %d ms", s.Clear, expires)
 	}
 }
 
@@ -204,7 +206,7 @@ func TestRedisStoredState(t *testing.T) {
 				t.Errorf("decided %+v, want %+v", d, want)
 			}
 			s, expires := storedState(t, server, r.keys.of(&b))
-			if at := s.clear - drain.Microseconds(); at < before || at > after || s.rest != tc.slack {
+			if at := s.Clear - drain.Microseconds(); at < before || at > after || s.Rest != tc.slack {
 				t.Errorf("stored %+v between %d and %d", s, before, after)
 			}
 			checkExpiry(t, s, expires)
@@ -254,7 +256,7 @@ func TestRedisNumbersAreExact(t *testing.T) {
 					t.Errorf("decided %+v, want %+v", d, want)
 				}
 				s, expires := storedState(t, server, r.keys.of(&b))
-				if at := s.clear - drain.Microseconds(); at < before || at > after || s.rest != slack {
+				if at := s.Clear - drain.Microseconds(); at < before || at > after || s.Rest != slack {
 					t.Errorf("stored %+v between %d and %d, want slack %d", s, before, after, slack)
 				}
 				checkExpiry(t, s, expires)
@@ -290,13 +292,13 @@ func TestRedisKeyExpiresWhenBucketIsEmpty(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n == 0 {
-			if after := serverTime(t, server); after < s.clear {
-				t.Fatalf("the key went %d µs before its bucket was empty", s.clear-after)
+			if after := serverTime(t, server); after < s.Clear {
+				t.Fatalf("the key went %d µs before its bucket was empty", s.Clear-after)
 			}
 			break
 		}
-		if before > s.clear+5_000_000 || time.Now().After(deadline) {
-			t.Fatalf("the key is there %d µs after its bucket was empty", before-s.clear)
+		if before > s.Clear+5_000_000 || time.Now().After(deadline) {
+			t.Fatalf("the key is there %d µs after its bucket was empty", before-s.Clear)
 		}
 	}
 	if d := decide(t, r, AccountingAtomic, b)[0]; d.Denied || d.Clear != 300*time.Millisecond {
@@ -541,9 +543,9 @@ func TestRedisEqualGroups(t *testing.T) {
 			b.Limit.Size, b.Limit.CountDenied = size, count
 			return Request{Buckets: []Bucket{b}}
 		}
-		of := func(s ahead, dirty dirtiness) []toldLevel { return []toldLevel{{s, 0, dirty}} }
-		checkGroups(t, one, all, []told{{request(3, false), of(ahead{1, 0}, unsure)}})
-		equal := told{request(2, true), of(ahead{2, 1}, own)}
+		of := func(s bucket.Ahead, dirty dirtiness) []toldLevel { return []toldLevel{{s, 0, dirty}} }
+		checkGroups(t, one, all, []told{{request(3, false), of(bucket.Ahead{Clear: 1, Rest: 0}, unsure)}})
+		equal := told{request(2, true), of(bucket.Ahead{Clear: 2, Rest: 1}, own)}
 		checkGroups(t, one, all, []told{equal, equal, {Request: request(3, false)}})
 	}
 }
@@ -561,16 +563,16 @@ func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
 	for i, b := range buckets {
 		if rapid.Bool().Draw(t, "this") {
 			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-			levels[i].clear = rapid.Int64Range(1, b.Limit.DrainTime().Microseconds()).Draw(t, "clear")
-			levels[i].rest = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
+			levels[i].Clear = rapid.Int64Range(1, b.Limit.of().DrainTime().Microseconds()).Draw(t, "clear")
+			levels[i].Rest = rapid.Int64Range(0, min(b.Limit.DripSize, b.Limit.Size)-1).Draw(t, "slack")
 			switch b.Limit.Algorithm {
-			case Sliding, Log:
-				levels[i].rest |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << countBits
-			case WarmUp:
-				levels[i].rest = rapid.Int64Range(0, min(b.Limit.warmUp(), levels[i].clear)).Draw(t, "to be cold")
-			case Fixed:
-				levels[i].rest = rapid.Int64Range(1, b.Limit.Size).Draw(t, "units")
-			case Leaky, Bans:
+			case bucket.Sliding, bucket.Log:
+				levels[i].Rest |= rapid.Int64Range(0, b.Limit.Size).Draw(t, "before") << bucket.CountBits
+			case bucket.WarmUp:
+				levels[i].Rest = rapid.Int64Range(0, min(b.Limit.of().WarmUp(), levels[i].Clear)).Draw(t, "to be cold")
+			case bucket.Fixed:
+				levels[i].Rest = rapid.Int64Range(1, b.Limit.Size).Draw(t, "units")
+			case bucket.Leaky, bucket.Bans:
 			}
 			levels[i].inFlight = rapid.Int64Range(0, b.Limit.Size).Draw(t, "in flight")
 		}
@@ -594,7 +596,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			size := float64(b.Limit.Size)
 			rate, drip, phase := float64(b.Limit.DripInterval.Microseconds()), float64(b.Limit.DripSize), float64(b.Limit.Phase.Microseconds())
 			switch {
-			case b.Limit.Algorithm == WarmUp:
+			case b.Limit.Algorithm == bucket.WarmUp:
 				if waiting := size - drip; waiting > 0 && b.Cost <= b.Limit.Size {
 					size = -math.Floor(waiting * (rate / drip))
 				}
@@ -606,7 +608,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			numbers := []float64{size, rate, drip, phase, float64(b.Cost)}
 			if tells {
 				k := req.levels[i]
-				numbers = append(numbers, float64(k.clear), float64(k.rest), float64(k.inFlight))
+				numbers = append(numbers, float64(k.Clear), float64(k.Rest), float64(k.inFlight))
 			}
 			for _, n := range numbers {
 				run = binary.BigEndian.AppendUint64(run, math.Float64bits(n))
@@ -649,7 +651,7 @@ func TestRedisForeignValues(t *testing.T) {
 	hold("", " ", "text", "nan", "12", "99999999999999999999", strings.Repeat("9", 19), strings.Repeat("9", 400),
 		"\x00", strings.Repeat("\x00", 12), strings.Repeat("\xff", 12), strings.Repeat("\x00", 25), strings.Repeat("\xff", 81),
 		strings.Repeat("x", 1<<20), "{}")
-	full := written{level: level{soon, 0}, when: soon - 7200e6}
+	full := written{Level: bucket.Level{Clear: soon, Rest: 0}, when: soon - 7200e6}
 	packed, long := full.value(), func(numbers ...float64) string { return string(appendDoubles([]byte{8}, numbers...)) }
 	hold(packed+" ", packed[1:], strings.Replace(packed, packed[:1], "\x90", 1)) // too long, too short, a sliding window
 	from := float64(soon - 7200e6)
@@ -658,7 +660,7 @@ func TestRedisForeignValues(t *testing.T) {
 		{float64(soon), 0.5, from}, {float64(soon) + 0.5, 0, from}, {float64(soon), 0, from + 0.5},
 		{math.NaN(), 0, from}, {float64(soon), math.NaN(), from}, {float64(soon), 0, math.NaN()},
 		{math.Inf(1), 0, from}, {math.Inf(1), 0, math.Inf(1)}, {math.Inf(-1), 0, from}, {float64(soon), math.Inf(1), from}, {float64(soon), 0, math.Inf(-1)},
-		{from + 3*horizon, 0, from}, {float64(soon), 0, -3 * horizon}, {1e300, 0, from}, // further ahead than any bucket can be
+		{from + 3*bucket.Horizon, 0, from}, {float64(soon), 0, -3 * bucket.Horizon}, {1e300, 0, from}, // further ahead than any bucket can be
 		{from - 1, 0, from - 2}, {from - 1, 2, from - 2}, {-1e300, 0, from}, // nothing left
 	} {
 		hold(long(numbers...))
@@ -696,7 +698,7 @@ func TestRedisForeignValues(t *testing.T) {
 				t.Errorf("decided %+v, want %+v", d, want)
 			}
 			s, expires := storedState(t, server, key)
-			if at := s.clear - 2*3600e6; at < before || at > serverTime(t, server) || s.rest != 2 {
+			if at := s.Clear - 2*3600e6; at < before || at > serverTime(t, server) || s.Rest != 2 {
 				t.Errorf("stored %+v", s)
 			}
 			checkExpiry(t, s, expires)
@@ -719,7 +721,7 @@ func TestRedisCorruptValues(t *testing.T) {
 		b.Limit.CountDenied = rapid.Bool().Draw(t, "counts denied")
 		req := func() Request { return Request{Buckets: []Bucket{b}} }
 		pass := func() {
-			v.advance(t, time.Duration(rapid.Int64Range(0, b.Limit.rate()).Draw(t, "µs"))*time.Microsecond)
+			v.advance(t, time.Duration(rapid.Int64Range(0, b.Limit.of().Rate()).Draw(t, "µs"))*time.Microsecond)
 		}
 		for range rapid.IntRange(1, 8).Draw(t, "charges") {
 			b.Cost = rapid.Int64Range(1, min(3, b.Limit.Size)).Draw(t, "cost")
@@ -741,7 +743,7 @@ func TestRedisCorruptValues(t *testing.T) {
 		}
 		value = value[:len(value)-rapid.SampledFrom([]int{0, 0, 0, 1, 2, 8, 10}).Draw(t, "cut")%len(value)]
 		check := func(what string, clear, retry time.Duration, remaining int64, err error) {
-			if err != nil || min(clear, retry) < 0 || max(clear, retry) > horizon*time.Microsecond || remaining < 0 || remaining > b.Limit.Size {
+			if err != nil || min(clear, retry) < 0 || max(clear, retry) > bucket.Horizon*time.Microsecond || remaining < 0 || remaining > b.Limit.Size {
 				t.Fatalf("%s with %q: clear in %v, retry in %v, %d remaining, error %v", what, value, clear, retry, remaining, err)
 			}
 		}
@@ -782,10 +784,10 @@ func TestRedisCorruptValues(t *testing.T) {
 func TestRedisForeignHolds(t *testing.T) {
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, nil)
-	for _, held := range []int64{5, MaxUnits, horizon - 1, horizon} {
+	for _, held := range []int64{5, MaxUnits, bucket.Horizon - 1, bucket.Horizon} {
 		b := Bucket{Name: "b", Key: fmt.Sprint(held), Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
 		now := serverTime(t, server)
-		value := written{level: level{now + time.Hour.Microseconds(), 2}, when: now, record: heldRecord{{1, 1, now, now, held - 2, 0, 0}, {2, 1, now, now - 1, 2, 0, 0}}}.value()
+		value := written{Level: bucket.Level{Clear: now + time.Hour.Microseconds(), Rest: 2}, when: now, record: heldRecord{{1, 1, now, now, held - 2, 0, 0}, {2, 1, now, now - 1, 2, 0, 0}}}.value()
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -793,7 +795,7 @@ func TestRedisForeignHolds(t *testing.T) {
 			t.Errorf("%d held: peek says %+v", held, l)
 		}
 		d, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
-		if err != nil || !d[0].Denied || d[0].Clear > horizon*time.Microsecond {
+		if err != nil || !d[0].Denied || d[0].Clear > bucket.Horizon*time.Microsecond {
 			t.Errorf("%d held: %+v, error %v", held, d, err)
 		}
 	}
@@ -803,7 +805,7 @@ func TestRedisForeignHolds(t *testing.T) {
 	now := float64(serverTime(t, server))
 	for _, held := range [][4]float64{
 		{now, -1, 0, 0}, {now, 2, now, -1}, {now, 1.5, 0, 0}, {math.NaN(), 1, 0, 0}, {now, 1, math.NaN(), 0}, {now, math.Inf(1), 0, 0},
-		{now, 1, now + 1, 1}, {math.Inf(1), 1, 0, 0}, {now, 1, math.Inf(-1), 1}, {now, 0, 0, horizon + 1},
+		{now, 1, now + 1, 1}, {math.Inf(1), 1, 0, 0}, {now, 1, math.Inf(-1), 1}, {now, 0, 0, bucket.Horizon + 1},
 	} {
 		value := appendDoubles([]byte{8}, now+3600e6, 0, now, held[0], held[1], held[2], held[3])
 		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
@@ -823,7 +825,7 @@ func TestRedisClockWrongByDecades(t *testing.T) {
 	for _, year := range []int{1971, 1999, 2030} {
 		now := time.Date(year, time.June, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 		v.at(t, now)
-		full := b.Limit.written(level{clear: now + b.Limit.DrainTime().Microseconds()}, now)
+		full := b.Limit.written(bucket.Level{Clear: now + b.Limit.of().DrainTime().Microseconds()}, now)
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), full.value(), 0).Err(); err != nil { // or it might expire
 			t.Fatal(err)
 		}
@@ -1326,10 +1328,10 @@ func TestRedisUnknownReplies(t *testing.T) {
 // would take them for that store's. Outcomes from before stay.
 func TestReplyToSeveralBuckets(t *testing.T) {
 	req := Request{Buckets: []Bucket{hourly(5), hourly(6)}}
-	kept := outcome{ahead: ahead{clear: 1234}}
+	kept := outcome{Ahead: bucket.Ahead{Clear: 1234}}
 	for _, reply := range [][]int64{
-		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, 1, 1}, {1, 0, 0, 1}, {1, 0, -1, 1}, {1, 0, horizon + 1, 0},
-		{-2, 0, -2 - horizon, 0}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
+		{}, {1}, {1, 0}, {1, 0, 1}, {1, 0, 1, 1}, {1, 0, 0, 1}, {1, 0, -1, 1}, {1, 0, bucket.Horizon + 1, 0},
+		{-2, 0, -2 - bucket.Horizon, 0}, {1, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0},
 	} {
 		got, corrupt, err := outcomesOf(req, reply, []outcome{kept})
 		if err == nil || corrupt || len(got) != 1 || got[0] != kept {
@@ -1337,8 +1339,8 @@ func TestReplyToSeveralBuckets(t *testing.T) {
 		}
 	}
 	const hour = 3600e6
-	admitted := outcome{ahead: ahead{clear: hour}, by: DecidedByRedis}
-	denied := outcome{ahead: ahead{clear: 6 * hour}, denied: true, by: DecidedByRedis}
+	admitted := outcome{Ahead: bucket.Ahead{Clear: hour}, by: DecidedByRedis}
+	denied := outcome{Ahead: bucket.Ahead{Clear: 6 * hour}, denied: true, by: DecidedByRedis}
 	for _, tc := range []struct {
 		reply   []int64
 		foreign int // which outcome is foreign, if any
@@ -1395,13 +1397,13 @@ func FuzzReply(f *testing.F) {
 	add(1, 5, hour, 3, 1, -1, -1)
 	add(1, 5, hour, 3, 1, -1, 2)
 	add(1, 5, hour, 3, 1, -1-hour, 3)
-	add(1, MaxUnits, 1, 1, MaxUnits, -1-horizon, 0)
-	add(1, MaxUnits, 1, 1, MaxUnits, -2-horizon, 0)
-	add(1, MaxUnits, 1, 1, MaxUnits, horizon, 0)
-	add(1, MaxUnits, 1, 1, MaxUnits, horizon+1, 0)
-	add(1, MaxUnits, MaxUnits, MaxUnits, math.MaxInt64, horizon, -MaxUnits)
-	add(1, MaxUnits, MaxUnits, MaxUnits, 1, horizon, MaxUnits-1)
-	add(1, 1, 1, MaxUnits, 1, horizon, -MaxUnits)
+	add(1, MaxUnits, 1, 1, MaxUnits, -1-bucket.Horizon, 0)
+	add(1, MaxUnits, 1, 1, MaxUnits, -2-bucket.Horizon, 0)
+	add(1, MaxUnits, 1, 1, MaxUnits, bucket.Horizon, 0)
+	add(1, MaxUnits, 1, 1, MaxUnits, bucket.Horizon+1, 0)
+	add(1, MaxUnits, MaxUnits, MaxUnits, math.MaxInt64, bucket.Horizon, -MaxUnits)
+	add(1, MaxUnits, MaxUnits, MaxUnits, 1, bucket.Horizon, MaxUnits-1)
+	add(1, 1, 1, MaxUnits, 1, bucket.Horizon, -MaxUnits)
 	for _, n := range []int64{math.MinInt64, math.MinInt64 + 1, math.MaxInt64} {
 		add(1, 5, hour, 3, 1, n, 0)
 		add(1, 5, hour, 3, 1, 0, n)
@@ -1409,7 +1411,7 @@ func FuzzReply(f *testing.F) {
 	}
 
 	f.Fuzz(func(t *testing.T, buckets uint8, size, rate, dripSize, cost int64, data []byte) {
-		if rate > horizon { // a Duration cannot hold more
+		if rate > bucket.Horizon { // a Duration cannot hold more
 			return
 		}
 		limit := Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: dripSize}
@@ -1425,7 +1427,7 @@ func FuzzReply(f *testing.F) {
 			reply = append(reply, int64(binary.BigEndian.Uint64(data)))
 		}
 
-		kept := outcome{ahead: ahead{clear: 1234}}
+		kept := outcome{Ahead: bucket.Ahead{Clear: 1234}}
 		outcomes, corrupt, err := outcomesOf(req, reply, []outcome{kept})
 		if outcomes[0] != kept {
 			t.Fatalf("%+v in place of what was there before", outcomes[0])
@@ -1474,12 +1476,12 @@ func FuzzStoredValue(f *testing.F) {
 		f.Add(value, int64(0), int64(5))
 		f.Add(value, int64(3600e6), int64(1))
 	}
-	for _, ahead := range []int64{-1, 1, 3600e6, 2 * 3600e6, 3 * 3600e6, horizon - 60e6, horizon + 60e6} {
+	for _, ahead := range []int64{-1, 1, 3600e6, 2 * 3600e6, 3 * 3600e6, bucket.Horizon - 60e6, bucket.Horizon + 60e6} {
 		for _, w := range []written{
-			{}, {when: -1}, {when: 1}, {when: -3600e6}, {when: 3600e6}, {when: -4 * horizon}, {when: 2 * horizon},
-			{level: level{rest: 1}}, {level: level{rest: 2}}, {level: level{rest: 3}}, {level: level{rest: -1}}, {level: level{rest: horizon}},
+			{}, {when: -1}, {when: 1}, {when: -3600e6}, {when: 3600e6}, {when: -4 * bucket.Horizon}, {when: 2 * bucket.Horizon},
+			{Level: bucket.Level{Rest: 1}}, {Level: bucket.Level{Rest: 2}}, {Level: bucket.Level{Rest: 3}}, {Level: bucket.Level{Rest: -1}}, {Level: bucket.Level{Rest: bucket.Horizon}},
 			{record: heldRecord{{held: 1}}}, {record: heldRecord{{seen: 1, held: 2}, {process: 1, seen: -9e6, held: 3}}}, {record: heldRecord{{seen: -9e6, held: 3, ended: 2, charged: -1}}},
-			{record: heldRecord{{held: horizon}, {number: 1, held: horizon}}}, {record: heldRecord{{seen: 99e6, held: 1}, {seen: -16e6, held: 2}}}, {record: heldRecord{{held: 0}}}, {record: heldRecord{{held: -1}, {held: 2}}},
+			{record: heldRecord{{held: bucket.Horizon}, {number: 1, held: bucket.Horizon}}}, {record: heldRecord{{seen: 99e6, held: 1}, {seen: -16e6, held: 2}}}, {record: heldRecord{{held: 0}}}, {record: heldRecord{{held: -1}, {held: 2}}},
 		} {
 			f.Add(w.value(), ahead, int64(5))
 			f.Add(w.value(), ahead, int64(9))
@@ -1491,7 +1493,7 @@ func FuzzStoredValue(f *testing.F) {
 		}
 		if w, ok := parseWritten(value); ok { // with times of today
 			now := serverTime(t, server)
-			w.clear, w.when = w.clear+now+ahead, w.when+now
+			w.Clear, w.when = w.Clear+now+ahead, w.when+now
 			for i := range w.record {
 				w.record[i].seen += now
 			}
@@ -1588,7 +1590,7 @@ func TestRedisToldOfEmptyWindow(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: ClockWindow(10, time.Hour, time.Unix(0, 0)), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	q := r.query(req, byte(AccountingAtomic))
-	q.buckets[0].told = toldLevel{ahead{}, 10, unsure}
+	q.buckets[0].told = toldLevel{bucket.Ahead{}, 10, unsure}
 	_, outcomes, err := r.ask(inTime(), q, nil)
 	if err != nil || !outcomes[0].denied || !outcomes[0].blocked {
 		t.Errorf("%+v, error %v", outcomes, err)

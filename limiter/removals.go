@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // A server holds no more buckets than all processes together, because a process
@@ -37,7 +39,7 @@ type removal struct {
 	partition *partition
 	hash      uint64
 	digest    keyDigest
-	level
+	bucket.Level
 }
 
 // removals collects buckets to remove from a store's servers.
@@ -124,7 +126,7 @@ func (r *Redis) remove(buckets []removal) {
 	now := r.fallback.memory.clock().Microseconds()
 	for i := range buckets {
 		b := &buckets[i]
-		if b.clear-now < drainsAnyway || r.fallback.memory.holds(b) {
+		if b.Clear-now < drainsAnyway || r.fallback.memory.holds(b) {
 			continue
 		}
 		if q == nil || !r.client.OneServer() {
@@ -134,7 +136,7 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
-		q.buckets = append(q.buckets, asked{limit: limit.Limit, told: toldLevel{ahead: b.ahead(now), dirty: unsure}})
+		q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit.Limit), told: toldLevel{Ahead: b.Ahead(now), dirty: unsure}})
 	}
 	ask()
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // settledRemovals waits until the store's removals are complete.
@@ -146,7 +148,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 		{"another's units in one that warms up", -1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
 			key := node.keys.of(&b)
 			s, _ := storedState(t, server, key)
-			s = b.Limit.add(s, 1, moment{now: s.free()}) // as soon as it is free
+			s = b.Limit.of().Add(s, 1, bucket.Moment{Now: s.Free()}) // as soon as it is free
 			server.Client().Set(t.Context(), key, b.Limit.written(s, serverTime(t, server)).value(), time.Hour)
 		}, true},
 		{"another's denial by one that warms up", -1, ask, false},
@@ -168,7 +170,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			case 0:
 				b.Limit = SlidingWindow(10, 24*time.Hour)
 			case -1:
-				b.Limit = WarmingUp(8, 8*time.Hour, 24*time.Hour, 3)
+				b.Limit = warmingUp(8, 8*time.Hour, 24*time.Hour, 3)
 			case -2:
 				b.Limit = SlidingLog(10, 24*time.Hour)
 			}
@@ -301,19 +303,19 @@ func TestEqualRemovals(t *testing.T) {
 	for _, buckets := range []int{1, 2} {
 		q := query{what: whatRemove}
 		for range buckets {
-			q.buckets = append(q.buckets, asked{limit: limit, told: toldLevel{ahead{limit.rate(), 0}, 0, unsure}})
+			q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit), told: toldLevel{bucket.Ahead{Clear: limit.of().Rate(), Rest: 0}, 0, unsure}})
 		}
 		removal := q.appendGroup(nil)
 		removal[1] = 2 // a run of two
 		var keys []string
 		for i := range 2 * buckets {
 			keys = append(keys, fmt.Sprint("gone", i))
-			if err := client.Set(t.Context(), keys[i], limit.written(level{clear: now + limit.rate()}, now).value(), 0).Err(); err != nil {
+			if err := client.Set(t.Context(), keys[i], limit.written(bucket.Level{Clear: now + limit.of().Rate()}, now).value(), 0).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		charged := fmt.Sprint("charged", buckets)
-		q = query{buckets: []asked{{limit: limit, cost: 1}}}
+		q = query{buckets: []asked{{limit: bucket.Limit(limit), cost: 1}}}
 		take := q.appendGroup(nil)
 		if err := client.Eval(t.Context(), takeSource, append(keys, charged), removal, take).Err(); err != nil {
 			t.Fatal(err)

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // With [Eventual], this process decides by the level that it has last heard and what it
@@ -68,11 +70,11 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 		case o.denied:
 			rs.refresh(b, hash, now)
 		case !denied || req.Accounting == AccountingEach:
-			var at moment // any will do, if drips are not aligned to the time
+			var at bucket.Moment // any will do, if drips are not aligned to the time
 			if b.Limit.Aligned {
-				at.unix = time.Now().UnixMicro()
+				at.Unix = time.Now().UnixMicro()
 			}
-			o.ahead = b.Limit.atLeast(o.after(at.now), b.Cost, at).ahead(at.now)
+			o.Ahead = b.Limit.of().AtLeast(o.After(at.Now), b.Cost, at).Ahead(at.Now)
 			rs.add(b, hash, now)
 		}
 	}

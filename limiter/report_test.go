@@ -12,6 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // report has a node send what is due, and waits for the answers.
@@ -62,12 +64,12 @@ func TestReportsKeepBound(t *testing.T) {
 		for node := range f.nodes { // or an answer would meet the next trace
 			f.settle(t, node)
 		}
-		rate, drip := l.rate(), l.DripSize // a debt of more than the size drips as fast
-		extra := int64(nodes-1) * (l.Size + drip*ceilDiv(every.Microseconds()+2*step, rate))
+		rate, drip := l.of().Rate(), l.DripSize // a debt of more than the size drips as fast
+		extra := int64(nodes-1) * (l.Size + drip*bucket.CeilDiv(every.Microseconds()+2*step, rate))
 		for i := range times {
 			for j := i; j < len(times); j++ {
 				length, n := times[j]-times[i], int64(j-i+1)
-				most := max(l.Size+drip*(length/rate), l.Size-1+drip*ceilDiv(length, rate))
+				most := max(l.Size+drip*(length/rate), l.Size-1+drip*bucket.CeilDiv(length, rate))
 				if n > most+extra {
 					t.Fatalf("%d nodes, %+v: %d admitted in %d µs, want at most %d + %d", nodes, l, n, length, most, extra)
 				}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // mustTake sends a request that must be decided.
@@ -203,7 +205,7 @@ func TestCorruptIsReported(t *testing.T) {
 	for n, fill := range []func() error{
 		func() error { return admin.Set(t.Context(), key, "garbage", 0).Err() },
 		func() error { return admin.RPush(t.Context(), key, 1, 2).Err() },
-		func() error { return admin.Set(t.Context(), key, serverTime(t, server)+2*horizon, 0).Err() },
+		func() error { return admin.Set(t.Context(), key, serverTime(t, server)+2*bucket.Horizon, 0).Err() },
 		func() error { return admin.Set(t.Context(), key, "", 0).Err() },
 	} {
 		if err := admin.Del(t.Context(), key).Err(); err != nil {
@@ -218,7 +220,7 @@ func TestCorruptIsReported(t *testing.T) {
 				t.Errorf("request %d: decided %+v", m, d)
 			}
 		}
-		if s, _ := storedState(t, server, key); s.rest != 0 {
+		if s, _ := storedState(t, server, key); s.Rest != 0 {
 			t.Errorf("stored %+v", s)
 		}
 		want := []string(nil)

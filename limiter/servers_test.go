@@ -63,7 +63,7 @@ func TestServersUnlikeRedis(t *testing.T) {
 			}
 		})
 	}
-	warm := Bucket{Name: "b", Key: "warm", Limit: WarmingUp(1, time.Hour, time.Hour, 3), Cost: 1}
+	warm := Bucket{Name: "b", Key: "warm", Limit: warmingUp(1, time.Hour, time.Hour, 3), Cost: 1}
 	for i := range 2 {
 		if d := mustTake(t, r, Request{Buckets: []Bucket{warm}})[0]; d.Denied != (i > 0) {
 			t.Errorf("warm up, request %d: %+v", i, d)

@@ -1,5 +1,9 @@
 package limiter
 
+import (
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+)
+
 // If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
 // full share buckets. Shared buckets are kept apart from those of keys and do not
 // count towards MaxKeys. Their number is capped too: when there are too many
@@ -71,7 +75,7 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 		*b = common
 		return
 	}
-	if s.clear <= now {
+	if s.Clear <= now {
 		return
 	}
 	m.lock(&p)
@@ -84,7 +88,7 @@ func (m *Memory) share(b *Bucket, as dirtiness) {
 
 // common returns the bucket that b's key shares with all other keys of its
 // ShareKey, and its level.
-func (m *Memory) common(b *Bucket, u *usage) (Bucket, level) {
+func (m *Memory) common(b *Bucket, u *usage) (Bucket, bucket.Level) {
 	common := *b
 	common.shared, common.Key, common.ShareKey = true, b.ShareKey, ""
 	s, known := m.stored(&common)
@@ -107,7 +111,7 @@ func (m *Memory) sharedBy(b Bucket) (Bucket, bool) {
 		return b, false
 	}
 	common, s := m.common(&b, part.usage)
-	if !m.full(part.usage) && s.clear <= m.clock().Microseconds() {
+	if !m.full(part.usage) && s.Clear <= m.clock().Microseconds() {
 		return b, false
 	}
 	return common, true
@@ -121,12 +125,12 @@ func (m *Memory) full(u *usage) bool {
 }
 
 // stored returns the level of b, and whether b exists.
-func (m *Memory) stored(b *Bucket) (level, bool) {
+func (m *Memory) stored(b *Bucket) (bucket.Level, bool) {
 	p := m.place(b)
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	s, _ := p.table.get(p.hash)
-	return s, s.clear != 0
+	return s, s.Clear != 0
 }
 
 // lock locks p's table. If its partition is dead, it moves p to the new one.

@@ -14,6 +14,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 var histories = flag.Int("histories", 600, "how many histories of faults to simulate")
@@ -156,18 +158,18 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 		}, Cost: 1})
 		l := &h.buckets[i].Limit
 		if l.DripSize == MaxUnits {
-			l.Algorithm = Fixed
+			l.Algorithm = bucket.Fixed
 		}
 		if h.random.IntN(4) == 0 {
-			l.Aligned, l.Phase = true, time.Duration(h.random.Int64N(l.rate()))*time.Microsecond
+			l.Aligned, l.Phase = true, time.Duration(h.random.Int64N(l.of().Rate()))*time.Microsecond
 			switch h.random.IntN(4) {
 			case 0:
-				l.DripSize, l.Algorithm = slidingDrip, Sliding
+				l.DripSize, l.Algorithm = bucket.SlidingDrip, bucket.Sliding
 			case 1, 2:
 				*l = SlidingLog(l.Size, l.DripInterval)
 			}
 		} else if h.random.IntN(4) == 0 {
-			*l = WarmingUp(pick[int64](h.random, 1, 2, 5, 20), l.DripInterval, time.Duration(pick(h.random, 1, 4, 30))*l.DripInterval/4,
+			*l = warmingUp(pick[int64](h.random, 1, 2, 5, 20), l.DripInterval, time.Duration(pick(h.random, 1, 4, 30))*l.DripInterval/4,
 				pick[float64](h.random, 1, 2, 3, 10, 1000))
 		}
 	}
@@ -197,7 +199,7 @@ func pick[T any](random *rand.Rand, values ...T) T { return values[random.IntN(l
 func (h *history) run() {
 	now := h.v.now
 	for range 10 + h.random.IntN(30) {
-		rate := h.buckets[h.random.IntN(len(h.buckets))].Limit.rate()
+		rate := h.buckets[h.random.IntN(len(h.buckets))].Limit.of().Rate()
 		now += pick(h.random, 0, 3, 50, 700, 5000, 20_000, 30_000, 60_000, rate, 2*rate)
 		for range pick(h.random, 1, 1, 2, 6) {
 			h.events.at(now+h.random.Int64N(5), h.arrive)
@@ -398,12 +400,12 @@ func (h *history) arrive() {
 			before := h.levels(p.query)
 			h.v.answered(p.query, p.outcomes)
 			for i, level := range h.levels(p.query) {
-				if level.clear < before[i].clear-h.timeout {
+				if level.Clear < before[i].Clear-h.timeout {
 					h.followed++
 				}
 				// Units whose settlement is lost count here, and again in their server.
-				if p := &p.query.buckets[i]; h.split == 0 && level.clear > h.drain(p.hash)+longestStall {
-					h.t.Errorf("a bucket of %+v drains in %d µs: it holds more than it can", p.limit, level.clear)
+				if p := &p.query.buckets[i]; h.split == 0 && level.Clear > h.drain(p.hash)+longestStall {
+					h.t.Errorf("a bucket of %+v drains in %d µs: it holds more than it can", p.limit, level.Clear)
 				}
 			}
 			for _, p := range x.parts {
@@ -479,11 +481,11 @@ func (h *history) waste(buckets []asked, outcomes []outcome, at int64) {
 }
 
 // levels returns the levels of q's buckets in this process.
-func (h *history) levels(q *query) []level {
-	var levels []level
+func (h *history) levels(q *query) []bucket.Level {
+	var levels []bucket.Level
 	for i := range q.buckets {
 		s, _ := h.v.fallback.memory.dirty(&q.buckets[i].place, h.v.now)
-		levels = append(levels, level(s.ahead(h.v.now)))
+		levels = append(levels, bucket.Level(s.Ahead(h.v.now)))
 	}
 	return levels
 }
@@ -491,7 +493,7 @@ func (h *history) levels(q *query) []level {
 // drain returns how long a bucket takes to drain that is as full as any request may
 // find it.
 func (h *history) drain(hash uint64) int64 {
-	return h.buckets[h.indexOf(hash)].Limit.DrainTime().Microseconds()
+	return h.buckets[h.indexOf(hash)].Limit.of().DrainTime().Microseconds()
 }
 
 // indexOf returns the index of the bucket with that hash.
@@ -643,7 +645,7 @@ func (h *history) index(b Bucket) int {
 // warmer for what was wasted.
 func checkUnits(t *testing.T, l Limit, admitted, wasted []charge, lost bool) {
 	t.Helper()
-	if l.Algorithm == WarmUp {
+	if l.Algorithm == bucket.WarmUp {
 		checkWarmUp(t, l, admitted, lost || len(wasted) > 0)
 		return
 	}
@@ -660,17 +662,17 @@ func checkUnits(t *testing.T, l Limit, admitted, wasted []charge, lost bool) {
 				}
 			}
 			time := to.at - from.at
-			most := max(l.Size+s*(time/l.rate()), l.Size-1+s*ceilDiv(time, l.rate()))
+			most := max(l.Size+s*(time/l.of().Rate()), l.Size-1+s*bucket.CeilDiv(time, l.of().Rate()))
 			switch {
-			case l.Algorithm == Log:
-				most = l.Size * (1 + time/l.rate())
+			case l.Algorithm == bucket.Log:
+				most = l.Size * (1 + time/l.of().Rate())
 				for _, w := range wasted {
-					if w.at > from.at-l.rate() && w.at <= to.at {
+					if w.at > from.at-l.of().Rate() && w.at <= to.at {
 						most += w.units
 					}
 				}
 			case lost || l.Aligned:
-				most = l.Size + s*ceilDiv(time, l.rate())
+				most = l.Size + s*bucket.CeilDiv(time, l.of().Rate())
 			}
 			if units > most {
 				t.Errorf("%+v: %d units admitted within %d µs, want at most %d", l, units, time, most)
@@ -717,14 +719,14 @@ func (a *agenda) Pop() any {
 func TestToldLevelsLeaveNoRoom(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	const second = 1_000_000
-	window := func(units int64) level { return level{1800 * second, units} }
+	window := func(units int64) bucket.Level { return bucket.Level{Clear: 1800 * second, Rest: units} }
 	sevens := Limit{Size: 14, DripInterval: 10 * time.Second, DripSize: 7}
 	for _, tc := range []struct {
 		name   string
 		limit  Limit
-		stored int64 // units that the server has
-		level  level // that the node knows
-		flight int64 // units that it has in flight
+		stored int64        // units that the server has
+		level  bucket.Level // that the node knows
+		flight int64        // units that it has in flight
 		own    bool
 		into   int64 // seconds since an hour began
 		want   int64 // units that are admitted
@@ -733,13 +735,13 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 		{"a window, as much in flight", FixedWindow(10, time.Hour), 0, window(5), 5, true, 0, 0},
 		{"a window, some in flight", FixedWindow(10, time.Hour), 0, window(5), 3, true, 0, 2},
 		{"a window that the server knows less of", FixedWindow(10, time.Hour), 2, window(5), 3, true, 0, 2},
-		{"a window of the clock that has ended", ClockWindow(10, time.Hour, time.Unix(0, 0)), 2, level{second, 9}, 3, false, 0, 5},
-		{"slack, with units in flight", sevens, 0, level{second, 5}, 3, true, 0, 9},
-		{"an empty bucket, with units in flight", sevens, 0, level{}, 12, true, 0, 2},
-		{"a later drip that holds fewer units", sevens, 8, level{14 * second, 0}, 0, true, 0, 0},
-		{"the same, in part", sevens, 8, level{14 * second, 3}, 0, true, 0, 3},
-		{"an earlier drip that holds more", sevens, 1, level{7 * second, 0}, 0, true, 0, 7},
-		{"an empty window of the clock, with units in flight", ClockWindow(10, time.Hour, time.Unix(0, 0)), 0, level{}, 7, true, 3000, 3},
+		{"a window of the clock that has ended", ClockWindow(10, time.Hour, time.Unix(0, 0)), 2, bucket.Level{Clear: second, Rest: 9}, 3, false, 0, 5},
+		{"slack, with units in flight", sevens, 0, bucket.Level{Clear: second, Rest: 5}, 3, true, 0, 9},
+		{"an empty bucket, with units in flight", sevens, 0, bucket.Level{}, 12, true, 0, 2},
+		{"a later drip that holds fewer units", sevens, 8, bucket.Level{Clear: 14 * second, Rest: 0}, 0, true, 0, 0},
+		{"the same, in part", sevens, 8, bucket.Level{Clear: 14 * second, Rest: 3}, 0, true, 0, 3},
+		{"an earlier drip that holds more", sevens, 1, bucket.Level{Clear: 7 * second, Rest: 0}, 0, true, 0, 7},
+		{"an empty window of the clock, with units in flight", ClockWindow(10, time.Hour, time.Unix(0, 0)), 0, bucket.Level{}, 7, true, 3000, 3},
 	} {
 		v.flush(t)
 		v.at(t, v.now-v.now%(3600*second)+3600*second+tc.into*second)
@@ -748,7 +750,7 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 			b.Cost = tc.stored
 			decide(t, v, AccountingAtomic, b)
 		}
-		told := []toldLevel{{ahead(tc.level), tc.flight, unsure}}
+		told := []toldLevel{{bucket.Ahead(tc.level), tc.flight, unsure}}
 		if tc.own {
 			told[0].dirty = own
 		}
@@ -762,10 +764,10 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 			if !outcomes[0].denied {
 				admitted++
 				// The node knows it now.
-				if s := outcomes[0].ahead; told[0].clear == 0 {
-					told[0].ahead = s
+				if s := outcomes[0].Ahead; told[0].Clear == 0 {
+					told[0].Ahead = s
 				} else {
-					told[0].ahead = ahead(b.Limit.join(told[0].after(0), s.after(0), 2*time.Second, tc.own))
+					told[0].Ahead = bucket.Ahead(b.Limit.of().Join(told[0].After(0), s.After(0), 2*time.Second, tc.own))
 				}
 			}
 		}

@@ -10,6 +10,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // slider is a sliding window as its description says: it keeps every admission,
@@ -22,8 +24,8 @@ type slider struct {
 
 // index returns the number of the window at the time now, in µs.
 func (s *slider) index(l Limit, now int64) int64 {
-	n := (now - s.phase) / l.rate()
-	if s.phase+n*l.rate() > now {
+	n := (now - s.phase) / l.of().Rate()
+	if s.phase+n*l.of().Rate() > now {
 		n--
 	}
 	return n
@@ -40,8 +42,8 @@ func (s *slider) units(l Limit, now int64) int64 {
 			last += a.units
 		}
 	}
-	left := s.phase + (window+1)*l.rate() - now
-	return floorOf(times(big.NewInt(before), big.NewInt(left)), big.NewInt(l.rate())).Int64() + last
+	left := s.phase + (window+1)*l.of().Rate() - now
+	return floorOf(times(big.NewInt(before), big.NewInt(left)), big.NewInt(l.of().Rate())).Int64() + last
 }
 
 // take decides a request at the time now, in µs.
@@ -54,13 +56,13 @@ func (s *slider) take(l Limit, now, cost int64) Decision {
 	}
 	d.Remaining = max(l.Size-units, 0)
 	if n := len(s.admitted); n > 0 {
-		ends := s.phase + (s.index(l, s.admitted[n-1].at)+2)*l.rate()
+		ends := s.phase + (s.index(l, s.admitted[n-1].at)+2)*l.of().Rate()
 		d.Clear = time.Duration(max(ends-now, 0)) * time.Microsecond
 	}
 	if d.Denied && !d.Never {
 		// The estimate never grows on its own, so the first moment with room can be
 		// found by halving.
-		denied, admitted := now, now+2*l.rate()
+		denied, admitted := now, now+2*l.of().Rate()
 		for admitted-denied > 1 {
 			if at := denied + (admitted-denied)/2; cost > l.Size-s.units(l, at) {
 				denied = at
@@ -79,13 +81,13 @@ func (s *slider) take(l Limit, now, cost int64) Decision {
 // drawSliding draws a sliding window of any magnitude.
 func drawSliding(t *rapid.T) Limit {
 	l := SlidingWindow(
-		rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, MaxSlidingUnits), rapid.Just[int64](MaxSlidingUnits)).Draw(t, "size"),
+		rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, bucket.MaxSlidingUnits), rapid.Just[int64](bucket.MaxSlidingUnits)).Draw(t, "size"),
 		rapid.SampledFrom([]time.Duration{
 			time.Microsecond, 7 * time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Minute, time.Hour,
-			23 * time.Hour, 31 * 24 * time.Hour, 366 * 24 * time.Hour, horizon / 3 * time.Microsecond,
+			23 * time.Hour, 31 * 24 * time.Hour, 366 * 24 * time.Hour, bucket.Horizon / 3 * time.Microsecond,
 		}).Draw(t, "window"))
 	if rapid.Bool().Draw(t, "with a phase") {
-		l.Phase = time.Duration(rapid.Int64Range(0, l.rate()-1).Draw(t, "phase")) * time.Microsecond
+		l.Phase = time.Duration(rapid.Int64Range(0, l.of().Rate()-1).Draw(t, "phase")) * time.Microsecond
 	}
 	return l
 }
@@ -162,7 +164,7 @@ func TestRedisSlidingWindows(t *testing.T) {
 				switch {
 				case d.Denied:
 					seen.denied++
-				case l.Size > 1<<20 && l.rate() > 1<<33:
+				case l.Size > 1<<20 && l.of().Rate() > 1<<33:
 					seen.octal++
 				default:
 					seen.admitted++
@@ -183,7 +185,7 @@ func TestRedisSlidingWindowProducts(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	for _, before := range []int64{331, 439, 503, 677, 941} { // primes
 		l := SlidingWindow(before, 366*24*time.Hour)
-		rate := big.NewInt(l.rate())
+		rate := big.NewInt(l.of().Rate())
 		left := new(big.Int).ModInverse(big.NewInt(before), rate)
 		left.Sub(rate, left)
 		if product := times(left, big.NewInt(before)); product.BitLen() != 54 {
@@ -191,8 +193,8 @@ func TestRedisSlidingWindowProducts(t *testing.T) {
 		}
 		b := Bucket{Name: "s", Key: fmt.Sprint(before), Limit: l, Cost: before}
 		m := new(slider)
-		begin := v.start - v.start%l.rate() + l.rate()
-		for _, at := range []int64{begin, begin + 2*l.rate() - left.Int64()} {
+		begin := v.start - v.start%l.of().Rate() + l.of().Rate()
+		for _, at := range []int64{begin, begin + 2*l.of().Rate() - left.Int64()} {
 			v.at(t, at)
 			want := m.take(l, at, b.Cost)
 			if got := plainDecision(decide(t, v, AccountingAtomic, b)[0]); got != want {
@@ -274,8 +276,8 @@ func TestSlidingWindowClockSetBack(t *testing.T) {
 		time.Microsecond, time.Second, 59 * time.Second, time.Minute, 61 * time.Second, 2 * time.Minute, time.Hour, 365 * 24 * time.Hour,
 	} {
 		v.flush(t)
-		start := v.start - v.start%l.rate() + 10*365*24*3600e6
-		start -= start % l.rate()
+		start := v.start - v.start%l.of().Rate() + 10*365*24*3600e6
+		start -= start % l.of().Rate()
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 10}
 		v.at(t, start+30_000_000)
 		if decide(t, v, AccountingAtomic, b)[0].Denied {
@@ -302,71 +304,6 @@ func TestSlidingWindowClockSetBack(t *testing.T) {
 	}
 }
 
-// TestSlidingHigher guards that the level that joins two reports is at least as
-// high as both at any time, that no report adds more to it than it counts, however
-// late, and that two reports of the same units count once.
-func TestSlidingHigher(t *testing.T) {
-	checkTraces(t, 20, func(t *rapid.T) {
-		l := SlidingWindow(20, rapid.SampledFrom([]time.Duration{time.Microsecond, 10 * time.Microsecond, time.Second}).Draw(t, "window"))
-		ends := rapid.Int64Range(1, l.rate()).Draw(t, "end of the window")
-		late := rapid.Int64Range(0, (l.rate()-1)/2)
-		// As the server knows it, and as it is reported.
-		draw := func(label string) (known, reported level) {
-			known = counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.rate(),
-				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(0, 20).Draw(t, label+" last"))
-			return known, level{known.clear + late.Draw(t, label+" late"), known.rest}
-		}
-		a, lateA := draw("a")
-		b, lateB := draw("b")
-		sum := l.join(lateA, lateB, 0, false)
-		if other := l.join(lateB, lateA, 0, false); lateA.clear != lateB.clear && other != sum {
-			t.Fatalf("%+v and %+v: %+v, or %+v the other way", lateA, lateB, sum, other)
-		}
-		for at := int64(0); at <= 4*l.rate(); at += max(l.rate()/64, 1) {
-			if got, least := l.units(sum, at), max(l.units(a, at), l.units(b, at)); got < least {
-				t.Fatalf("%+v and %+v: %+v holds %d at %d, want at least %d", lateA, lateB, sum, got, at, least)
-			}
-		}
-		beforeA, lastA := a.counts()
-		beforeB, lastB := b.counts()
-		switch {
-		case a.clear < b.clear:
-			beforeA, lastA = lastA, 0
-		case b.clear < a.clear:
-			beforeB, lastB = lastB, 0
-		}
-		if before, last := sum.counts(); before > max(beforeA, beforeB) || last > max(lastA, lastB) {
-			t.Fatalf("%+v and %+v: %+v counts more", lateA, lateB, sum)
-		}
-	})
-}
-
-// TestSlidingValidate guards the numbers of sliding windows.
-func TestSlidingValidate(t *testing.T) {
-	other := SlidingWindow(1, time.Second)
-	other.DripSize = 1
-	free := SlidingWindow(1, time.Second)
-	free.Aligned = false
-	for _, tc := range []struct {
-		l    Limit
-		want string
-	}{
-		{SlidingWindow(1, time.Microsecond), ""},
-		{SlidingWindow(MaxSlidingUnits, horizon/3*time.Microsecond), ""},
-		{SlidingWindow(0, time.Second), "size 0: must be from 1 to 562949953421312"},
-		{SlidingWindow(MaxSlidingUnits+1, time.Second), "size 16777216: must be at most 16777215 in a sliding window"},
-		{SlidingWindow(1, 0), "drip rate 0s: must be a whole number of microseconds, at least 1µs"},
-		{
-			SlidingWindow(1, (horizon/3+1)*time.Microsecond),
-			"drip rate 104249h59m28.947542s: must be at most 104249h59m28.947541s in a sliding window",
-		},
-		{other, "sliding: must be made by SlidingWindow"},
-		{free, "sliding: must be made by SlidingWindow"},
-	} {
-		checkValidate(t, tc.l, tc.want)
-	}
-}
-
 // TestRedisJoinsSlidingWindows guards that the server joins a level that it is told
 // with its own as this process does, in the windows of the clock: late as the level
 // is, it counts in those for which it was told, and none of them ends later for it.
@@ -376,40 +313,40 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
 		l := SlidingWindow(30, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 8 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
-		now := v.start - v.start%l.rate() + rapid.Int64Range(0, l.rate()-1).Draw(t, "now")
+		now := v.start - v.start%l.of().Rate() + rapid.Int64Range(0, l.of().Rate()-1).Draw(t, "now")
 		v.at(t, now)
-		ends := now - now%l.rate() + l.rate() - now // of the present window
-		draw := func(label string) level {
-			return counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.rate(),
+		ends := now - now%l.of().Rate() + l.of().Rate() - now // of the present window
+		draw := func(label string) bucket.Level {
+			return bucket.Counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.of().Rate(),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(1, 20).Draw(t, label+" last"))
 		}
 		stored, told := draw("stored"), draw("told")
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 31} // never admitted, so nothing is charged
 		server := stored
-		server.clear += v.now
+		server.Clear += v.now
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		want := l.join(stored, told, 0, false)
+		want := l.of().Join(stored, told, 0, false)
 		late := told
-		late.clear += rapid.Int64Range(0, (l.rate()-1)/2).Draw(t, "late")
+		late.Clear += rapid.Int64Range(0, (l.of().Rate()-1)/2).Draw(t, "late")
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(late), 0, dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(late), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		switch {
-		case told.clear > stored.clear:
+		case told.Clear > stored.Clear:
 			seen["a later window"]++
-		case told.clear < stored.clear:
+		case told.Clear < stored.Clear:
 			seen["an earlier window"]++
 		case late != told:
 			seen["late"]++
 		}
-		if outcomes[0].after(0) != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, late, dirty, outcomes[0].ahead, want)
+		if outcomes[0].After(0) != want {
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, late, dirty, outcomes[0].Ahead, want)
 		}
-		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.rest != want.rest {
+		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.Clear-v.now != want.Clear || now.Rest != want.Rest {
 			t.Fatalf("stored %+v, want %+v", now, want)
 		}
 	})
@@ -471,7 +408,7 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 			v.at(t, begin+90e6)
 			peek(end, 6, 0, 4)
 			settleAs(q, verdictAdmitted, []outcome{o})
-			if o := ask(q); o.rest&MaxSlidingUnits != 4 {
+			if o := ask(q); o.Rest&bucket.MaxSlidingUnits != 4 {
 				t.Errorf("settled too late: %+v", o)
 			}
 			v.at(t, begin+150e6)
@@ -491,8 +428,8 @@ func TestSlidingWindowTold(t *testing.T) {
 	now += 2*time.Hour - time.Second // 3 units at the beginning of a window, and one second left of the next
 	f = &fallback{traffic: new(traffic), memory: m, timeout: time.Minute}
 	got := toldFor(f, queryOf(f, Request{Buckets: []Bucket{b}}))
-	want := ahead{1e6, 3}
-	if len(got) != 1 || got[0].ahead != want || got[0].dirty != own {
+	want := bucket.Ahead{Clear: 1e6, Rest: 3}
+	if len(got) != 1 || got[0].Ahead != want || got[0].dirty != own {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // slow is one process whose server replies late, on a virtual clock. The script and
@@ -130,8 +132,8 @@ func TestLateReplies(t *testing.T) {
 				s.flood(8, d)
 				windows := map[int64]int{}
 				for _, a := range s.admitted {
-					if l.Aligned && l.Algorithm != Log {
-						windows[a.at/l.rate()]++
+					if l.Aligned && l.Algorithm != bucket.Log {
+						windows[a.at/l.of().Rate()]++
 					}
 				}
 				for _, n := range windows {
@@ -210,7 +212,7 @@ func TestSlowRedis(t *testing.T) {
 			}
 			for _, a := range all {
 				from := a.asked
-				if tc.limit.Algorithm != Log {
+				if tc.limit.Algorithm != bucket.Log {
 					from -= from % width.Microseconds()
 				}
 				if n := strictly(from); n > size {

@@ -8,6 +8,8 @@ import (
 	"math/bits"
 	"slices"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // Store keeps buckets and decides requests against them. Its methods are safe for
@@ -65,13 +67,12 @@ type Request struct {
 	later bool // whether any of the Buckets is charged later
 }
 
-// Bucket is one bucket and what a request adds to it. Its Name, its Key and its
-// Limit's DripInterval and DripSize are its identity: requests that agree in them
-// use the same bucket; so are Algorithm, Aligned, Phase and ColdFactor of the Limit.
-// CountDenied is not part of it, and Size is not: it may differ from request to
-// request, and each request is decided by its own Size. The level stays when the
-// Size changes, and together requests with several Sizes are admitted no more than
-// the largest allows.
+// Bucket is one bucket and what a request adds to it. Its Name, its Key and how its Limit
+// counts are its identity: requests that agree in them use the same bucket. The size of the
+// Limit, as set by [Limit.WithBurst] or the units of a window, is no part of that, nor is
+// [Limit.CountingDenied]: they may differ from request to request, and each request is
+// decided by its own. The level stays when the size changes, and together requests with
+// several sizes are admitted no more than the largest allows.
 type Bucket struct {
 	// What the bucket limits, such as "login". Stores may show it. It may contain
 	// any characters except spaces and braces.
@@ -84,7 +85,7 @@ type Bucket struct {
 	// The limit that this request is decided by.
 	Limit Limit
 
-	// The units that the request adds. A request that costs more than Size is never
+	// The units that the request adds. A request that costs more than the size is never
 	// admitted. One that costs 0 only looks: it is denied if one would be that costs 1,
 	// and adds nothing, denied or not.
 	Cost int64
@@ -119,21 +120,21 @@ type Bucket struct {
 	Hold bool
 
 	// Whether what this bucket has no room for is borrowed from the next Pool in the
-	// request. There must be one, with the same DryRun. CountDenied must not be set.
+	// request. There must be one, with the same DryRun. Its Limit must not be [Limit.CountingDenied].
 	Borrows bool
 
 	// Whether this bucket is a pool. It is charged, or holds units, if the request is
 	// admitted and any of the buckets before it that has Borrows, up to another Pool, had
 	// no room. Such a bucket is not charged then, and denies only if its pool has no room
-	// either. CountDenied must not be set. Cost is what a request borrows, whatever it
-	// would have cost where there was no room.
+	// either. Its Limit must not be [Limit.CountingDenied]. Cost is what a request borrows,
+	// whatever it would have cost where there was no room.
 	Pool bool
 
 	// How many of the buckets right before this one it watches, at most 15. Such
 	// a bucket is charged if one of those denies the request, and not otherwise; a denial
 	// that is only due to held units is none. Like others it denies requests for which it
 	// has no room, and then those that it watches deny them too. They have its Key and
-	// DryRun, and none of them has CountDenied, Borrows, Pool or a ShareKey.
+	// DryRun, and none of them counts denied requests, or has Borrows, Pool or a ShareKey.
 	Watches uint8
 
 	later  bool   // whether Request.Held settles it, which has Hold and holds nothing; it has no Hold then
@@ -153,7 +154,9 @@ func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == 
 func (b *Bucket) need() int64 { return max(b.Cost, 1) }
 
 // fits reports whether b, at level s, has room for the request, beside n other units.
-func (b *Bucket) fits(s level, n, now int64) bool { return b.Limit.room(s, n, now) >= b.need() }
+func (b *Bucket) fits(s bucket.Level, n, now int64) bool {
+	return b.Limit.of().Room(s, n, now) >= b.need()
+}
 
 // maxBuckets is the maximum number of buckets in a request.
 const maxBuckets = 1<<16 - 1
@@ -164,7 +167,7 @@ type Accounting uint8
 
 const (
 	// AccountingAtomic charges all buckets if all have room, and none otherwise,
-	// except those that count denied requests, see Limit.CountDenied.
+	// except those that count denied requests, see [Limit.CountingDenied].
 	AccountingAtomic Accounting = iota
 
 	// AccountingEach charges every bucket that has room, even if others deny.
@@ -201,7 +204,7 @@ func (req *Request) prepare() error {
 			req.complete()
 			b = &req.Buckets[i]
 		}
-		if err := b.Limit.validate(); err != nil {
+		if err := b.Limit.of().Check(); err != nil {
 			return fmt.Errorf("bucket %q: %w", b.Name, err)
 		}
 		if b.Cost < 0 {
@@ -236,7 +239,7 @@ func (req *Request) validateRoles() error {
 		switch {
 		case (b.Hold || b.later) && req.Held == nil:
 			return errNotHeld
-		case (b.Hold || b.later) && b.Limit.waits():
+		case (b.Hold || b.later) && b.Limit.of().Waits():
 			return fmt.Errorf("bucket %q: %w", b.Name, errHeldWaits)
 		}
 	}
@@ -359,7 +362,7 @@ func (req *Request) complete() {
 	req.Buckets = slices.Clone(req.Buckets)
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
-		b.Limit = b.Limit.complete()
+		b.Limit = Limit(b.Limit.of().Complete())
 		if b.Cost == 0 {
 			b.later, b.Hold, b.Limit.CountDenied = b.Hold, false, false
 			req.later = req.later || b.later
@@ -374,9 +377,9 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 		o, b := &outcomes[i], &req.Buckets[i]
 		if o.entries != nil {
 			dst = append(dst, Decision{By: o.by, DryRun: b.DryRun})
-			dst[len(dst)-1].reportEntries(&b.Limit, o.entries, b.need(), o.denied)
+			dst[len(dst)-1].reportEntries(b.Limit.of(), o.entries, b.need(), o.denied)
 		} else {
-			dst = b.decision(o.ahead, o.denied, o.by, dst)
+			dst = b.decision(o.Ahead, o.denied, o.by, dst)
 		}
 		d := &dst[len(dst)-1]
 		if o.leased > 0 { // and charged, but still to be had
@@ -403,9 +406,9 @@ func (req Request) decisions(outcomes []outcome, dst []Decision) []Decision {
 }
 
 // decision appends the Decision of b to dst.
-func (b *Bucket) decision(s ahead, denied bool, by Decider, dst []Decision) []Decision {
+func (b *Bucket) decision(s bucket.Ahead, denied bool, by Decider, dst []Decision) []Decision {
 	dst = append(dst, Decision{By: by, DryRun: b.DryRun})
-	dst[len(dst)-1].report(&b.Limit, s, b.need(), denied)
+	dst[len(dst)-1].report(b.Limit.of(), s, b.need(), denied)
 	return dst
 }
 

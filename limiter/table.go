@@ -3,6 +3,8 @@ package limiter
 import (
 	"math/bits"
 	"sync"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // table is an open-addressing hash table with linear probing.
@@ -19,7 +21,7 @@ type table struct {
 // dirtiness.
 type slot struct {
 	hash uint64
-	level
+	bucket.Level
 }
 
 // keyDigest is the digest of whose bucket it is, as in the name of its Redis key.
@@ -55,24 +57,24 @@ func decodeRest(rest int64) (int64, dirtiness) {
 }
 
 // stored returns the level of the bucket in s.
-func (s *slot) stored() level {
-	rest, _ := decodeRest(s.rest)
-	return level{s.clear, rest}
+func (s *slot) stored() bucket.Level {
+	rest, _ := decodeRest(s.Rest)
+	return bucket.Level{Clear: s.Clear, Rest: rest}
 }
 
 // get returns the level of the bucket with the given hash, zero if there is none,
 // and its dirtiness.
-func (t *table) get(hash uint64) (s level, dirty dirtiness) {
+func (t *table) get(hash uint64) (s bucket.Level, dirty dirtiness) {
 	if t.used == 0 {
-		return level{}, clean
+		return bucket.Level{}, clean
 	}
-	s = t.slots[t.find(hash)].level
-	s.rest, dirty = decodeRest(s.rest)
+	s = t.slots[t.find(hash)].Level
+	s.Rest, dirty = decodeRest(s.Rest)
 	return s, dirty
 }
 
 // has reports whether t has a bucket with the given hash.
-func (t *table) has(hash uint64) bool { return t.used > 0 && t.slots[t.find(hash)].clear != 0 }
+func (t *table) has(hash uint64) bool { return t.used > 0 && t.slots[t.find(hash)].Clear != 0 }
 
 // own returns the slot of the bucket with the given hash, or nil if there is none
 // or it is dirty.
@@ -81,7 +83,7 @@ func (t *table) own(hash uint64) *slot {
 		return nil
 	}
 	s := &t.slots[t.find(hash)]
-	if s.clear == 0 || s.rest < 0 {
+	if s.Clear == 0 || s.Rest < 0 {
 		return nil
 	}
 	return s
@@ -89,13 +91,13 @@ func (t *table) own(hash uint64) *slot {
 
 // put stores a bucket. It returns by how much the number of buckets has grown, and
 // whether this one is new.
-func (t *table) put(hash uint64, s level, dirty dirtiness, now int64) (more int, entered bool) {
-	s.rest = encodeRest(s.rest, dirty)
+func (t *table) put(hash uint64, s bucket.Level, dirty dirtiness, now int64) (more int, entered bool) {
+	s.Rest = encodeRest(s.Rest, dirty)
 	i := -1
 	if len(t.slots) > 0 {
 		i = t.find(hash)
 	}
-	if i < 0 || t.slots[i].clear == 0 {
+	if i < 0 || t.slots[i].Clear == 0 {
 		if t.used >= len(t.slots)*7/8 {
 			more = -t.rebuild(t.live(now)+1, now)
 			i = t.find(hash)
@@ -104,7 +106,7 @@ func (t *table) put(hash uint64, s level, dirty dirtiness, now int64) (more int,
 		more++
 		entered = true
 	}
-	t.slots[i] = slot{hash: hash, level: s}
+	t.slots[i] = slot{hash: hash, Level: s}
 	return more, entered
 }
 
@@ -129,7 +131,7 @@ func (t *table) remove(i int) (digest keyDigest) {
 		if j++; j == len(t.slots) {
 			j = 0
 		}
-		if t.slots[j].clear == 0 {
+		if t.slots[j].Clear == 0 {
 			break
 		}
 		home := t.home(t.slots[j].hash)
@@ -155,8 +157,8 @@ func (t *table) remove(i int) (digest keyDigest) {
 // best. It skips the bucket with hash except.
 func (t *table) emptiest(i, n int, except uint64, order *emptiness, best *slot) (seen int) {
 	for range t.slots {
-		if s := &t.slots[i]; s.clear != 0 && s.hash != except {
-			if best.clear == 0 || order.less(s, best) {
+		if s := &t.slots[i]; s.Clear != 0 && s.hash != except {
+			if best.Clear == 0 || order.less(s, best) {
 				*best = *s
 			}
 			if seen++; seen == n {
@@ -180,7 +182,7 @@ func (t *table) home(hash uint64) int {
 // of the free slot where it belongs. At least one slot must be free.
 func (t *table) find(hash uint64) int {
 	i := t.home(hash)
-	for t.slots[i].clear != 0 && t.slots[i].hash != hash {
+	for t.slots[i].Clear != 0 && t.slots[i].hash != hash {
 		if i++; i == len(t.slots) {
 			i = 0
 		}
@@ -192,7 +194,7 @@ func (t *table) find(hash uint64) int {
 func (t *table) live(now int64) int {
 	n := 0
 	for i := range t.slots {
-		if t.slots[i].clear > now {
+		if t.slots[i].Clear > now {
 			n++
 		}
 	}
@@ -212,7 +214,7 @@ func (t *table) rebuild(n int, now int64) int {
 		t.digests = make([]keyDigest, len(t.slots))
 	}
 	for i, s := range slots {
-		if s.clear > now {
+		if s.Clear > now {
 			j := t.find(s.hash)
 			t.slots[j] = s
 			if digests != nil {

@@ -9,54 +9,62 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // pause is an algorithm of a test: after each request that is admitted, the next has to
 // wait for the drip interval, whatever it costs.
 type pause struct{}
 
-func (pause) validate(*Limit) error { return nil }
+func (pause) Validate(*bucket.Limit) error { return nil }
 
-func (pause) drainTime(l *Limit) time.Duration { return l.DripInterval }
+func (pause) DrainTime(l *bucket.Limit) time.Duration { return l.DripInterval }
 
-func (pause) dripTime(l *Limit, _ int64) time.Duration { return l.DripInterval }
+func (pause) DripTime(l *bucket.Limit, _ int64) time.Duration { return l.DripInterval }
 
-func (pause) doubles(l *Limit, _ int64) (size, rate, drip, phase float64) {
-	return float64(l.Size), float64(l.rate()), 1, -1
+func (pause) Doubles(l *bucket.Limit, _ int64) (size, rate, drip, phase float64) {
+	return float64(l.Size), float64(l.Rate()), 1, -1
 }
 
-func (pause) restEnd(*Limit) int64 { return 1 }
+func (pause) RestEnd(*bucket.Limit) int64 { return 1 }
 
-func (pause) room(l *Limit, s level, n, now int64) int64 {
-	if s.clear > now || n > 0 {
+func (pause) Room(l *bucket.Limit, s bucket.Level, n, now int64) int64 {
+	if s.Clear > now || n > 0 {
 		return 0
 	}
 	return l.Size
 }
 
-func (a pause) remaining(l *Limit, s level, now int64) int64 { return a.room(l, s, 0, now) }
-
-func (pause) wait(_ *Limit, s level, _, now int64) int64 { return max(s.clear-now, 0) }
-
-func (pause) units(_ *Limit, s level, now int64) int64 { return min(max(s.clear-now, 0), 1) }
-
-func (pause) add(l *Limit, s level, _ int64, at moment) level {
-	return level{clear: max(s.clear, at.now) + l.rate()}
+func (a pause) Remaining(l *bucket.Limit, s bucket.Level, now int64) int64 {
+	return a.Room(l, s, 0, now)
 }
 
-func (pause) atLeast(l *Limit, s level, _, _ int64, at moment) level {
-	return level{clear: max(s.clear, at.now+l.rate())}
+func (pause) Wait(_ *bucket.Limit, s bucket.Level, _, now int64) int64 { return max(s.Clear-now, 0) }
+
+func (pause) Units(_ *bucket.Limit, s bucket.Level, now int64) int64 {
+	return min(max(s.Clear-now, 0), 1)
 }
 
-func (pause) count(_ *Limit, s level, _, _ int64, _ moment) level { return s }
-
-func (pause) join(_ *Limit, a, b level, _ time.Duration, _ bool) level {
-	return level{clear: max(a.clear, b.clear)}
+func (pause) Add(l *bucket.Limit, s bucket.Level, _ int64, at bucket.Moment) bucket.Level {
+	return bucket.Level{Clear: max(s.Clear, at.Now) + l.Rate()}
 }
 
-func (pause) arriving(_ *Limit, s ahead, _ int64) (ahead, bool) { return s, false }
+func (pause) AtLeast(l *bucket.Limit, s bucket.Level, _, _ int64, at bucket.Moment) bucket.Level {
+	return bucket.Level{Clear: max(s.Clear, at.Now+l.Rate())}
+}
 
-func (pause) ending(_ *Limit, s level, _, _ int64) level { return s }
+func (pause) Count(_ *bucket.Limit, s bucket.Level, _, _ int64, _ bucket.Moment) bucket.Level {
+	return s
+}
+
+func (pause) Join(_ *bucket.Limit, a, b bucket.Level, _ time.Duration, _ bool) bucket.Level {
+	return bucket.Level{Clear: max(a.Clear, b.Clear)}
+}
+
+func (pause) Arriving(_ *bucket.Limit, s bucket.Ahead, _ int64) (bucket.Ahead, bool) { return s, false }
+
+func (pause) Ending(_ *bucket.Limit, s bucket.Level, _, _ int64) bucket.Level { return s }
 
 const pauseLua = `
 local function pause(what, clear, rest, n, at, size, rate, _, _, other)
@@ -77,9 +85,9 @@ end
 // line in the two lists: with no more than that, both stores decide by it, alone and
 // beside others, and a node goes on from what a server told, and back.
 func TestAlgorithmPlugsIn(t *testing.T) {
-	toy := Algorithm(len(algorithms))
-	algorithms = append(algorithms, algorithm{"pause", 'p', 0, false, aheadNever, pause{}})
-	t.Cleanup(func() { algorithms = algorithms[:toy] })
+	toy := bucket.Algorithm(len(bucket.Algorithms))
+	bucket.Algorithms = append(bucket.Algorithms, bucket.Kind{Name: "pause", Letter: 'p', Drip: 0, Entries: false, Charging: bucket.AheadNever, Counting: pause{}})
+	t.Cleanup(func() { bucket.Algorithms = bucket.Algorithms[:toy] })
 	const first = "if kind == FIXED then"
 	source := strings.Replace(takeSource, first, fmt.Sprintf("if kind == %d then%sothers[%d] = pause\nelse%s", toy, pauseLua, toy, first), 1)
 

@@ -16,7 +16,14 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
+
+// warmingUp returns a Limit that warms up with some cold factor.
+func warmingUp(n int64, d, warmUp time.Duration, factor float64) Limit {
+	return Limit(bucket.WarmingUp(n, d, warmUp, factor))
+}
 
 // warmer is a limit that warms up as Guava describes it: it stores permits, which
 // grow with idle time, and waits for the area under the line of their prices. It
@@ -124,7 +131,7 @@ func drawWarm(t *rapid.T) Limit {
 		})).Draw(t, "warm-up")
 	factor := rapid.OneOf(
 		rapid.SampledFrom([]float64{1, 1.001, 2, 3, 3, 3, 10, 1e6}), rapid.Float64Range(1, 100)).Draw(t, "cold factor")
-	return WarmingUp(min(n, d.Microseconds()), d, warmUp, factor)
+	return warmingUp(min(n, d.Microseconds()), d, warmUp, factor)
 }
 
 // drawWaiting draws how much larger l is for requests that wait.
@@ -154,9 +161,9 @@ func drawWarmGap(t *rapid.T, l Limit, last Decision, wait time.Duration) int64 {
 	case 5:
 		gap = last.Clear.Microseconds() + off.Draw(t, "off by")
 	case 6:
-		gap = wait.Microseconds() + rapid.Int64Range(0, l.warmUp()).Draw(t, "idle")
+		gap = wait.Microseconds() + rapid.Int64Range(0, l.of().WarmUp()).Draw(t, "idle")
 	case 7:
-		gap = rapid.Int64Range(0, 2*l.rate()).Draw(t, "µs")
+		gap = rapid.Int64Range(0, 2*l.of().Rate()).Draw(t, "µs")
 	}
 	return max(gap, 0) % (5 * 365 * 24 * 3600 * 1e6)
 }
@@ -187,12 +194,12 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			b := Bucket{Limit: l, Cost: cost}
 			wait = b.RoomIn(&got)
 			if got.Never {
-				wait = time.Duration(max(s.level.free()-m.reach-s.now, 0)) * time.Microsecond
+				wait = time.Duration(max(s.level.Free()-m.reach-s.now, 0)) * time.Microsecond
 			}
 			if free := time.Duration(max(m.free-m.reach-s.now, 0)) * time.Microsecond; (wait - free).Abs() > m.exact() {
 				t.Fatalf("%+v, request %d, cost %d, at %d µs: would be denied for %v, want %v", l, i, cost, s.now, wait, free)
 			}
-			known := l.Delayed(365*24*time.Hour, cost) > 0
+			known := l.of().Delayed(365*24*time.Hour, cost) > 0
 			switch delay := b.Delay(&got, m.waiting); {
 			case got.Denied || m.waiting == 0:
 				if delay != 0 {
@@ -205,7 +212,7 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			case !known:
 				seen.unknown++
 			}
-			if m.free = s.level.free(); s.level.clear <= s.now {
+			if m.free = s.level.Free(); s.level.Clear <= s.now {
 				m.free = s.now
 			}
 			want.Remaining = m.remaining(s.now)
@@ -215,15 +222,15 @@ func TestWarmUpFollowsDescription(t *testing.T) {
 			switch {
 			case last.Denied:
 				seen.denied++
-			case last.Clear.Microseconds() > l.warmUp():
+			case last.Clear.Microseconds() > l.of().WarmUp():
 				seen.warm++
-			case last.Clear.Microseconds() < 2*l.rate():
+			case last.Clear.Microseconds() < 2*l.of().Rate():
 				seen.cold++
 			default:
 				seen.admitted++
 			}
-			m.stored = m.most - float64(max(s.level.rest, 0))/m.each
-			if s.level.clear <= s.now {
+			m.stored = m.most - float64(max(s.level.Rest, 0))/m.each
+			if s.level.Clear <= s.now {
 				m.stored = m.most
 			}
 		}
@@ -245,17 +252,17 @@ func TestWarmUpPublishedFigures(t *testing.T) {
 		steps []int64 // the cost, or idle milliseconds beyond the wait if negative
 		waits []int64 // after each cost, in ms
 	}{
-		{"one by one", WarmingUp(2, time.Second, 4*time.Second, 3), []int64{1, 1, 1, 1, 1, 1}, []int64{1375, 1125, 875, 625, 500, 500}},
-		{"idle", WarmingUp(2, time.Second, 4*time.Second, 3),
+		{"one by one", warmingUp(2, time.Second, 4*time.Second, 3), []int64{1, 1, 1, 1, 1, 1}, []int64{1375, 1125, 875, 625, 500, 500}},
+		{"idle", warmingUp(2, time.Second, 4*time.Second, 3),
 			[]int64{1, 1, 1, 1, 1, -500, 1, 1, -4000, 1, 1, 1}, []int64{1375, 1125, 875, 625, 500, 500, 500, 1375, 1125, 875}},
-		{"half cold", WarmingUp(2, time.Second, 4*time.Second, 3),
+		{"half cold", warmingUp(2, time.Second, 4*time.Second, 3),
 			[]int64{1, 1, 1, 1, 1, 1, 1, 1, -3000, 1, 1, 1}, []int64{1375, 1125, 875, 625, 500, 500, 500, 500, 875, 625, 500}},
-		{"several units", WarmingUp(10, 5*time.Second, 4*time.Second, 3), []int64{4, 4, 5}, []int64{4000, 2000, 2500}},
-		{"all at once", WarmingUp(10, 5*time.Second, 4*time.Second, 3), []int64{10, 1}, []int64{7000, 500}},
+		{"several units", warmingUp(10, 5*time.Second, 4*time.Second, 3), []int64{4, 4, 5}, []int64{4000, 2000, 2500}},
+		{"all at once", warmingUp(10, 5*time.Second, 4*time.Second, 3), []int64{10, 1}, []int64{7000, 500}},
 		// Intervals of 0.2 s, cold ones of 2 s: half of 5 s of them is 12.5 permits, and 2·5 s/2.2 s
 		// are above. A permit of those lowers the price by 0.396 s.
-		{"cold factor 10", WarmingUp(5, time.Second, 5*time.Second, 10), []int64{1, 1, 1, 1, 1, 1}, []int64{1802, 1406, 1010, 614, 258, 200}},
-		{"no warm-up", WarmingUp(5, time.Second, 5*time.Second, 1), []int64{1, 2, 1}, []int64{200, 400, 200}},
+		{"cold factor 10", warmingUp(5, time.Second, 5*time.Second, 10), []int64{1, 1, 1, 1, 1, 1}, []int64{1802, 1406, 1010, 614, 258, 200}},
+		{"no warm-up", warmingUp(5, time.Second, 5*time.Second, 1), []int64{1, 2, 1}, []int64{200, 400, 200}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s, waits := newSubject(1e15), []int64(nil)
@@ -291,13 +298,13 @@ func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
 	check := func(t rapid.TB, l Limit, costs, idles []int64) (waits []int64) {
 		t.Helper()
 		m, s := newExactWarmer(l), newSubject(1_790_000_000_123_456)
-		wasIdle := l.warmUp() < 6 // a microsecond is much of its store
+		wasIdle := l.of().WarmUp() < 6 // a microsecond is much of its store
 		for i, cost := range costs {
-			if s.now > 1_790_000_000_123_456+horizon {
+			if s.now > 1_790_000_000_123_456+bucket.Horizon {
 				break // no clock goes that far
 			}
 			s.take(t, l, cost)
-			want, got := m.take(cost), s.level.free()-s.now
+			want, got := m.take(cost), s.level.Free()-s.now
 			waits = append(waits, got)
 			least, most := m.rounded(want)
 			switch {
@@ -321,8 +328,8 @@ func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
 		l    Limit
 		want []int64
 	}{
-		{WarmingUp(10, time.Second, 4*time.Second, 10), []int64{938_125, 814_375, 690_625, 566_875, 443_125, 319_375, 195_625, 104_603, 100_000}},
-		{WarmingUp(2, time.Second, 4*time.Second, 3), []int64{1_375_000, 1_125_000, 875_000, 625_000, 500_000}},
+		{warmingUp(10, time.Second, 4*time.Second, 10), []int64{938_125, 814_375, 690_625, 566_875, 443_125, 319_375, 195_625, 104_603, 100_000}},
+		{warmingUp(2, time.Second, 4*time.Second, 3), []int64{1_375_000, 1_125_000, 875_000, 625_000, 500_000}},
 	} {
 		n := len(tc.want)
 		if got := check(t, tc.l, slices.Repeat([]int64{1}, n), make([]int64, n)); !slices.Equal(got, tc.want) {
@@ -331,7 +338,7 @@ func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
 	}
 	checkTraces(t, 60, func(t *rapid.T) {
 		l := drawWarm(t)
-		if l.Validate() != nil || l.interval() < 1.5 {
+		if l.Validate() != nil || l.of().Interval() < 1.5 {
 			t.Skip()
 		}
 		n := rapid.IntRange(1, 30).Draw(t, "requests")
@@ -339,7 +346,7 @@ func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
 		for i := range n {
 			costs[i] = min(drawWarmCost(t, l), l.Size)
 			if rapid.IntRange(0, 5).Draw(t, "idle") == 0 {
-				idles[i] = rapid.Int64Range(0, l.warmUp()).Draw(t, "µs")
+				idles[i] = rapid.Int64Range(0, l.of().WarmUp()).Draw(t, "µs")
 			}
 		}
 		check(t, l, costs, idles)
@@ -357,10 +364,10 @@ type exactWarmer struct {
 
 // newExactWarmer returns the cold description of l.
 func newExactWarmer(l Limit) *exactWarmer {
-	m, warmUp := new(exactWarmer), big.NewRat(l.warmUp(), 1)
-	m.interval.SetFrac64(l.rate(), l.DripSize)
+	m, warmUp := new(exactWarmer), big.NewRat(l.of().WarmUp(), 1)
+	m.interval.SetFrac64(l.of().Rate(), l.DripSize)
 	var cold, threshold big.Rat
-	cold.Mul(&m.interval, big.NewRat(int64(l.ColdFactor), thousandths))
+	cold.Mul(&m.interval, big.NewRat(int64(l.ColdFactor), 1000))
 	threshold.Quo(warmUp, &m.interval).Mul(&threshold, big.NewRat(1, 2))
 	m.above.Add(&m.interval, &cold).Inv(&m.above).Mul(&m.above, warmUp).Mul(&m.above, big.NewRat(2, 1))
 	m.slope.Sub(&cold, &m.interval).Quo(&m.slope, &m.above)
@@ -474,8 +481,8 @@ func checkWarmUp(t rapid.TB, l Limit, admitted []charge, lost bool) {
 // longest delay before the next free moment and wait until then, one after the other, as
 // slowly as if they had come then. What is denied is told when it may be admitted to wait.
 func TestWarmUpWaits(t *testing.T) {
-	l := WarmingUp(2, time.Second, 4*time.Second, 3)
-	more := l.Delayed(4*time.Second, 1)
+	l := warmingUp(2, time.Second, 4*time.Second, 3)
+	more := l.of().Delayed(4*time.Second, 1)
 	l.Size += more
 	now := time.Duration(1e15)
 	v := newVirtual(t, redistest.Start(t), "rl:")
@@ -528,16 +535,16 @@ func TestWarmUpWaitersRunEvenly(t *testing.T) {
 		n := rapid.Int64Range(1, 30).Draw(t, "units")
 		cost := rapid.Int64Range(1, min(n, 5)).Draw(t, "cost")
 		warmUp := time.Duration(rapid.Int64Range(2*cost+1, 50).Draw(t, "warm-up")) * d.Truncate(time.Duration(n)*time.Microsecond) / time.Duration(n)
-		l := WarmingUp(n, d, warmUp, rapid.SampledFrom([]float64{1, 1.5, 3, 3, 10, 1000}).Draw(t, "cold factor"))
-		longest := time.Duration(rapid.Int64Range(l.DripTime(1).Microseconds(), 20*l.rate()).Draw(t, "longest delay")) * time.Microsecond
-		more := l.Delayed(longest, cost)
+		l := warmingUp(n, d, warmUp, rapid.SampledFrom([]float64{1, 1.5, 3, 3, 10, 1000}).Draw(t, "cold factor"))
+		longest := time.Duration(rapid.Int64Range(l.of().DripTime(1).Microseconds(), 20*l.of().Rate()).Draw(t, "longest delay")) * time.Microsecond
+		more := l.of().Delayed(longest, cost)
 		if more == 0 {
 			t.Fatalf("%+v, cost %d: none may wait", l, cost)
 		}
 		l.Size += more
 		s, runs := newSubject(1_790_000_000_123_456), []charge(nil)
 		for range rapid.IntRange(1, 40).Draw(t, "requests") {
-			s.now += rapid.Int64Range(0, 2*l.rate()/l.DripSize).Draw(t, "gap")
+			s.now += rapid.Int64Range(0, 2*l.of().Rate()/l.DripSize).Draw(t, "gap")
 			b := Bucket{Limit: l, Cost: cost}
 			d := s.take(t, l, cost)
 			if d.Denied {
@@ -584,15 +591,15 @@ func TestDelayed(t *testing.T) {
 		{Limit{Size: MaxUnits, DripInterval: time.Microsecond, DripSize: MaxUnits}, time.Hour, 1, MaxUnits},
 		{FixedWindow(5, time.Second), time.Hour, 1, 0},
 		{SlidingLog(5, time.Second), time.Hour, 1, 0},
-		{WarmingUp(2, time.Second, 4*time.Second, 3), 1600 * time.Millisecond, 0, 3},
-		{WarmingUp(2, time.Second, 4*time.Second, 3), 499 * time.Millisecond, 1, 0},
-		{WarmingUp(2, time.Second, 4*time.Second, 3), time.Second, 3, 0},       // more than the size
-		{WarmingUp(10, 5*time.Second, 4*time.Second, 3), time.Second, 4, 2},    // just warm in the end
-		{WarmingUp(10, 5*time.Second, 4*time.Second, 3), time.Second, 5, 0},    // not
-		{WarmingUp(10, 5*time.Second, time.Microsecond, 1), time.Second, 9, 2}, // always warm
-		{WarmingUp(1_000_000, time.Second, time.Hour, 3), 1<<50 - 1, 1, (1<<50 - 1) / 1000},
+		{warmingUp(2, time.Second, 4*time.Second, 3), 1600 * time.Millisecond, 0, 3},
+		{warmingUp(2, time.Second, 4*time.Second, 3), 499 * time.Millisecond, 1, 0},
+		{warmingUp(2, time.Second, 4*time.Second, 3), time.Second, 3, 0},       // more than the size
+		{warmingUp(10, 5*time.Second, 4*time.Second, 3), time.Second, 4, 2},    // just warm in the end
+		{warmingUp(10, 5*time.Second, 4*time.Second, 3), time.Second, 5, 0},    // not
+		{warmingUp(10, 5*time.Second, time.Microsecond, 1), time.Second, 9, 2}, // always warm
+		{warmingUp(1_000_000, time.Second, time.Hour, 3), 1<<50 - 1, 1, (1<<50 - 1) / 1000},
 	} {
-		if got := tc.l.Delayed(tc.d, tc.cost); got != tc.want {
+		if got := tc.l.of().Delayed(tc.d, tc.cost); got != tc.want {
 			t.Errorf("%+v, %v, cost %d: %d, want %d", tc.l, tc.d, tc.cost, got, tc.want)
 		}
 	}
@@ -605,7 +612,7 @@ func TestDelayed(t *testing.T) {
 // TestHeldUnitsDoNotWait guards that a bucket whose requests hold units and may wait is
 // refused, since they would run in an unknown order.
 func TestHeldUnitsDoNotWait(t *testing.T) {
-	b := Bucket{Name: "w", Key: "k", Limit: waiting(WarmingUp(2, time.Second, 4*time.Second, 3), 1), Cost: 1, Hold: true}
+	b := Bucket{Name: "w", Key: "k", Limit: waiting(warmingUp(2, time.Second, 4*time.Second, 3), 1), Cost: 1, Hold: true}
 	if _, err := NewMemory().Take(t.Context(), Request{Buckets: []Bucket{b}, Held: new(Held)}, nil); !errors.Is(err, errHeldWaits) {
 		t.Errorf("error %v, want %v", err, errHeldWaits)
 	}
@@ -616,7 +623,7 @@ func TestHeldUnitsDoNotWait(t *testing.T) {
 func TestWarmUpBound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	l := WarmingUp(100, time.Second, time.Second, 3)
+	l := warmingUp(100, time.Second, time.Second, 3)
 	for _, tc := range []struct {
 		name  string
 		store Store
@@ -654,7 +661,7 @@ func TestWarmUpBound(t *testing.T) {
 // cold or warm.
 func TestWarmUpClockSetBack(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	l := WarmingUp(4, time.Minute, 10*time.Minute, 3)
+	l := warmingUp(4, time.Minute, 10*time.Minute, 3)
 	for _, back := range []time.Duration{
 		time.Microsecond, time.Second, 16 * time.Second, time.Minute, 5 * time.Minute, time.Hour, 365 * 24 * time.Hour,
 	} {
@@ -705,24 +712,24 @@ func TestWarmHigher(t *testing.T) {
 		if l.Validate() != nil {
 			t.Skip()
 		}
-		draw := func(label string) level {
+		draw := func(label string) bucket.Level {
 			slack := rapid.Int64Range(0, int64(newWarmer(l).full)).Draw(t, label+" slack")
-			return level{slack + rapid.Int64Range(-slack, 2*l.rate()).Draw(t, label+" free"), slack}
+			return bucket.Level{Clear: slack + rapid.Int64Range(-slack, 2*l.of().Rate()).Draw(t, label+" free"), Rest: slack}
 		}
 		a, b := draw("a"), draw("b")
-		sum := l.join(a, b, 0, false)
-		if other := l.join(b, a, 0, false); other != sum || l.join(sum, a, 0, false) != sum || l.join(a, a, 0, false) != a {
+		sum := l.of().Join(a, b, 0, false)
+		if other := l.of().Join(b, a, 0, false); other != sum || l.of().Join(sum, a, 0, false) != sum || l.of().Join(a, a, 0, false) != a {
 			t.Fatalf("%+v and %+v: %+v, or %+v the other way", a, b, sum, other)
 		}
-		if sum.free() != max(a.free(), b.free()) || sum.clear != max(a.clear, b.clear) || sum.rest < 0 || sum.rest > l.warmUp() {
+		if sum.Free() != max(a.Free(), b.Free()) || sum.Clear != max(a.Clear, b.Clear) || sum.Rest < 0 || sum.Rest > l.of().WarmUp() {
 			t.Fatalf("%+v and %+v: %+v", a, b, sum)
 		}
-		now := max(a.free(), 0)
-		if a = a.at(now); a.clear == now {
+		now := max(a.Free(), 0)
+		if a = a.At(now); a.Clear == now {
 			return
 		}
-		later := l.add(a, rapid.Int64Range(1, l.Size).Draw(t, "cost"), moment{now: now})
-		if got := l.join(a, later, 0, false); got != later {
+		later := l.of().Add(a, rapid.Int64Range(1, l.Size).Draw(t, "cost"), bucket.Moment{Now: now})
+		if got := l.of().Join(a, later, 0, false); got != later {
 			t.Fatalf("%+v, and %+v after one more request: %+v", a, later, got)
 		}
 	})
@@ -734,72 +741,6 @@ func waiting(l Limit, units int64) Limit {
 	return l
 }
 
-// TestWarmUpValidate guards the numbers of limits that warm up.
-func TestWarmUpValidate(t *testing.T) {
-	other := WarmingUp(1, time.Second, time.Second, 3)
-	other.Aligned = false
-	leaky := PerSecond(1)
-	leaky.ColdFactor = 3000
-	large := WarmingUp(1, time.Hour, time.Second, 3)
-	large.Size = MaxUnits
-	const years = horizon * time.Microsecond
-	for _, tc := range []struct {
-		l    Limit
-		want string
-	}{
-		{WarmingUp(1, time.Microsecond, time.Microsecond, 1), ""},
-		{WarmingUp(1_000_000, time.Second, time.Microsecond, MaxColdFactor), ""},
-		{WarmingUp(1, years-4*time.Microsecond, time.Microsecond, MaxColdFactor), ""},
-		{WarmingUp(1, time.Second, years/2-500_001*time.Microsecond, 3), ""},
-		{waiting(WarmingUp(1, time.Second, time.Second, 3), horizon/2_000_000-2), ""},
-		{
-			waiting(WarmingUp(1, time.Second, time.Second, 3), horizon/2_000_000),
-			"size 562949954, rate of 1/1s, warm-up of 1s: the time for size and twice the warm-up must be at most 35 years",
-		},
-		{WarmingUp(0, time.Second, time.Second, 3), "size 0: must be from 1 to 562949953421312"},
-		{WarmingUp(1, 0, time.Second, 3), "drip rate 0s: must be a whole number of microseconds, at least 1µs"},
-		{WarmingUp(2, time.Microsecond, time.Second, 3), "rate of 2/1µs: must be at most one unit for each microsecond"},
-		{WarmingUp(1, time.Second, 0, 3), "warm-up of 0s: must be a whole number of microseconds, at least 1µs"},
-		{WarmingUp(1, time.Second, 1500, 3), "warm-up of 1.5µs: must be a whole number of microseconds, at least 1µs"},
-		{WarmingUp(1, time.Second, time.Second, 0.9994), "cold factor 0.999: must be from 1 to 1000000"},
-		{WarmingUp(1, time.Second, time.Second, 0), "cold factor 0: must be from 1 to 1000000"},
-		{WarmingUp(1, time.Second, time.Second, MaxColdFactor+1), "cold factor 0: must be from 1 to 1000000"},
-		{WarmingUp(1, time.Second, time.Second, math.NaN()), "cold factor 0: must be from 1 to 1000000"},
-		{WarmingUp(1, time.Second, time.Second, math.Inf(1)), "cold factor 0: must be from 1 to 1000000"},
-		{
-			WarmingUp(1, years, time.Microsecond, 3),
-			"size 1, rate of 1/312749h58m26.842624s, warm-up of 1µs: the time for size and twice the warm-up must be at most 35 years",
-		},
-		{
-			WarmingUp(1, time.Second, years/2, 3),
-			"size 1, rate of 1/1s, warm-up of 156374h59m13.421312s: the time for size and twice the warm-up must be at most 35 years",
-		},
-		{large, "size 562949953421312, rate of 1/1h0m0s, warm-up of 1s: the time for size and twice the warm-up must be at most 35 years"},
-		{other, "warm-up: must be made by WarmingUp"},
-		{leaky, "cold factor 3: must be 0 unless the bucket warms up"},
-	} {
-		checkValidate(t, tc.l, tc.want)
-	}
-}
-
-// TestWarmUpStaysWithinHorizon guards that no level of a valid limit is too far ahead
-// for the numbers of Redis, nor further than its DrainTime says.
-func TestWarmUpStaysWithinHorizon(t *testing.T) {
-	checkTraces(t, 20, func(t *rapid.T) {
-		l := drawWarm(t)
-		if l.Validate() != nil {
-			t.Skip()
-		}
-		l = drawWaiting(t, l)
-		s := level{rest: rapid.Int64Range(0, l.warmUp()).Draw(t, "slack")}
-		s.clear = s.rest + warm{}.reach(&l)
-		s = l.add(s, rapid.Int64Range(1, l.Size).Draw(t, "cost"), moment{})
-		if s.rest < 0 || s.rest > l.warmUp() || s.free() < 1 || s.clear > l.DrainTime().Microseconds() || s.clear > horizon {
-			t.Fatalf("%+v: %+v, drains in %v", l, s, l.DrainTime())
-		}
-	})
-}
-
 // TestRedisJoinsWarmUps guards that the server joins a level that it is told with its
 // own as this process does, except if both know the same requests: then it keeps its
 // own, as the other is only late.
@@ -808,40 +749,40 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
-		l := WarmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3)
-		draw := func(label string) level {
-			slack := rapid.Int64Range(0, l.warmUp()).Draw(t, label+" slack")
-			return level{slack + rapid.Int64Range(min(1-slack, 0), 3e6).Draw(t, label+" free"), slack}
+		l := warmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3)
+		draw := func(label string) bucket.Level {
+			slack := rapid.Int64Range(0, l.of().WarmUp()).Draw(t, label+" slack")
+			return bucket.Level{Clear: slack + rapid.Int64Range(min(1-slack, 0), 3e6).Draw(t, label+" free"), Rest: slack}
 		}
 		stored, told := draw("stored"), draw("told")
 		if rapid.Bool().Draw(t, "late") {
-			told = level{stored.clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), stored.rest}
+			told = bucket.Level{Clear: stored.Clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), Rest: stored.Rest}
 		}
-		if stored.clear <= 0 || told.clear <= 0 {
+		if stored.Clear <= 0 || told.Clear <= 0 {
 			t.Skip()
 		}
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 3} // never admitted, so nothing is charged
 		server := stored
-		server.clear += v.now
+		server.Clear += v.now
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(told), 0, dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(told), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := l.join(stored, told, 0, false)
-		if dirty == unsure && stored.rest == told.rest && (told.clear-stored.clear)*2 < 500_000 && (stored.clear-told.clear)*2 < 500_000 {
+		want := l.of().Join(stored, told, 0, false)
+		if dirty == unsure && stored.Rest == told.Rest && (told.Clear-stored.Clear)*2 < 500_000 && (stored.Clear-told.Clear)*2 < 500_000 {
 			want = stored
 			seen["late"]++
 		} else {
 			seen["joined"]++
 		}
-		if outcomes[0].after(0) != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].ahead, want)
+		if outcomes[0].After(0) != want {
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].Ahead, want)
 		}
-		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.clear-v.now != want.clear || now.rest != want.rest {
+		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.Clear-v.now != want.Clear || now.Rest != want.Rest {
 			t.Fatalf("stored %+v, want %+v", now, want)
 		}
 	})
@@ -855,8 +796,8 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 // as this process decides alike, and if they are held too each waits for those before it.
 func TestWarmUpWaitsBesideUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
-	more := b.Limit.Delayed(4*time.Second, 1)
+	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	more := b.Limit.of().Delayed(4*time.Second, 1)
 	b.Limit.Size += more
 	req := Request{Buckets: []Bucket{b}}
 	const ms = time.Millisecond
@@ -865,8 +806,8 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 		if o.denied || o.held != int64(i+1) {
 			t.Errorf("request %d: %+v", i, o)
 		}
-		o.ahead = b.Limit.atLeast(o.after(0), o.held, moment{}).ahead(0) // as decideSplit does
-		d := b.decision(o.ahead, false, o.by, nil)[0]
+		o.Ahead = b.Limit.of().AtLeast(o.After(0), o.held, bucket.Moment{}).Ahead(0) // as decideSplit does
+		d := b.decision(o.Ahead, false, o.by, nil)[0]
 		if got := b.Delay(&d, more); got != want {
 			t.Errorf("request %d waits %v, want %v", i, got, want)
 		}
@@ -881,20 +822,20 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 			t.Fatal(err)
 		}
 		v.at(t, v.now)
-		l := waiting(WarmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3),
+		l := waiting(warmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3),
 			rapid.Int64Range(0, 20).Draw(t, "waiting"))
 		b := Bucket{Name: "w", Key: "k", Limit: l, Cost: rapid.Int64Range(1, 3).Draw(t, "cost")}
-		rest := rapid.Int64Range(0, l.warmUp()).Draw(t, "rest")
-		s := level{rest + rapid.Int64Range(1, 5_000_000).Draw(t, "free"), rest}
+		rest := rapid.Int64Range(0, l.of().WarmUp()).Draw(t, "rest")
+		s := bucket.Level{Clear: rest + rapid.Int64Range(1, 5_000_000).Draw(t, "free"), Rest: rest}
 		inFlight := int64(0)
 		if rapid.Bool().Draw(t, "beside others") {
 			inFlight = rapid.Int64Range(1, 10).Draw(t, "in flight")
 		}
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{ahead(s), inFlight, own}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(s), inFlight, own}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if fits := l.room(s, inFlight, 0) >= b.Cost; fits == outcomes[0].denied {
+		if fits := l.of().Room(s, inFlight, 0) >= b.Cost; fits == outcomes[0].denied {
 			t.Fatalf("%+v, cost %d, beside %d at %+v: %+v, want room %t", l, b.Cost, inFlight, s, outcomes[0], fits)
 		}
 		seen[fmt.Sprint(outcomes[0].denied, inFlight > 0)]++
@@ -910,7 +851,7 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 // not once they are released.
 func TestWarmUpHoldsUnits(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	ask := func(q *query) outcome {
 		t.Helper()
@@ -938,7 +879,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 		}
 		peek("held", 0, 1, 500*ms, 1125*ms)
 		again := ask(asTab(v.query(toHold(req), 0)))
-		if !again.denied || !again.blocked || again.after(0).free() != 1_125_000 {
+		if !again.denied || !again.blocked || again.After(0).Free() != 1_125_000 {
 			t.Errorf("a request beside held units: %+v", again)
 		}
 		switch end {
@@ -956,7 +897,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 			v.advance(t, 1000*ms+time.Microsecond)
 			peek(end, 1, 0, 875*ms, 375*ms)
 			settleAs(q, verdictAdmitted, []outcome{o})
-			if o := ask(q); o.clear != 875_000 || o.rest != 500_000 {
+			if o := ask(q); o.Clear != 875_000 || o.Rest != 500_000 {
 				t.Errorf("settled too late: %+v", o)
 			}
 		}
@@ -968,7 +909,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 // units that are held, and those are charged after that.
 func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(1, 30*365*24*time.Hour, time.Second, 3), Cost: 1}
+	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(1, 30*365*24*time.Hour, time.Second, 3), Cost: 1}
 	b.Limit.CountDenied = true
 	req := Request{Buckets: []Bucket{b}}
 	q := asTab(v.query(toHold(req), 0))
@@ -991,20 +932,20 @@ func TestWarmUpFallback(t *testing.T) {
 	now := 1000 * time.Hour
 	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, time.Minute, "")
-	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	q := queryOf(f, req)
 	f.send(nil, callsOf(q))
-	if o := f.decide(req, nil, false)[0]; !o.denied || o.after(0).free() != 1_375_000 {
+	if o := f.decide(req, nil, false)[0]; !o.denied || o.After(0).Free() != 1_375_000 {
 		t.Errorf("beside a request in flight: %+v", o)
 	}
 	f.drop(q)
-	if o := f.decide(req, nil, false)[0]; o.denied || o.after(0).free() != 1_375_000 || o.rest != 500_000 {
+	if o := f.decide(req, nil, false)[0]; o.denied || o.After(0).Free() != 1_375_000 || o.Rest != 500_000 {
 		t.Errorf("after it was given up: %+v", o)
 	}
 	now += 1500 * time.Millisecond
 	q = queryOf(f, req)
-	if got, want := toldFor(f, q), (toldLevel{ahead{375_000, 500_000}, 0, own}); len(got) != 1 || got[0] != want {
+	if got, want := toldFor(f, q), (toldLevel{bucket.Ahead{Clear: 375_000, Rest: 500_000}, 0, own}); len(got) != 1 || got[0] != want {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 	f.send(nil, callsOf(q))
@@ -1016,7 +957,7 @@ func TestWarmUpFallback(t *testing.T) {
 // TestWarmUpIdentity guards that limits whose numbers differ do not share a bucket,
 // except in what a request may cost.
 func TestWarmUpIdentity(t *testing.T) {
-	l := WarmingUp(2, time.Second, 4*time.Second, 3)
+	l := warmingUp(2, time.Second, 4*time.Second, 3)
 	larger := l
 	larger.Size = 4
 	m, k := NewMemory(), keys{prefix: "rl:"}
@@ -1028,8 +969,8 @@ func TestWarmUpIdentity(t *testing.T) {
 		t.Error("the size is part of the identity")
 	}
 	for _, other := range []Limit{
-		WarmingUp(3, time.Second, 4*time.Second, 3), WarmingUp(4, 2*time.Second, 4*time.Second, 3),
-		WarmingUp(2, time.Second, 5*time.Second, 3), WarmingUp(2, time.Second, 4*time.Second, 4),
+		warmingUp(3, time.Second, 4*time.Second, 3), warmingUp(4, 2*time.Second, 4*time.Second, 3),
+		warmingUp(2, time.Second, 5*time.Second, 3), warmingUp(2, time.Second, 4*time.Second, 4),
 	} {
 		if k.of(of(l)) == k.of(of(other)) || m.hash(of(l)) == m.hash(of(other)) || of(l).limitID() == of(other).limitID() {
 			t.Errorf("%+v shares a bucket with %+v", other, l)
@@ -1046,12 +987,12 @@ func TestWarmUpIdentity(t *testing.T) {
 // count as a cold one.
 func TestRedisForeignWarmUps(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
-	b := Bucket{Name: "w", Key: "k", Limit: WarmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
+	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	of := func(kind byte, clear, rest float64) string {
 		return string(appendDoubles([]byte{kind}, float64(v.now)+clear, rest, float64(v.now)))
 	}
 	for _, value := range []string{
-		"text", "12:1", of(11, 1e6, 4000001), of(11, 1e6, -1), of(11, 1e6, 1.5), of(11, 1e6, horizon), of(11, 3*horizon, 1), of(8, 1e6, 1), of(9, 1e6, 1),
+		"text", "12:1", of(11, 1e6, 4000001), of(11, 1e6, -1), of(11, 1e6, 1.5), of(11, 1e6, bucket.Horizon), of(11, 3*bucket.Horizon, 1), of(8, 1e6, 1), of(9, 1e6, 1),
 	} {
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), value, 0).Err(); err != nil {
 			t.Fatal(err)
@@ -1060,7 +1001,7 @@ func TestRedisForeignWarmUps(t *testing.T) {
 			t.Errorf("%q: peek says %+v, want %+v", value, got, want)
 		}
 		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, nil)
-		if err != nil || outcomes[0].denied || outcomes[0].clear != 1_875_000 || outcomes[0].rest != 500_000 {
+		if err != nil || outcomes[0].denied || outcomes[0].Clear != 1_875_000 || outcomes[0].Rest != 500_000 {
 			t.Errorf("%q: %+v, error %v", value, outcomes, err)
 		}
 	}

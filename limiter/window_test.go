@@ -79,13 +79,13 @@ func drawWindowGap(t *rapid.T, l Limit, last Decision) int64 {
 	case 1:
 		gap = 1
 	case 2:
-		gap = l.rate() + off.Draw(t, "off by")
+		gap = l.of().Rate() + off.Draw(t, "off by")
 	case 3:
 		gap = max(last.RetryAfter, last.Clear).Microseconds() + off.Draw(t, "off by")
 	case 4:
-		gap = rapid.Int64Range(0, l.rate()/2).Draw(t, "µs")
+		gap = rapid.Int64Range(0, l.of().Rate()/2).Draw(t, "µs")
 	case 5:
-		gap = rapid.Int64Range(0, 5).Draw(t, "windows") * l.rate()
+		gap = rapid.Int64Range(0, 5).Draw(t, "windows") * l.of().Rate()
 	}
 	return max(gap, 0) % (5 * 365 * 24 * 3600 * 1e6) // within the years that a Duration can tell
 }
@@ -167,26 +167,6 @@ func TestWindowsDoubleAtTheirEdge(t *testing.T) {
 	s.now = minute.Add(2 * time.Minute).UnixMicro()
 	if n := s.flood(t, l); n != 5 {
 		t.Errorf("%d admitted in the third window, want 5", n)
-	}
-}
-
-// TestPhaseValidate guards that the moments of aligned drips are not ambiguous.
-func TestPhaseValidate(t *testing.T) {
-	for _, tc := range []struct {
-		aligned bool
-		phase   time.Duration
-		want    string
-	}{
-		{false, 0, ""},
-		{true, 0, ""},
-		{true, time.Second - time.Microsecond, ""},
-		{false, 1, "phase 1ns: must be 0 if drips are not aligned"},
-		{true, -time.Microsecond, "phase -1µs: must be a whole number of microseconds, from 0 to less than the drip rate, 1s"},
-		{true, time.Second, "phase 1s: must be a whole number of microseconds, from 0 to less than the drip rate, 1s"},
-		{true, time.Nanosecond, "phase 1ns: must be a whole number of microseconds, from 0 to less than the drip rate, 1s"},
-	} {
-		l := Limit{Size: 1, DripInterval: time.Second, Aligned: tc.aligned, Phase: tc.phase}
-		checkValidate(t, l, tc.want)
 	}
 }
 

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // newScript returns a script with the given source, which replies as core.lua
 // does.
 func newScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
-	probe := query{what: whatProbe, buckets: []asked{{limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}}}}
+	probe := query{what: whatProbe, buckets: []asked{{limit: bucket.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}}}}
 	s.ProbeArg, s.ProbeReplies = string(probe.appendGroup(nil)), probe.replies()
 	s.Wrote = func(c *redisscript.Call) bool {
 		if q, ok := c.Owner.(*query); ok {
@@ -44,11 +46,11 @@ func (q *query) appendGroup(b []byte) []byte {
 	b = append(b, q.what, bit(tells))
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		size, rate, drip, phase := p.limit.doubles(p.cost)
+		size, rate, drip, phase := p.limit.Doubles(p.cost)
 		b = append(b, byte(p.limit.Algorithm), bit(p.limit.CountDenied)|bit(p.dryRun)<<1|bit(p.held != nil)<<2, p.role())
 		b = appendDoubles(b, size, rate, drip, phase, float64(p.cost))
 		if tells {
-			b = appendDoubles(b, float64(p.told.clear), float64(p.told.rest), float64(p.told.inFlight))
+			b = appendDoubles(b, float64(p.told.Clear), float64(p.told.Rest), float64(p.told.inFlight))
 			b = append(b, bit(p.told.dirty == own)|bit(p.told.dirty == clean)<<1)
 		}
 		if q.what == whatLease {
@@ -128,31 +130,31 @@ func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err e
 		denied, blocked := rest < 0, false
 		if denied {
 			rest = -1 - rest
-			if blocked = rest >= horizon; blocked {
-				rest -= horizon
+			if blocked = rest >= bucket.Horizon; blocked {
+				rest -= bucket.Horizon
 			}
 		}
-		if left < 0 || left > horizon || rest >= limit.restEnd() || left == 0 && rest > 0 {
+		if left < 0 || left > bucket.Horizon || rest >= limit.RestEnd() || left == 0 && rest > 0 {
 			return dst, false, fmt.Errorf("reply of %d, %d is no bucket", reply[0], reply[1])
 		}
-		outcomes = append(outcomes, outcome{ahead: ahead{left, rest}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})
+		outcomes = append(outcomes, outcome{Ahead: bucket.Ahead{Clear: left, Rest: rest}, denied: denied, blocked: blocked, foreign: foreign, by: DecidedByRedis})
 		o := &outcomes[len(outcomes)-1]
 		if q.what <= byte(AccountingEach) {
 			_, o.unused = pools.next(q.buckets[i].borrows, q.buckets[i].pool, !denied)
 		}
 		if n := q.repliesOf(i); n == 4 {
-			if o.held, o.receipt = reply[2], reply[3]; o.held < 0 || o.held > horizon || o.receipt < -1 || o.receipt > 1<<53 {
+			if o.held, o.receipt = reply[2], reply[3]; o.held < 0 || o.held > bucket.Horizon || o.receipt < -1 || o.receipt > 1<<53 {
 				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.receipt)
 			}
 			reply = reply[4:]
 		} else {
 			reply = reply[2:]
 		}
-		if limit.keepsEntries() {
-			v := &entriesLevel{units: logs[0], clear: logs[1], again: logs[2], one: logs[3]}
+		if limit.KeepsEntries() {
+			v := &bucket.EntriesLevel{Units: logs[0], Clear: logs[1], Again: logs[2], One: logs[3]}
 			logs = logs[entriesReplies:]
-			if least, most := min(v.units, v.clear, v.again, v.one), max(v.units, v.clear, v.again, v.one); least < 0 || most > horizon {
-				return dst, false, fmt.Errorf("reply of %d, %d, %d, %d is no log", v.units, v.clear, v.again, v.one)
+			if least, most := min(v.Units, v.Clear, v.Again, v.One), max(v.Units, v.Clear, v.Again, v.One); least < 0 || most > bucket.Horizon {
+				return dst, false, fmt.Errorf("reply of %d, %d, %d, %d is no log", v.Units, v.Clear, v.Again, v.One)
 			}
 			o.entries = v
 		}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // Units parses a number of units.
@@ -31,8 +31,8 @@ const wantWhole = "a whole number"
 func Cost(text string) (int64, string) {
 	n, err := strconv.ParseUint(text, 10, 64)
 	switch {
-	case errors.Is(err, strconv.ErrRange) || err == nil && n > limiter.MaxUnits:
-		return 0, fmt.Sprintf("a whole number of at most %d", int64(limiter.MaxUnits))
+	case errors.Is(err, strconv.ErrRange) || err == nil && n > bucket.MaxUnits:
+		return 0, fmt.Sprintf("a whole number of at most %d", int64(bucket.MaxUnits))
 	case err != nil:
 		return 0, wantWhole
 	}
@@ -102,17 +102,17 @@ func (f Factor) String() string {
 func (f Factor) Thousandths() uint32 { return uint32(f / 1000) } //nolint:gosec // it is
 
 // Divide returns size divided by f, rounded up, at least 1. Results above
-// limiter.MaxUnits are capped at one more than that. f must not be 0.
+// bucket.MaxUnits are capped at one more than that. f must not be 0.
 func (f Factor) Divide(size int64) int64 {
 	hi, lo := bits.Mul64(uint64(size), 1e6)
 	if hi >= uint64(f) {
-		return limiter.MaxUnits + 1
+		return bucket.MaxUnits + 1
 	}
 	n, rest := bits.Div64(hi, lo, uint64(f))
 	if rest > 0 {
 		n++
 	}
-	return int64(min(n, limiter.MaxUnits+1))
+	return int64(min(n, bucket.MaxUnits+1))
 }
 
 // Rate is a number of units per duration.
@@ -154,14 +154,14 @@ func ParseRate(text string) (Rate, string) {
 // Limit returns the limit of the given size; 0 means that the size depends on the
 // request. The drip must not depend on it: it is then a single unit, which fits in
 // any size, if that results in the exact rate.
-func (r Rate) Limit(size int64) (limiter.Limit, error) {
+func (r Rate) Limit(size int64) (bucket.Limit, error) {
 	if size > 0 {
-		return limiter.NewLimit(r.Units, r.Each, size)
+		return bucket.OfRate(r.Units, r.Each, size)
 	}
-	if l, err := limiter.NewLimit(r.Units, r.Each, 1); err == nil {
+	if l, err := bucket.OfRate(r.Units, r.Each, 1); err == nil {
 		return l, nil
 	}
-	return limiter.NewLimit(r.Units, r.Each, r.Units)
+	return bucket.OfRate(r.Units, r.Each, r.Units)
 }
 
 // DurationText returns a duration as people write it, such as 365d, 1h30m or 200ms.

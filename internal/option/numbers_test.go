@@ -11,7 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // absurd are texts that no number, duration or rate can be, but for those that a parser
@@ -187,8 +187,8 @@ func divided(size int64, f Factor) int64 {
 	if n.Sign() == 0 {
 		return 1
 	}
-	if n.Cmp(big.NewInt(limiter.MaxUnits)) > 0 {
-		return limiter.MaxUnits + 1
+	if n.Cmp(big.NewInt(bucket.MaxUnits)) > 0 {
+		return bucket.MaxUnits + 1
 	}
 	return n.Int64()
 }
@@ -199,12 +199,12 @@ func TestFactorDivides(t *testing.T) {
 	t.Parallel()
 	sizes := []int64{
 		1, 2, 3, 9, 10, 999_999, 1_000_000, 1_000_001, 18_446_744_073_710,
-		limiter.MaxUnits - 1, limiter.MaxUnits,
+		bucket.MaxUnits - 1, bucket.MaxUnits,
 	}
 	factors := []Factor{
 		1, 2, 3, 499_999, 500_000, 500_001, 999_999, 1_000_000, 1_000_001, 1_999_999, 2_000_000, 2_000_001,
 		10_000_000,
-		limiter.MaxUnits, 1 << 63, 1<<63 + 1, math.MaxUint64 - 1, math.MaxUint64,
+		bucket.MaxUnits, 1 << 63, 1<<63 + 1, math.MaxUint64 - 1, math.MaxUint64,
 	}
 	for _, size := range sizes {
 		for _, f := range factors {
@@ -214,7 +214,7 @@ func TestFactorDivides(t *testing.T) {
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		size := rapid.Int64Range(1, limiter.MaxUnits).Draw(t, "size")
+		size := rapid.Int64Range(1, bucket.MaxUnits).Draw(t, "size")
 		f := Factor(rapid.OneOf(rapid.Uint64Min(1), rapid.Uint64Range(1, 20_000_000)).Draw(t, "factor"))
 		if got, want := f.Divide(size), divided(size, f); got != want {
 			t.Fatalf("%d divided by %s is %d, want %d", size, f, got, want)
@@ -237,7 +237,7 @@ func TestFactorExamples(t *testing.T) {
 		{10, "0.3", 34},
 		{10, "100", 1},
 		{1, "18446744073709.551615", 1},
-		{limiter.MaxUnits, "0.999999", limiter.MaxUnits + 1},
+		{bucket.MaxUnits, "0.999999", bucket.MaxUnits + 1},
 	}
 	for _, tc := range tests {
 		f, _ := ParseFactor(tc.factor)
@@ -281,7 +281,7 @@ func FuzzRate(f *testing.F) {
 			return
 		}
 		l, err := r.Limit(size)
-		if (err == nil) != (l.Validate() == nil && l != limiter.Limit{}) {
+		if (err == nil) != (l.Validate() == nil && l != bucket.Limit{}) {
 			t.Errorf("%q, size %d: %+v, %v", text, size, l, err)
 		}
 	})

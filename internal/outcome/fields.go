@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -272,7 +273,7 @@ func appendPolicies(b []byte, results []Entry) []byte {
 			b = append(b, `;qu="concurrent-requests"`...)
 			continue
 		}
-		b = appendParameter(b, ";w=", ceilSeconds(limit.DripTime(limit.Size)))
+		b = appendParameter(b, ";w=", ceilSeconds(bucket.Limit(limit).DripTime(limit.Size)))
 	}
 	return b
 }

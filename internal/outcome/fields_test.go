@@ -14,6 +14,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -348,8 +349,8 @@ func checkStructured(items []Entry, f fields) error {
 			return fmt.Errorf("limit %q: parameters %q and %q", it.Path, p.Names, l.Names)
 		case q != it.Limit.Size:
 			return fmt.Errorf("limit %q: q=%d, size %d", it.Path, q, it.Limit.Size)
-		case w < 1 || time.Duration(w)*time.Second < it.Limit.DrainTime():
-			return fmt.Errorf("limit %q: w=%d, drains in %v", it.Path, w, it.Limit.DrainTime())
+		case w < 1 || time.Duration(w)*time.Second < bucket.Limit(it.Limit).DrainTime():
+			return fmt.Errorf("limit %q: w=%d, drains in %v", it.Path, w, bucket.Limit(it.Limit).DrainTime())
 		case r < 0 || r > q:
 			return fmt.Errorf("limit %q: r=%d, q=%d", it.Path, r, q)
 		case hasT && (t < 1 || t > w):

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -50,7 +51,7 @@ func (r *roomyStore) fill(buckets []limiter.Bucket) ([]level, error) {
 		if b.Hold && r.held == nil {
 			r.held = new(limiter.Held)
 		}
-		if b.Limit.Algorithm != limiter.WarmUp { // which has no size
+		if b.Limit.Algorithm != bucket.WarmUp { // which has no size
 			b.Limit.Size = r.largestSize(b.Limit)
 		}
 		b.MaxKeys, b.ShareKey = maxReplayedKeys, ""
@@ -81,7 +82,7 @@ func (r *roomyStore) largestSize(l limiter.Limit) int64 {
 		if len(r.largest) == maxLargest {
 			clear(r.largest)
 		}
-		size = l.LargestSize()
+		size = bucket.Limit(l).LargestSize()
 		r.largest[l] = size
 	}
 	return size

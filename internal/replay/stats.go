@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
@@ -370,7 +371,7 @@ func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denie
 	hash := maphash.String(k.seed, b.Key)
 	// A bucket of the client's address has a longer name than that of a key.
 	interval := b.Limit.DripInterval
-	if b.Limit.Algorithm == limiter.Fixed {
+	if b.Limit.Algorithm == bucket.Fixed {
 		interval = 0 // a calendar period's varies
 	}
 	for _, v := range [...]uint64{uint64(interval), uint64(b.Limit.DripSize), uint64(len(b.Name))} {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
@@ -81,7 +82,7 @@ func TestPeaksWithoutEnd(t *testing.T) {
 	}{
 		"leaky bucket":   {limiter.Limit{DripInterval: 24 * time.Hour}, 10_000},
 		"window":         {limiter.FixedWindow(1, time.Second), limiter.MaxUnits},
-		"sliding window": {limiter.SlidingWindow(1, time.Second), limiter.MaxSlidingUnits},
+		"sliding window": {limiter.SlidingWindow(1, time.Second), bucket.MaxSlidingUnits},
 	} {
 		roomy := newRoomyStore(func() time.Duration { return time.Hour }, 10)
 		for i, fits := range []bool{true, false} {

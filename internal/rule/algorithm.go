@@ -1,6 +1,6 @@
 package rule
 
-import "github.com/seed-387a6c65/caddy-ratelimit/limiter"
+import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
 // Algorithm is how a limit counts units, by the name that configs have for it.
 type Algorithm string
@@ -18,13 +18,13 @@ const (
 )
 
 // algorithms has what stores count by.
-var algorithms = map[Algorithm]limiter.Algorithm{
-	LeakyBucket:   limiter.Leaky,
-	TokenBucket:   limiter.Leaky,
-	FixedWindow:   limiter.Fixed,
-	SlidingWindow: limiter.Sliding,
-	SlidingLog:    limiter.Log,
-	WarmUp:        limiter.WarmUp,
+var algorithms = map[Algorithm]bucket.Algorithm{
+	LeakyBucket:   bucket.Leaky,
+	TokenBucket:   bucket.Leaky,
+	FixedWindow:   bucket.Fixed,
+	SlidingWindow: bucket.Sliding,
+	SlidingLog:    bucket.Log,
+	WarmUp:        bucket.WarmUp,
 }
 
 // ParseAlgorithm parses the option algorithm.
@@ -36,7 +36,7 @@ func ParseAlgorithm(text string) (a Algorithm, want string) {
 }
 
 // InStore returns what stores count by.
-func (a Algorithm) InStore() limiter.Algorithm { return algorithms[a] }
+func (a Algorithm) InStore() bucket.Algorithm { return algorithms[a] }
 
 // HasWindow reports whether a counts in windows.
 func (a Algorithm) HasWindow() bool { return algorithms[a].DripSize() > 0 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -29,12 +30,12 @@ type Bucket struct {
 	Size, Drip, Cost option.Value[int64]
 	Rate             option.Value[time.Duration]
 	Factor           option.Value[option.Factor]
-	Aligned          bool              // whether it drips at moments of the clock
-	Counts           limiter.Algorithm // as stores have it
-	WarmUp           time.Duration     // if it warms up
-	Cold             option.Factor     // if it warms up
-	Period           *calendar.Period  // that takes the place of the rate; nil if there is none
-	CostIsBody       bool              // whether the cost is the length of the request's body
+	Aligned          bool             // whether it drips at moments of the clock
+	Counts           bucket.Algorithm // as stores have it
+	WarmUp           time.Duration    // if it warms up
+	Cold             option.Factor    // if it warms up
+	Period           *calendar.Period // that takes the place of the rate; nil if there is none
+	CostIsBody       bool             // whether the cost is the length of the request's body
 
 	Consistency limiter.Consistency
 	Holds       bool // whether requests hold units until their outcome is known
@@ -68,7 +69,7 @@ func (b *Bucket) Complete() error {
 		return nil
 	}
 	// For numbers that depend on the request, assume the ones that drain fastest.
-	numbers := limiter.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: limiter.MaxUnits}
+	numbers := bucket.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: bucket.MaxUnits}
 	if !b.SizeIsDynamic() {
 		var err error
 		if numbers.Size, _, err = b.EffectiveSize(nil); err != nil {
@@ -96,13 +97,13 @@ func (b *Bucket) Complete() error {
 		return err
 	}
 	if b.Period == nil && !b.SizeIsDynamic() && !b.Rate.IsDynamic() && !b.Drip.IsDynamic() && !b.Cost.IsDynamic() && !b.CostIsBody {
-		b.Constant = &limiter.Bucket{Limit: numbers, Cost: b.Cost.Constant}
+		b.Constant = &limiter.Bucket{Limit: limiter.Limit(numbers), Cost: b.Cost.Constant}
 	}
 	return nil
 }
 
 // check returns an error if b can't have these numbers.
-func (b *Bucket) check(numbers limiter.Limit) error {
+func (b *Bucket) check(numbers bucket.Limit) error {
 	err := numbers.Validate()
 	switch {
 	case err == nil:
@@ -117,7 +118,7 @@ func (b *Bucket) check(numbers limiter.Limit) error {
 }
 
 // windowError returns the error for invalid numbers of a bucket that counts in windows.
-func (b *Bucket) windowError(numbers limiter.Limit) error {
+func (b *Bucket) windowError(numbers bucket.Limit) error {
 	if size := numbers.LargestSize(); size > 0 {
 		got := b.Size.String()
 		if b.SizeIsDynamic() {
@@ -137,7 +138,7 @@ func (b *Bucket) windowError(numbers limiter.Limit) error {
 }
 
 // setAlgorithm sets in numbers how b counts.
-func (b *Bucket) setAlgorithm(numbers *limiter.Limit) {
+func (b *Bucket) setAlgorithm(numbers *bucket.Limit) {
 	numbers.Aligned, numbers.Algorithm = b.Aligned, b.Counts
 	numbers.Phase, numbers.ColdFactor = b.WarmUp, b.Cold.Thousandths()
 	numbers.CountDenied = b.Limit.CountDenied
@@ -153,9 +154,9 @@ func (b *Bucket) EffectiveSize(repl *caddy.Replacer) (size int64, off bool, err 
 	if size, err = b.Size.At(repl); err != nil {
 		return 0, false, err
 	}
-	if size = divisor.Divide(size); size > limiter.MaxUnits {
+	if size = divisor.Divide(size); size > bucket.MaxUnits {
 		return 0, false, option.Bad("factor", divisor.String(),
-			fmt.Sprintf("one that leaves a size of at most %d", int64(limiter.MaxUnits)))
+			fmt.Sprintf("one that leaves a size of at most %d", int64(bucket.MaxUnits)))
 	}
 	return size, false, nil
 }
@@ -190,20 +191,20 @@ func (b *Bucket) Stored(now time.Time) limiter.Limit {
 	if b.Period != nil {
 		return b.Period.Limit(size, now)
 	}
-	l := limiter.Limit{Size: size, DripInterval: b.Rate.Constant, DripSize: b.Drip.Constant}
+	l := bucket.Limit{Size: size, DripInterval: b.Rate.Constant, DripSize: b.Drip.Constant}
 	b.setAlgorithm(&l)
-	return l
+	return limiter.Limit(l)
 }
 
 // numbers returns the bucket's numbers for one request at now, or whether it is
 // off.
-func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers limiter.Limit, off bool, err error) {
+func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers bucket.Limit, off bool, err error) {
 	if numbers.Size, off, err = b.EffectiveSize(repl); err != nil || off {
 		return numbers, off, err
 	}
 	if b.Period != nil {
 		size := numbers.Size
-		numbers = b.Period.Limit(size, now)
+		numbers = bucket.Limit(b.Period.Limit(size, now))
 		numbers.CountDenied = b.Limit.CountDenied
 		return numbers, false, nil
 	}
@@ -226,11 +227,11 @@ func (b *Bucket) addTo(q *Request) error {
 	if b.Constant != nil {
 		ask = *b.Constant
 	} else {
-		var off bool
-		var err error
-		if ask.Limit, off, err = b.numbers(q.replacer, q.time()); err != nil || off {
+		numbers, off, err := b.numbers(q.replacer, q.time())
+		if err != nil || off {
 			return q.valueError(b, http.StatusInternalServerError, err)
 		}
+		ask.Limit = limiter.Limit(numbers)
 		if ask.Cost, err = b.costOf(q); err != nil {
 			return err
 		}

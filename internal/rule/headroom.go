@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -23,11 +24,11 @@ func (h headroom) units() int64 { return h.soft + h.delayed }
 // Headroom returns by how many units b may exceed its size, given its numbers for a request
 // of some cost.
 func (b *Bucket) Headroom(numbers *limiter.Limit, cost int64) int64 {
-	return b.headroom(numbers, cost).units()
+	return b.headroom((*bucket.Limit)(numbers), cost).units()
 }
 
 // headroom returns what b may hold above its size, likewise.
-func (b *Bucket) headroom(numbers *limiter.Limit, cost int64) (h headroom) {
+func (b *Bucket) headroom(numbers *bucket.Limit, cost int64) (h headroom) {
 	l := b.Limit
 	if l.Soft == 0 && l.MaxDelay == 0 || !b.IsMain() {
 		return h
@@ -40,7 +41,7 @@ func (b *Bucket) headroom(numbers *limiter.Limit, cost int64) (h headroom) {
 }
 
 // checkHeadroom returns an error if b's algorithm has nothing above its size.
-func (b *Bucket) checkHeadroom(numbers limiter.Limit) error {
+func (b *Bucket) checkHeadroom(numbers bucket.Limit) error {
 	l := b.Limit
 	least := numbers // with which requests may wait
 	if b.Drip.IsDynamic() {
@@ -57,7 +58,7 @@ func (b *Bucket) checkHeadroom(numbers limiter.Limit) error {
 			return err
 		}
 	}
-	if numbers.Size += b.Headroom(&least, b.UsualCost()); numbers.Validate() != nil {
+	if numbers.Size += b.headroom(&least, b.UsualCost()).units(); numbers.Validate() != nil {
 		if l.Soft == 0 {
 			return option.Errorf("max_delay", "together with size the bucket is too large, want less")
 		}
@@ -67,7 +68,7 @@ func (b *Bucket) checkHeadroom(numbers limiter.Limit) error {
 }
 
 // checkDelay returns an error if no request to b may wait for the limit's max_delay.
-func (b *Bucket) checkDelay(numbers *limiter.Limit) error {
+func (b *Bucket) checkDelay(numbers *bucket.Limit) error {
 	l, cost := b.Limit, b.UsualCost()
 	var want string
 	switch unit := numbers.DripTime(1); {
@@ -87,12 +88,12 @@ func (b *Bucket) checkDelay(numbers *limiter.Limit) error {
 }
 
 // leastDelaying returns the least size of a bucket at which requests of some cost may wait,
-// see limiter.Limit.Delayed.
-func leastDelaying(numbers *limiter.Limit, cost int64) int64 { return numbers.DripSize + cost - 1 }
+// see bucket.Limit.Delayed.
+func leastDelaying(numbers *bucket.Limit, cost int64) int64 { return numbers.DripSize + cost - 1 }
 
 // delayed returns how much larger a bucket is for requests of some cost that wait. To them
 // what l admits above its size is room like the rest.
-func (l *Limit) delayed(numbers limiter.Limit, cost int64) int64 {
+func (l *Limit) delayed(numbers bucket.Limit, cost int64) int64 {
 	numbers.Size += l.Soft
 	return numbers.Delayed(time.Duration(l.MaxDelay), cost)
 }
@@ -114,7 +115,7 @@ func (l *Limit) mayWait() bool {
 
 // raise adds to the size that e asks for what may be above it for one more request.
 func (e *Entry) raise() {
-	if e.above = e.headroom(&e.Ask.Limit, e.Ask.Cost); e.above == (headroom{}) {
+	if e.above = e.headroom((*bucket.Limit)(&e.Ask.Limit), e.Ask.Cost); e.above == (headroom{}) {
 		return
 	}
 	if e.above.delayed > 0 {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -119,7 +120,7 @@ func (c *Counters) CountBorrowed(on uint32) { c.stripes[on%stripes].borrowed.Add
 // filledByOne reports whether any request leaves b, of the given size, at least 80 %
 // full, even if b was empty: that tells nothing then, as with a size of 1 or a warm-up.
 func filledByOne(b *limiter.Bucket, size int64) bool {
-	return b.Limit.Algorithm == limiter.WarmUp || size-b.Cost <= size/5
+	return b.Limit.Algorithm == bucket.WarmUp || size-b.Cost <= size/5
 }
 
 // waitForever stands for the wait of a request that will never be admitted.

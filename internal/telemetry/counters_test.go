@@ -6,6 +6,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -47,7 +48,7 @@ func TestCounted(t *testing.T) {
 		var c Counters
 		b := limiter.Bucket{Limit: limiter.Limit{Size: tc.decision.Size}, Cost: max(tc.cost, 1)}
 		if tc.warmUp {
-			b.Limit.Algorithm = limiter.WarmUp
+			b.Limit.Algorithm = bucket.WarmUp
 		}
 		c.Count(3, &b, &tc.decision, tc.want == Banned, tc.denied, tc.charged)
 		var want Totals

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -21,7 +22,7 @@ const (
 )
 
 // MostLogged is the largest number of events that a log holds.
-const MostLogged = limiter.MaxLogUnits
+const MostLogged = bucket.MaxLogUnits
 
 // Exact reports whether so many events are counted one by one, rather than estimated.
 func Exact(events int64) bool { return events <= MostLogged }
@@ -38,7 +39,7 @@ func AlgorithmOf(events int64) string {
 const NoKey = "all"
 
 // MostEvents is the largest number of events of a zone.
-const MostEvents = limiter.MaxSlidingUnits
+const MostEvents = bucket.MaxSlidingUnits
 
 // ParseEvents parses a number of events, which is at least the given one. If it can't,
 // it returns what is wanted. As there, the number may have a sign.

@@ -1,4 +1,4 @@
-package limiter
+package bucket
 
 import (
 	"cmp"
@@ -16,34 +16,17 @@ const (
 	tolerance = 10_000
 )
 
-// PerSecond is short for Per(n, time.Second).
-func PerSecond(n int64) Limit { return Per(n, time.Second) }
-
-// PerMinute is short for Per(n, time.Minute).
-func PerMinute(n int64) Limit { return Per(n, time.Minute) }
-
-// Per returns a Limit that admits n units every d on average, evenly, with bursts of up to
-// n: behind a burst, up to 2·n − 1 in one d. [Limit.WithBurst] sets another burst.
-//
-// In the long run the rate is never exceeded, and missed by less than 1 part in 10,000. The
-// drips are n/d reduced to lowest terms in whole microseconds: 60 a second are 3 units every
-// 50 ms. If that means several units at a time and more than 100 ms between drips, Per takes
-// the fewest units that keep the rate: for 7 a second, 1 unit every 142,858 µs instead of 7
-// every second.
-//
-// n is from 1 to [MaxUnits]; d is a whole number of microseconds, at most 35 years.
-// Otherwise the Limit is not valid, and every request returns an error.
+// Per returns a Limit of n units every d, with bursts of up to n, as [OfRate] does. It is not
+// valid if that returns an error.
 func Per(n int64, d time.Duration) Limit {
-	l, err := NewLimit(n, d, n)
+	l, err := OfRate(n, d, n)
 	if err != nil {
 		return Limit{Size: n, DripInterval: d, DripSize: cmp.Or(n, -1)} // not valid, because n or d is not
 	}
 	return l
 }
 
-// Every returns a Limit that admits one unit every d, with no bursts but those that
-// [Limit.WithBurst] allows. d is rounded up to whole microseconds. If d is not positive, or
-// more than 17 years, the Limit is not valid, and every request returns an error.
+// Every returns a Limit of one unit every d, rounded up to whole microseconds.
 func Every(d time.Duration) Limit {
 	if d > 0 { // a d that overflows is not valid
 		d = (d + time.Microsecond - 1).Truncate(time.Microsecond)
@@ -51,14 +34,8 @@ func Every(d time.Duration) Limit {
 	return Limit{Size: 1, DripInterval: d, DripSize: 1}
 }
 
-// WithBurst returns l, which is made by [Per], [PerSecond], [PerMinute] or [Every], with
-// bursts of up to n units: up to n − 1 more than its rate in any time. The rate stays if a
-// burst has room for what drips at once: of rates up to 100 a second that is 1 unit. Otherwise
-// less drips at once, which may cost 1 part in 10,000 of the rate or, with bursts of less than
-// some hundredth of a second's units, up to 1 µs of the time in which a burst drips.
-//
-// n is from 1 to [MaxUnits]. If it is not, l is another limit or a full bucket would take
-// more than 35 years to drain, the Limit is not valid, and every request returns an error.
+// WithBurst returns l, whose units drip as those of a rate, with bursts of up to n units. If
+// that is less than a drip, fewer units drip at once, at a rate that may be a little lower.
 func (l Limit) WithBurst(n int64) Limit {
 	if l.Algorithm != 0 { // it has no burst
 		return Limit{Algorithm: l.Algorithm}
@@ -69,8 +46,8 @@ func (l Limit) WithBurst(n int64) Limit {
 	}
 	drips := l.finest()
 	if drips.DripSize > n {
-		interval := mulDiv(n, l.rate(), l.DripSize)
-		if interval*l.DripSize != n*l.rate() {
+		interval := mulDiv(n, l.Rate(), l.DripSize)
+		if interval*l.DripSize != n*l.Rate() {
 			interval++
 		}
 		drips = Limit{DripInterval: time.Duration(interval) * time.Microsecond, DripSize: n}
@@ -79,32 +56,32 @@ func (l Limit) WithBurst(n int64) Limit {
 	return l
 }
 
-// NewLimit returns a Limit that admits n units every d on average, evenly, with
-// bursts of up to size units: up to size + n − 1 in one d. In the long run the rate is
-// never exceeded, and missed by less than 1 part in 10,000. n and size are from 1 to [MaxUnits]; d is a whole number of
+// OfRate returns a Limit that admits n units every d on average, evenly, with bursts of up to
+// size units: up to size + n − 1 in one d. In the long run the rate is never exceeded, and missed
+// by less than 1 part in 10,000. n and size are from 1 to [MaxUnits]; d is a whole number of
 // microseconds, at least 1 µs.
 //
 // The drips are n/d reduced to lowest terms in whole microseconds: 60 a second are
 // 3 units every 50 ms. If that means several units at a time and either more than
-// 100 ms between drips or more units than size, NewLimit takes the fewest units
+// 100 ms between drips or more units than size, OfRate takes the fewest units
 // that keep the rate: for 7 a second, 1 unit every 142,858 µs instead of 7 every
 // second. Rates of up to 100 a second need only 1 unit at a time, so they work
 // with any size.
 //
-// NewLimit returns an error if a number is out of range, if size is too small for
+// OfRate returns an error if a number is out of range, if size is too small for
 // the drips of the rate, or if a full bucket would take more than 35 years to
 // drain.
-func NewLimit(n int64, d time.Duration, size int64) (Limit, error) {
+func OfRate(n int64, d time.Duration, size int64) (Limit, error) {
 	l := Limit{Size: size, DripInterval: d, DripSize: n}
 	switch {
 	case n < 1 || n > MaxUnits:
 		return Limit{}, fmt.Errorf("rate of %d units: must be from 1 to %d", n, int64(MaxUnits))
 	case d < time.Microsecond || d%time.Microsecond != 0:
 		return Limit{}, fmt.Errorf("rate of %d/%v: must be for a whole number of microseconds, at least 1µs", n, d)
-	case l.rate() > horizon:
+	case l.Rate() > Horizon:
 		return Limit{}, fmt.Errorf("rate of %d/%v: must be for at most 35 years", n, d)
 	}
-	divisor := gcd(n, l.rate())
+	divisor := gcd(n, l.Rate())
 	l.DripSize /= divisor
 	l.DripInterval /= time.Duration(divisor)
 	if l.DripSize > 1 && (l.DripInterval > evenly || l.DripSize > size) {
@@ -124,11 +101,11 @@ func NewLimit(n int64, d time.Duration, size int64) (Limit, error) {
 // it, and below it by less than the tolerance. Of all S units every P µs that do,
 // those with the least P also have the least S.
 func (l Limit) finest() Limit {
-	n, d := l.DripSize, l.rate()
-	// For every p, both S units every ⌈S·d/n⌉ µs and, if n ≥ d, ⌊p·n/d⌋ units
+	n, d := l.DripSize, l.Rate()
+	// for every p, both S units every ⌈S·d/n⌉ µs and, if n ≥ d, ⌊p·n/d⌋ units
 	// every p µs fall short by less than 1 part in p. So some p of at most 10,000
 	// + d/n will do, and p·n stays below 2^63.
-	for p := ceilDiv(d, n); ; p++ {
+	for p := CeilDiv(d, n); ; p++ {
 		units, lost := p*n/d, p*n%d
 		if lost <= (p*n-1)/tolerance { // lost·tolerance < p·n
 			return Limit{Size: l.Size, DripInterval: time.Duration(p) * time.Microsecond, DripSize: units}

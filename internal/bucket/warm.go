@@ -1,4 +1,4 @@
-package limiter
+package bucket
 
 import (
 	"fmt"
@@ -29,34 +29,24 @@ const (
 	thousandths = 1000 // in which cold factors are kept
 )
 
-// WarmingUp returns a Limit that admits n units every d, evenly and without bursts,
-// and slower after it was idle: a cold bucket waits coldFactor times as long after
-// the first unit, and in the time of warmUp at most reaches the full rate, if there
-// are always requests. A bucket that has been idle for the time of warmUp is cold
-// again, and one that was idle for less is so in part.
-//
-// A request is admitted once the wait after the last one is over, whatever its own
-// cost, and makes the next one wait for as long as all its units take. It may cost at
-// most n, unless Size is changed. With warm units that is d/n for each, and so at
-// most 1 + T·n/d requests of one unit are admitted in a time T. Each wait is rounded
-// up to whole microseconds, and the idle time that makes up for a unit is rounded down
-// to whole microseconds, at least one. So no wait is too short, unless d/n is below
-// 1.5 µs; after idle time one may be a little longer than exact.
-//
-// With a Size above n, requests are admitted earlier, so as to wait: up to the time of
-// Size − n units at the full rate before the wait is over. [Limit.Delayed] returns such a
-// Size. It returns none for a cost of half as many units as fit into warmUp at the full
-// rate, or more, as the level that such a request leaves may not tell for how long it has
-// to wait. A bucket with such a Size can't have Hold.
-//
-// n is from 1 to the number of microseconds in d; d and warmUp are whole numbers of
-// microseconds; coldFactor, rounded to thousandths, is from 1 to [MaxColdFactor]. All of
-// d and twice warmUp are at most 35 years. Otherwise the Limit is not valid, and
-// every request returns an error.
+// WarmingUp returns a Limit of n units every d, whose cold buckets wait coldFactor times as long
+// and reach the full rate in the time of warmUp. With a Size above n, requests are admitted
+// earlier, so as to wait: up to the time of Size − n units at the full rate before the wait is
+// over. [Limit.Delayed] returns such a Size. It returns none for a cost of half as many units as
+// fit into warmUp at the full rate, or more, as the level that such a request leaves may not tell
+// for how long it has to wait. A bucket with such a Size can't hold units.
 func WarmingUp(n int64, d, warmUp time.Duration, coldFactor float64) Limit {
 	l := Limit{Size: n, DripInterval: d, DripSize: n, Aligned: true, Algorithm: WarmUp, Phase: warmUp}
-	if factor := math.Round(coldFactor * thousandths); factor >= 1 && factor <= MaxColdFactor*thousandths {
-		l.ColdFactor = uint32(factor)
+	return l.WithColdFactor(coldFactor)
+}
+
+// WithColdFactor returns l with another factor. It is not valid if that is out of range, or l
+// does not warm up.
+func (l Limit) WithColdFactor(factor float64) Limit {
+	if l.ColdFactor = 0; l.Algorithm != WarmUp {
+		l.ColdFactor = thousandths
+	} else if f := math.Round(factor * thousandths); f >= 1 && f <= MaxColdFactor*thousandths {
+		l.ColdFactor = uint32(f)
 	}
 	return l
 }
@@ -64,11 +54,11 @@ func WarmingUp(n int64, d, warmUp time.Duration, coldFactor float64) Limit {
 // warm counts units in a bucket that warms up.
 type warm struct{}
 
-func (warm) validate(l *Limit) error {
+func (warm) Validate(l *Limit) error {
 	switch {
 	case !l.Aligned:
 		return fmt.Errorf("%v: must be made by WarmingUp", l.Algorithm)
-	case l.DripSize > l.rate():
+	case l.DripSize > l.Rate():
 		return fmt.Errorf("rate of %d/%v: must be at most one unit for each microsecond", l.DripSize, l.DripInterval)
 	case l.Phase < time.Microsecond || l.Phase%time.Microsecond != 0:
 		return fmt.Errorf("warm-up of %v: must be a whole number of microseconds, at least 1µs", l.Phase)
@@ -78,44 +68,44 @@ func (warm) validate(l *Limit) error {
 	// A request of Size units that finds it cold waits no longer than all stored
 	// permits take in excess, which is the warm-up, and Size units at the full rate; and
 	// those that may wait, for more units than that.
-	if mulDiv(l.Size+max(l.Size-l.DripSize, 0), l.rate(), l.DripSize) > max(horizon-2*l.warmUp()-2, 0) {
+	if mulDiv(l.Size+max(l.Size-l.DripSize, 0), l.Rate(), l.DripSize) > max(Horizon-2*l.WarmUp()-2, 0) {
 		return fmt.Errorf("size %d, rate of %d/%v, warm-up of %v: the time for size and twice the warm-up must be at most 35 years",
 			l.Size, l.DripSize, l.DripInterval, l.Phase)
 	}
 	return nil
 }
 
-func (a warm) drainTime(l *Limit) time.Duration {
-	return time.Duration(a.reach(l)+a.add(l, level{}, l.Size, moment{}).free())*time.Microsecond + l.Phase
+func (a warm) DrainTime(l *Limit) time.Duration {
+	return time.Duration(a.reach(l)+a.Add(l, Level{}, l.Size, Moment{}).Free())*time.Microsecond + l.Phase
 }
 
-func (warm) dripTime(l *Limit, units int64) time.Duration {
-	part := math.Ceil(float64(units%l.DripSize) * l.interval())
+func (warm) DripTime(l *Limit, units int64) time.Duration {
+	part := math.Ceil(float64(units%l.DripSize) * l.Interval())
 	return time.Duration(units/l.DripSize)*l.DripInterval + time.Duration(part)*time.Microsecond
 }
 
-// doubles: the size is negative if the request may wait, and then for how long.
-func (a warm) doubles(l *Limit, cost int64) (size, rate, drip, phase float64) {
+// Doubles: the size is negative if the request may wait, and then for how long.
+func (a warm) Doubles(l *Limit, cost int64) (size, rate, drip, phase float64) {
 	size = float64(l.Size)
 	if a.waits(l) && cost <= l.Size {
 		size = -float64(a.reach(l))
 	}
-	return size, l.interval(), float64(l.warmUp() + 1), l.coldFactor()
+	return size, l.Interval(), float64(l.WarmUp() + 1), l.coldFactor()
 }
 
-func (warm) restEnd(l *Limit) int64 { return l.warmUp() + 1 }
+func (warm) RestEnd(l *Limit) int64 { return l.WarmUp() + 1 }
 
-// warmUp returns the idle time after which a bucket is cold, in µs.
-func (l *Limit) warmUp() int64 { return l.Phase.Microseconds() }
+// WarmUp returns the idle time after which a bucket is cold, in µs.
+func (l *Limit) WarmUp() int64 { return l.Phase.Microseconds() }
 
 // coldFactor returns l's cold factor.
 func (l *Limit) coldFactor() float64 { return float64(l.ColdFactor) / thousandths }
 
-// interval returns the time for each unit at the full rate, in µs.
-func (l *Limit) interval() float64 { return float64(l.rate()) / float64(l.DripSize) }
+// Interval returns the time for each unit at the full rate, in µs.
+func (l *Limit) Interval() float64 { return float64(l.Rate()) / float64(l.DripSize) }
 
-// free returns the next free moment of a bucket at level s.
-func (s level) free() int64 { return s.clear - s.rest }
+// Free returns the next free moment of a bucket at level s.
+func (s Level) Free() int64 { return s.Clear - s.Rest }
 
 // waits: room for more than the rate's units is for requests that wait.
 func (warm) waits(l *Limit) bool { return l.Size > l.DripSize }
@@ -125,54 +115,54 @@ func (a warm) reach(l *Limit) int64 {
 	if !a.waits(l) {
 		return 0
 	}
-	return int64(float64(l.Size-l.DripSize) * l.interval())
+	return int64(float64(l.Size-l.DripSize) * l.Interval())
 }
 
-// room: there is room for a request, whatever it costs, or there is none. Other units
+// Room: there is room for a request, whatever it costs, or there is none. Other units
 // make it wait.
-func (a warm) room(l *Limit, s level, n, now int64) int64 {
+func (a warm) Room(l *Limit, s Level, n, now int64) int64 {
 	if n > 0 {
 		if !a.waits(l) {
 			return 0
 		}
-		s = a.add(l, s, n, moment{now: now})
+		s = a.Add(l, s, n, Moment{Now: now})
 	}
-	if a.wait(l, s, 1, now) > 0 {
+	if a.Wait(l, s, 1, now) > 0 {
 		return 0
 	}
 	return l.Size
 }
 
-// remaining is for one request, whatever it costs, and for as many that wait after it as
+// Remaining is for one request, whatever it costs, and for as many that wait after it as
 // may do so at the full rate.
-func (a warm) remaining(l *Limit, s level, now int64) int64 {
-	if a.wait(l, s, 1, now) > 0 {
+func (a warm) Remaining(l *Limit, s Level, now int64) int64 {
+	if a.Wait(l, s, 1, now) > 0 {
 		return 0
 	}
 	if !a.waits(l) {
 		return 1
 	}
-	waiting := math.Ceil(float64(max(s.free()-now, 0)) / l.interval())
+	waiting := math.Ceil(float64(max(s.Free()-now, 0)) / l.Interval())
 	return 1 + max(l.Size-l.DripSize-int64(waiting), 0)
 }
 
-func (a warm) wait(l *Limit, s level, _, now int64) int64 { return max(s.free()-a.reach(l)-now, 0) }
+func (a warm) Wait(l *Limit, s Level, _, now int64) int64 { return max(s.Free()-a.reach(l)-now, 0) }
 
-// units: one, until the next free moment.
-func (warm) units(_ *Limit, s level, now int64) int64 {
-	if s.clear > now && s.free() > now {
+// Units: one, until the next free moment.
+func (warm) Units(_ *Limit, s Level, now int64) int64 {
+	if s.Clear > now && s.Free() > now {
 		return 1
 	}
 	return 0
 }
 
 // started returns a level that is free at now, if s was so before.
-func (warm) started(s level, now int64) level {
+func (warm) started(s Level, now int64) Level {
 	switch {
-	case s.clear <= now:
-		return level{clear: now}
-	case s.free() < now: // it was idle since
-		s.rest = s.clear - now
+	case s.Clear <= now:
+		return Level{Clear: now}
+	case s.Free() < now: // it was idle since
+		s.Rest = s.Clear - now
 	}
 	return s
 }
@@ -189,7 +179,7 @@ type permits struct {
 
 // permits returns what l stores.
 func (l *Limit) permits() permits {
-	interval, warmUp := l.interval(), float64(l.warmUp())
+	interval, warmUp := l.Interval(), float64(l.WarmUp())
 
 	// Half as many permits as fit into the warm-up at the full rate are taken at
 	// that rate. Those above take longer, the more the higher they lie.
@@ -217,48 +207,48 @@ func (p *permits) take(rest int64, units float64) int64 {
 	return int64(math.Ceil(wait))
 }
 
-func (a warm) add(l *Limit, s level, n int64, at moment) level {
-	s = a.started(s, at.now)
+func (a warm) Add(l *Limit, s Level, n int64, at Moment) Level {
+	s = a.started(s, at.Now)
 	p, units := l.permits(), float64(n)
-	rest := min(float64(s.rest)+float64(units*p.each), p.full)
-	return level{s.free() + p.take(s.rest, units) + int64(rest), int64(rest)}
+	rest := min(float64(s.Rest)+float64(units*p.each), p.full)
+	return Level{s.Free() + p.take(s.Rest, units) + int64(rest), int64(rest)}
 }
 
-// count takes no permits.
-func (a warm) count(l *Limit, s level, _, cost int64, at moment) level {
-	s = a.started(s, at.now)
-	latest := at.now
+// Count takes no permits.
+func (a warm) Count(l *Limit, s Level, _, cost int64, at Moment) Level {
+	s = a.started(s, at.Now)
+	latest := at.Now
 	if cost <= l.Size {
 		latest += a.reach(l)
 	}
-	free := max(s.free(), latest+int64(math.Ceil(l.interval())))
-	return level{free + s.rest, s.rest}
+	free := max(s.Free(), latest+int64(math.Ceil(l.Interval())))
+	return Level{free + s.Rest, s.Rest}
 }
 
-// atLeast: more than size units from cold means that some of them are in s already. So
+// AtLeast: more than size units from cold means that some of them are in s already. So
 // they do not count as taken permits, because then the next ones would be too cheap.
-func (a warm) atLeast(l *Limit, s level, n, size int64, at moment) level {
-	s = a.started(s, at.now)
-	sum := a.add(l, s, n, at)
-	if latest := max(a.add(l, level{clear: at.now}, size, at).free()+a.reach(l), s.free()); sum.free() > latest {
-		return level{latest + s.rest, s.rest}
+func (a warm) AtLeast(l *Limit, s Level, n, size int64, at Moment) Level {
+	s = a.started(s, at.Now)
+	sum := a.Add(l, s, n, at)
+	if latest := max(a.Add(l, Level{Clear: at.Now}, size, at).Free()+a.reach(l), s.Free()); sum.Free() > latest {
+		return Level{latest + s.Rest, s.Rest}
 	}
 	return sum
 }
 
-// join returns a level at which requests are admitted no earlier than at a or b, and
+// Join returns a level at which requests are admitted no earlier than at a or b, and
 // which is cold no earlier: who knows of more units knows of a later time. That the
 // store of permits may then be as low as the lower of the two admits nothing too early,
 // because the level in which it is so low comes with the waits for all the permits that
 // were taken from it.
-func (warm) join(_ *Limit, a, b level, _ time.Duration, _ bool) level {
-	clear := max(a.clear, b.clear)
-	return level{clear, clear - max(a.free(), b.free())}
+func (warm) Join(_ *Limit, a, b Level, _ time.Duration, _ bool) Level {
+	clear := max(a.Clear, b.Clear)
+	return Level{clear, clear - max(a.Free(), b.Free())}
 }
 
-func (warm) arriving(_ *Limit, s ahead, _ int64) (arrived ahead, drained bool) { return s, false }
+func (warm) Arriving(_ *Limit, s Ahead, _ int64) (arrived Ahead, drained bool) { return s, false }
 
-func (warm) ending(_ *Limit, s level, _, _ int64) level { return s }
+func (warm) Ending(_ *Limit, s Level, _, _ int64) Level { return s }
 
 // delayed: what passes within d at the full rate. What a request waits for is known from
 // the level that it left if all that empty the store take the same time, whatever they
@@ -271,15 +261,15 @@ func (warm) delayed(l *Limit, d, cost int64) int64 {
 	if p.take(int64(max(p.full-float64(units*p.each), 0)), units) != p.take(int64(p.full), units) {
 		return 0
 	}
-	return min(mulDiv(d, l.DripSize, l.rate()), MaxUnits)
+	return min(mulDiv(d, l.DripSize, l.Rate()), MaxUnits)
 }
 
 // delay: until the moment that was free before the request.
-func (warm) delay(l *Limit, s level, cost, _, now int64) int64 {
+func (warm) delay(l *Limit, s Level, cost, _, now int64) int64 {
 	p, units := l.permits(), float64(cost)
-	free, found := s.free(), s.rest
-	if float64(s.rest) < p.full {
-		found = max(s.rest-int64(float64(units*p.each)), 0)
+	free, found := s.Free(), s.Rest
+	if float64(s.Rest) < p.full {
+		found = max(s.Rest-int64(float64(units*p.each)), 0)
 	}
 	return max(free-p.take(found, units)-now, 0)
 }
