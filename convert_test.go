@@ -348,7 +348,7 @@ func TestConvertCommand(t *testing.T) {
 		"accepts 1 arg(s), received 0":                                           {},
 		"reading the file: open /nonexistent: no such file or directory":         {"/nonexistent"},
 		"descriptor: got \"a\", want a key and a placeholder, such as ":          {"--descriptor", "a", login},
-		"empty: domain: none given; use ":                                         {write("empty", "")},
+		"empty: domain: none given; use ":                                        {write("empty", "")},
 		zones + ": a configuration of mholt/caddy-ratelimit needs no conversion": {zones},
 		"zones.json: a configuration of mholt/caddy-ratelimit needs no conv":     {write("zones.json", `{"rate_limits": {}}`)},
 		huge + ": want a file of at most 10 MiB":                                 {huge},

@@ -17,8 +17,8 @@ func TestLayers(t *testing.T) {
 	t.Parallel()
 	const root = `"github.com/seed-387a6c65/caddy-ratelimit"`
 	for dir, forbidden := range map[string]func(path string) bool{
-		"limiter":  func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
-		"internal": func(path string) bool { return path == root },
+		"limiter":         func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
+		"internal":        func(path string) bool { return path == root },
 		"internal/bucket": func(path string) bool { return strings.Contains(path, ".") },
 		"limiter/internal/redisscript": func(path string) bool {
 			return strings.Contains(path, "/caddyserver/") || strings.HasSuffix(path, `/limiter"`)

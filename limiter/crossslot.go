@@ -6,9 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // In a cluster, the buckets of a request may be in several slots, and no call can

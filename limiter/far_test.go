@@ -19,11 +19,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // A simulation of many nodes that are far from their Redis. Stores and script are the real

@@ -13,10 +13,9 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // heldRecord is what is stored of held units, see held.lua.

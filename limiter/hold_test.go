@@ -13,9 +13,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // inProgress is a request that holds units of one bucket.

@@ -5,9 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // TestLuaAlgorithmsStandAlone guards that the functions which each call of the script

@@ -10,9 +10,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 )
 
 // model is a bucket as its description says, event by event: it holds units, and

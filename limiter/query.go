@@ -4,9 +4,8 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // query asks a server about the buckets of a request: one group of core.lua, in an

@@ -3,9 +3,8 @@ package limiter
 import (
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // With [Eventual], this process decides by the level that it has last heard and what it

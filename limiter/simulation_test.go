@@ -11,11 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 var histories = flag.Int("histories", 600, "how many histories of faults to simulate")

@@ -6,9 +6,8 @@ import (
 	"math"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // newScript returns a script with the given source, which replies as core.lua
