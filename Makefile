@@ -91,7 +91,7 @@ lint:
 targets:
 	for t in linux/386 linux/arm windows/amd64 darwin/arm64; do \
 		echo "$$t"; CGO_ENABLED=0 GOOS=$${t%/*} GOARCH=$${t#*/} go build ./... || exit; done
-	CGO_ENABLED=0 GOARCH=386 go test -run '$(TESTS_32BIT)' ./limiter
+	CGO_ENABLED=0 GOARCH=386 go test -run '$(TESTS_32BIT)' ./limiter ./internal/bucket
 
 TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Summarize|Seed001|Extremes|Validate|Retry|Denial|Remaining|Window|Bounds|Sizes|StoresAgree|Numbers|Options|NewRedis
 
