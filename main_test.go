@@ -39,7 +39,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -61,10 +60,7 @@ func TestMain(m *testing.M) {
 }
 
 func runTests(m *testing.M) int {
-	err := testseed.Set()
-	if err != nil {
-		panic(err)
-	}
+	var err error
 	if storage, err = os.MkdirTemp("", "caddy"); err != nil {
 		panic(err)
 	}

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -14,16 +13,11 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 func TestMain(m *testing.M) {
 	logging.Disable() // it would log each failed connection
-	if err := testseed.Set(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(2)
-	}
 	os.Exit(m.Run())
 }
 

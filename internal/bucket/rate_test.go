@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 )
 
 // TestOfRate guards the drips of a rate: n/d reduced to whole microseconds,
@@ -109,7 +111,7 @@ func TestOfRateKeepsRate(t *testing.T) {
 		return rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, 2_000_000), rapid.Int64Range(1, most),
 			rapid.Map(rapid.IntRange(0, 49), func(bit int) int64 { return min(1<<bit, most) }))
 	}
-	check(t, 1, func(t *rapid.T) {
+	testseed.Check(t, 1, func(t *rapid.T) {
 		n := anyOf(MaxUnits).Draw(t, "n")
 		d := rapid.OneOf(anyOf(Horizon), rapid.SampledFrom([]int64{1e3, 1e6, 60e6, 3600e6, 86400e6})).Draw(t, "d")
 		size := rapid.OneOf(anyOf(MaxUnits), rapid.Just(n)).Draw(t, "size")
@@ -188,7 +190,7 @@ func TestWithBurst(t *testing.T) {
 			}
 		})
 	}
-	check(t, 1, func(t *rapid.T) {
+	testseed.Check(t, 1, func(t *rapid.T) {
 		n := rapid.OneOf(rapid.Int64Range(1, 2_000_000), rapid.Int64Range(1, MaxUnits)).Draw(t, "n")
 		d := time.Duration(rapid.OneOf(rapid.Int64Range(1, 10_000), rapid.Int64Range(1, 86_400e6)).Draw(t, "d")) * µs
 		burst := rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, 2_000_000)).Draw(t, "burst")
@@ -277,7 +279,7 @@ func TestRateConstructors(t *testing.T) {
 // TestPerIsValid guards that only the number of units can be wrong with a rate of a second or
 // a minute, which returns no error.
 func TestPerIsValid(t *testing.T) {
-	check(t, 1, func(t *rapid.T) {
+	testseed.Check(t, 1, func(t *rapid.T) {
 		n := rapid.OneOf(rapid.Int64Range(1, 3_000_000), rapid.Int64Range(1, MaxUnits)).Draw(t, "n")
 		for _, l := range []Limit{Per(n, time.Second), Per(n, time.Minute)} {
 			if err := l.Validate(); err != nil || l.Size != n {

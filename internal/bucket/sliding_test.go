@@ -5,13 +5,15 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 )
 
 // TestSlidingHigher guards that the level that joins two reports is at least as
 // high as both at any time, that no report adds more to it than it counts, however
 // late, and that two reports of the same units count once.
 func TestSlidingHigher(t *testing.T) {
-	check(t, 20, func(t *rapid.T) {
+	testseed.Check(t, 20, func(t *rapid.T) {
 		l := SlidingWindow(20, rapid.SampledFrom([]time.Duration{time.Microsecond, 10 * time.Microsecond, time.Second}).Draw(t, "window"))
 		ends := rapid.Int64Range(1, l.Rate()).Draw(t, "end of the window")
 		late := rapid.Int64Range(0, (l.Rate()-1)/2)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 )
 
 // TestWarmUpValidate guards the numbers of limits that warm up.
@@ -59,7 +61,7 @@ func TestWarmUpValidate(t *testing.T) {
 // TestWarmUpStaysWithinHorizon guards that no level of a valid limit is too far ahead
 // for the numbers of Redis, nor further than its DrainTime says.
 func TestWarmUpStaysWithinHorizon(t *testing.T) {
-	check(t, 20, func(t *rapid.T) {
+	testseed.Check(t, 20, func(t *rapid.T) {
 		d := rapid.SampledFrom([]time.Duration{
 			time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Hour, 366 * 24 * time.Hour, 35 * 365 * 24 * time.Hour,
 		}).Draw(t, "duration")

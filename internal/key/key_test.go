@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 )
 
 // request returns a request from 192.0.2.1, and its replacer.
@@ -299,9 +300,7 @@ func TestKeysAreInjective(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 20 {
-		rapid.Check(t, property)
-	}
+	testseed.Check(t, 20, property)
 }
 
 // Guards any template with any values: it makes the text that Caddy makes of

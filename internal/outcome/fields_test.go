@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -368,7 +369,7 @@ func checkStructured(items []Entry, f fields) error {
 // requests, the fields parse and do not contradict each other.
 func TestFieldsOfAnyDecision(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	testseed.Check(t, 1, func(t *rapid.T) {
 		var now time.Duration
 		store := limiter.NewMemoryWithClock(func() time.Duration { return now })
 		paths := []string{"default", "a", "a/b", "x.y-z_0"}[:rapid.IntRange(1, 4).Draw(t, "limits")]

@@ -17,58 +17,62 @@ import (
 // Env is the name of the environment variable that has the seed.
 const Env = "SEED"
 
-var base uint64 = 1
-
-// Set sets the seed, for TestMain to call. A test binary with -rapid.seed draws from
-// that.
-func Set() error {
-	flag.Parse()
-	if text := os.Getenv(Env); text != "" {
-		var err error
-		if base, err = strconv.ParseUint(text, 10, 62); err != nil {
-			return fmt.Errorf("%s is %q: must be a number", Env, text)
-		}
-		fmt.Printf("drawing from %s=%d\n", Env, base)
-	}
+// Base returns the seed. A test binary with -rapid.seed draws from that.
+var Base = sync.OnceValue(func() uint64 {
 	if seed, err := strconv.ParseUint(flag.Lookup("rapid.seed").Value.String(), 10, 64); err == nil && seed != 0 {
-		base = seed
+		return seed
 	}
-	if testing.Short() { // rapid would draw a fifth: too little for tests that count what they cover
-		checks, err := strconv.Atoi(flag.Lookup("rapid.checks").Value.String())
-		if err != nil {
-			return err
-		}
-		if err := flag.Set("rapid.checks", strconv.Itoa(5*checks)); err != nil {
-			return err
-		}
+	text := os.Getenv(Env)
+	if text == "" {
+		return 1
 	}
-	return setRapid(0)
-}
+	seed, err := strconv.ParseUint(text, 10, 62)
+	if err != nil {
+		panic(fmt.Sprintf("%s is %q: must be a number", Env, text))
+	}
+	fmt.Printf("drawing from %s=%d\n", Env, seed)
+	return seed
+})
 
-// Base returns the seed.
-func Base() uint64 { return base }
+// setChecks has rapid draw as much for a short test as for others, and not a fifth: that would
+// be too little for tests that count what they cover.
+var setChecks = sync.OnceValue(func() error {
+	if !testing.Short() {
+		return nil
+	}
+	checks, err := strconv.Atoi(flag.Lookup("rapid.checks").Value.String())
+	if err != nil {
+		return err
+	}
+	return flag.Set("rapid.checks", strconv.Itoa(5*checks))
+})
 
 // rapid reads its seed from a flag, which all tests of a process share.
 var rapidSeed sync.Mutex
 
-// Check checks a property with package rapid, on traces that are drawn from the n-th
-// seed. Tests that run beside each other may both call it; beside it, none may call
-// rapid.Check.
+// Check checks a property with package rapid on n hundred traces, which is n times rapid's
+// default number, each hundred from a seed of its own. Tests that run beside each other may
+// both call it; beside it, none may call rapid.Check.
 func Check(t *testing.T, n int, property func(*rapid.T)) {
+	t.Helper()
+	for i := range n {
+		checkFrom(t, Base()+uint64(i)*1_000_003, property) //nolint:gosec // not negative
+	}
+}
+
+func checkFrom(t *testing.T, seed uint64, property func(*rapid.T)) {
 	t.Helper()
 	rapidSeed.Lock()
 	seedIsRead := sync.OnceFunc(rapidSeed.Unlock)
 	defer seedIsRead()
-	if err := setRapid(n); err != nil {
+	if err := setChecks(); err != nil {
+		t.Fatal(err)
+	}
+	if err := flag.Set("rapid.seed", strconv.FormatUint(max(seed, 1), 10)); err != nil { // 0 would be any seed
 		t.Fatal(err)
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		seedIsRead()
 		property(t)
 	})
-}
-
-func setRapid(n int) error {
-	seed := max(base+uint64(n)*1_000_003, 1) //nolint:gosec // not negative, and 0 would be any seed
-	return flag.Set("rapid.seed", strconv.FormatUint(seed, 10))
 }
