@@ -469,15 +469,14 @@ func (f *traffic) recount(all []*kept) {
 	}
 }
 
-// accounts has what k was charged count as in flight until its store's server is known to
+// accountFor has what k was charged count as in flight until its store's server is known to
 // know it, in place of what the store had in flight that decided its request.
-func (f *fallback) accounts(k *kept) {
+func (f *fallback) accountFor(k *kept) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.keep(k, nil)
+	f.mu.Unlock()
 	if q := k.host.query; q != nil {
-		f.unlink(q)
-		q.stage = ended
+		f.drop(q)
 	}
 }
 

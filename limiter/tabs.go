@@ -122,11 +122,9 @@ type kept struct {
 	inServer bool // whether a server knows of it, unless its tab is in doubt
 	over     bool // whether it was given up
 	paid     bool // whether it has lapsed, so that it was charged
-	guest    bool // whether another store has decided its request
 	accounts bool // whether the Memory takes over its charge from this one, see settle
-	moved    bool // and that is a Memory, which holds it too
 
-	host   *kept // what the other store holds
+	host   *kept // what the store holds that has decided the request, if it is another one
 	before *kept // what a store with the same place has held for it, until a server holds this
 }
 
@@ -169,6 +167,9 @@ func (k *kept) of() *kept {
 	}
 	return k
 }
+
+// moved reports whether a Memory has decided k's request, which holds its units too.
+func (k *kept) moved() bool { return k.of().store == nil }
 
 // heldBy returns the fallbacks whose servers count the units as held, one of each place. When
 // that changes, the fallback is told, which keeps it: see recount.
@@ -404,7 +405,7 @@ func (n *tabs) end(k *kept, charge int64) (rest int64, here bool) {
 	k.running = false
 	t.running--
 	delete(t.open, k)
-	if k.moved && k.inServer {
+	if k.moved() && k.inServer {
 		t.moved -= k.cost()
 	}
 	if n.store.closed.Load() {
@@ -572,7 +573,7 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 	known = append(known, t.takeOwed(q.number, held.charged)...)
 	t.known = held.totals
 	for _, k := range r.running {
-		if k.running && k.moved && !k.inServer {
+		if k.running && k.moved() && !k.inServer {
 			t.moved += k.cost()
 		}
 		k.inServer = true
@@ -724,7 +725,7 @@ func (n *tabs) close() {
 			continue
 		}
 		for k := range t.open {
-			if k.counted && k.running && !k.guest {
+			if k.counted && k.running && k.host == nil {
 				t.charged += k.cost()
 			}
 			if k.counted && k.running {
@@ -798,7 +799,7 @@ func (k *kept) settle(charge int64) (elsewhere bool) {
 	}
 	accounts.accounts = true
 	if accounts != k {
-		accounts.store.fallback.accounts(accounts)
+		accounts.store.fallback.accountFor(accounts)
 	}
 	if k.store != nil {
 		k.store.fallback.done(k)
@@ -881,7 +882,7 @@ func (k *kept) holdIn(r *Redis) {
 		k.latest = k
 		return
 	}
-	other := &kept{store: r, bucket: k.bucket, query: r.query(Request{Buckets: []Bucket{k.bucket}}, whatRenew), guest: true, moved: k.store == nil, host: k}
+	other := &kept{store: r, bucket: k.bucket, query: r.query(Request{Buckets: []Bucket{k.bucket}}, whatRenew), host: k}
 	other.query.buckets[0].held, other.query.stage = &heldCost{charge: k.bucket.Cost, kept: other}, ended
 	same := slices.IndexFunc(k.others, func(other *kept) bool { return other.store.place == r.place })
 	if same >= 0 {
