@@ -30,7 +30,7 @@ var process = &processState{
 	bans:    newKept(func(string) *rule.BanList { return rule.NewBanList() }),
 	waiting: newKept(func(string) *atomic.Int64 { return new(atomic.Int64) }),
 
-	newMemory:       func() *limiter.Memory { return limiter.NewMemory() },
+	newMemory:       limiter.NewMemory,
 	idleMemoryTime:  time.Minute,
 	redisCloseDelay: 10 * time.Second,
 	sweepInterval:   time.Second,

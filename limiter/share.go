@@ -1,8 +1,6 @@
 package limiter
 
-import (
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-)
+import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
 // If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
 // full share buckets. Shared buckets are kept apart from those of keys and do not

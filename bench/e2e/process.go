@@ -79,14 +79,17 @@ func (p *process) stop() {
 // site is the processes of Caddy that serve a variant.
 type site []*process
 
-// site returns the processes of the variant, however requests are sent to it.
-func (m *measurement) site(v variant) site {
+// served returns what the variant's processes are the same for: however requests are sent.
+func (v variant) served() variant {
 	v.connections, v.pause, v.paced = 0, 0, 0
-	return m.sites[v]
+	return v
 }
 
+// site returns the processes of the variant.
+func (m *measurement) site(v variant) site { return m.sites[v.served()] }
+
 func (m *measurement) startSite(ctx context.Context, v variant) error {
-	v.connections, v.pause, v.paced = 0, 0, 0
+	v = v.served()
 	for range v.processes {
 		p, err := m.startCaddy(ctx, v)
 		if err != nil {

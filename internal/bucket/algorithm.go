@@ -79,17 +79,17 @@ type Counting interface {
 	Validate(l *Limit) error
 
 	// DrainTime returns the longest time until a full bucket is as if it had never been
-	// used, and dripTime how long one that has just dripped takes to lose some units.
+	// used, and DripTime how long one that has just dripped takes to lose some units.
 	DrainTime(l *Limit) time.Duration
 	DripTime(l *Limit, units int64) time.Duration
 
 	// Doubles returns the numbers that tell how l's buckets drip and what they hold, as
-	// the script gets them for a request of the given cost. restEnd returns a number that
+	// the script gets them for a request of the given cost. RestEnd returns a number that
 	// is larger than the rest of any level.
 	Doubles(l *Limit, cost int64) (size, rate, drip, phase float64)
 	RestEnd(l *Limit) int64
 
-	// Room returns how many units fit beside n others: 0 or less if none do. remaining
+	// Room returns how many units fit beside n others: 0 or less if none do. Remaining
 	// returns how many to tell of.
 	Room(l *Limit, s Level, n, now int64) int64
 	Remaining(l *Limit, s Level, now int64) int64
@@ -133,7 +133,7 @@ func (l *Limit) by() Counting { return Algorithms[l.Algorithm].Counting }
 // KeepsEntries reports whether l's buckets keep an entry for each admission.
 func (l *Limit) KeepsEntries() bool { return Algorithms[l.Algorithm].Entries }
 
-// What counting says, of l. Leaky buckets are most of all, and called directly where
+// What Counting says, of l. Leaky buckets are most of all, and called directly where
 // each request has to.
 
 func (l *Limit) Doubles(cost int64) (size, rate, drip, phase float64) { return l.by().Doubles(l, cost) }

@@ -1,8 +1,8 @@
 package bucket
 
 // EntryLog is the log of one bucket: the units in the window that ends now, and
-// those that have left it but are still in memory. A zero entryLog is not usable;
-// see newEntryLog.
+// those that have left it but are still in memory. A zero EntryLog is not usable;
+// see NewEntryLog.
 type EntryLog struct {
 	Entries []uint64 // oldest first, see entry; those before head have left
 	base    int64    // the time, in µs, from which those of entries count

@@ -7,7 +7,7 @@ import (
 )
 
 // TestLevelAtNow guards how a stored level is read: one that has drained, or lies
-// beyond the horizon, is an empty  Any other stays as it is, even if it
+// beyond the horizon, is an empty bucket. Any other stays as it is, even if it
 // holds more than the size in a request.
 func TestLevelAtNow(t *testing.T) {
 	const now = 1_790_000_000_000_000

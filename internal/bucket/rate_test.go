@@ -104,7 +104,7 @@ func TestOfRateErrors(t *testing.T) {
 
 // TestOfRateKeepsRate guards the promise for every rate and size: never above
 // the rate, below it by less than 1 part in 10,000, even, and no drip larger than
-// the  The size is rejected only if no drip can keep the rate, and the
+// the bucket. The size is rejected only if no drip can keep the rate, and the
 // suggested rates are accepted.
 func TestOfRateKeepsRate(t *testing.T) {
 	anyOf := func(most int64) *rapid.Generator[int64] {

@@ -201,8 +201,11 @@ func (r release) try(caddy string) error {
 		{"", "rate-limit check " + filepath.Join(r.root, "example.Caddyfile")},
 	} {
 		output, err := r.command(caddy, strings.Fields(c.command)...).Output()
-		if err != nil || !bytes.Contains(output, []byte(c.want)) {
-			return fmt.Errorf("caddy %s: %w, and it prints no %q:\n%s", c.command, err, c.want, output)
+		if err != nil {
+			return fmt.Errorf("caddy %s: %w\n%s", c.command, err, output)
+		}
+		if !bytes.Contains(output, []byte(c.want)) {
+			return fmt.Errorf("caddy %s: it prints no %q:\n%s", c.command, c.want, output)
 		}
 	}
 	return nil
