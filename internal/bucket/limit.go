@@ -40,14 +40,9 @@ type Limit struct {
 	// the functions that make such a Limit.
 	Algorithm Algorithm
 
-	// Whether requests that are denied count too, in the bucket that denies them and
-	// in others of the request that have this. Then whoever keeps asking stays
-	// locked out, and a RetryAfter only holds for those who do not ask before. A
-	// leaky bucket that denies a request is filled to its Size, and drips anew from
-	// then on. A fixed window is full until it ends, a sliding window counts the
-	// units, and one that warms up has no room for the time of a unit at its full
-	// rate. A bucket that had room, although the request was denied by another, is
-	// charged. No such request is denied without asking the server.
+	// Whether requests that are denied count too, in the bucket that denies them and in others
+	// of the request that have this: how, says CountingDenied of package limiter to users, and
+	// Counting.Count here.
 	CountDenied bool
 
 	// How much longer the first waits of a bucket are that warms up, in thousandths;

@@ -35,8 +35,8 @@ that no request reaches, and others. For each it says what to change.
 
 A config that Caddy would not load is an error, as with caddy validate, except that log
 files are not opened: run it where the config's files and environment are. It needs no
-running Caddy. With --redis it connects to the Redis of the config, has it decide a request, and also
-checks how it is set up. A Redis that can't be reached is one of the problems.
+running Caddy. With --redis it connects to the Redis of the config, has it decide a
+request, and checks how it is set up. A Redis that can't be reached is one of the problems.
 
 FILE is the config, as in --config.
 
