@@ -792,9 +792,20 @@ func TestCloseLeavesNothingInFlight(t *testing.T) {
 	_ = r.Close()
 	all[1].held.Settle(0, 1)
 	server.Resume(t)
-	if n := len(r.fallback.flights.of); n > 0 {
-		t.Errorf("%d buckets have something in flight", n)
+	inFlight := func() (units int64, buckets int) {
+		r.fallback.mu.Lock()
+		defer r.fallback.mu.Unlock()
+		return r.fallback.units(memory.hash(&b), b.Limit.Size), len(r.fallback.flights.of)
 	}
+	if units, _ := inFlight(); units > 0 {
+		t.Errorf("%d units are in flight", units)
+	}
+	redistest.WaitFor(t, 10*time.Second, func() error { // calls end when their connection has
+		if _, buckets := inFlight(); buckets > 0 {
+			return fmt.Errorf("%d buckets have something in flight", buckets)
+		}
+		return nil
+	})
 	if l, err := memory.Peek(context.Background(), b); err != nil || l.Units != 2 {
 		t.Errorf("%+v, want 2 charged", l)
 	}
