@@ -31,8 +31,8 @@ var shares = [Classes]float64{1, 0.9, 0.75}
 const (
 	initial = 20 // limit of a new controller, and what it allows at least while all is well
 
-	// A window ends after shortWindow if it has manyAnswers, after longWindow, or twice the
-	// latency, if it has fewAnswers, and after lastWindow in any case.
+	// A window ends after shortWindow if it has manyAnswers, after longWindow if it has
+	// fewAnswers, and after lastWindow in any case; the last two are at least twice the latency.
 	shortWindow = 500 * time.Millisecond
 	longWindow  = 2 * time.Second
 	lastWindow  = 10 * time.Second
@@ -40,7 +40,7 @@ const (
 	fewAnswers  = 10
 
 	fade    = 30 * time.Second // in which the recent peak falls to 1/e
-	useless = 10 * time.Second // that all windows are slow, after which that is reported
+	useless = 10 * time.Second // that all windows are slow at the least limit, after which that is reported
 )
 
 // Controller limits the requests in progress at one upstream, so that the mean time until
@@ -54,7 +54,7 @@ const (
 // All methods may be called by several goroutines at the same time. Times must not run
 // backwards by more than goroutines overtake each other.
 type Controller struct {
-	options *Options
+	options Options
 
 	mu         sync.Mutex
 	limit      float64
@@ -66,7 +66,7 @@ type Controller struct {
 	verdict    Verdict       // on it
 
 	atMin   time.Duration // so far
-	slowFor time.Duration // in windows one after the other
+	slowFor time.Duration // at the least limit, in windows one after the other
 	told    bool          // of that
 
 	// The present window.
@@ -87,44 +87,52 @@ const (
 	Filling                // requests were turned away although the mean was good, so the limit went up
 )
 
+// String returns the name of a class.
+func (c Class) String() string { return [...]string{"high", "normal", "low"}[c] }
+
 // String returns the verdict as operators see it.
 func (v Verdict) String() string { return [...]string{"idle", "slow", "filling"}[v] }
 
 // New returns a controller.
-func New(o *Options, now time.Time) *Controller {
+func New(o Options, now time.Time) *Controller {
 	return &Controller{options: o, limit: min(max(initial, float64(o.Min)), float64(o.Max)), share: shares, began: now, last: now}
 }
 
 // Admit reports whether there is room for a request of a class, which is in progress from
-// then on until Finish is called for it.
-func (c *Controller) Admit(class Class, now time.Time) bool {
+// then on until Finish is called for it. In a dry run it is so in any case.
+func (c *Controller) Admit(class Class, dryRun bool, now time.Time) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.advance(now)
-	if c.inProgress >= int(math.Round(c.limit*c.share[class])) {
+	if room = c.inProgress < int(math.Round(c.limit*c.share[class])); !room {
 		c.turnedAway[class]++
 		c.shed[class]++
-		return false
 	}
-	c.inProgress++
-	c.top = max(c.top, c.inProgress)
-	return true
+	if room || dryRun {
+		c.inProgress++
+		c.top = max(c.top, c.inProgress)
+	}
+	return room
 }
 
 // Finish notes that a request is in progress no more that was admitted at some time, and
 // whether the upstream has answered it. A failure that is fast is no answer, and neither is
-// its time one of waiting for one. It reports, once, that all windows have been slow for so
-// long that the latency may be less than the upstream can keep, however few it gets.
+// its time one of waiting for one. It reports, once, that all windows at the least limit have
+// been slow for so long that the latency may be less than the upstream can keep, however few
+// it gets.
 func (c *Controller) Finish(admitted, now time.Time, answered bool) (isUseless bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.advance(now)
 	c.inProgress--
-	switch took := now.Sub(admitted); {
+	switch {
 	case answered:
 		c.answers++
-	case took < c.options.Latency:
-		c.area = max(0, c.area-took)
+	case now.Sub(admitted) < c.options.Latency:
+		if admitted.Before(c.began) {
+			admitted = c.began // what was before is in an earlier window
+		}
+		c.area = max(0, c.area-now.Sub(admitted))
 	}
 	isUseless = c.slowFor >= useless && !c.told
 	c.told = c.told || isUseless
@@ -140,7 +148,7 @@ func (c *Controller) advance(now time.Time) {
 	switch length := c.last.Sub(c.began); {
 	case length < shortWindow:
 		return
-	case c.answers >= manyAnswers, length >= lastWindow,
+	case c.answers >= manyAnswers, length >= max(lastWindow, 2*c.options.Latency),
 		c.answers >= fewAnswers && length >= max(longWindow, 2*c.options.Latency):
 		c.end(length)
 		c.began, c.area, c.answers, c.top = c.last, 0, 0, c.inProgress
@@ -175,23 +183,26 @@ func (c *Controller) end(length time.Duration) {
 		}
 	}
 
-	if int(c.limit) == c.options.Min {
+	overloaded := c.verdict == Slow || c.turnedAway != [Classes]int{}
+	if int(c.limit) == c.options.Min && overloaded {
 		c.atMin += length
 	}
-	if c.mean > c.options.Latency && (c.top > c.options.Min || c.turnedAway != [Classes]int{}) {
+	if int(c.limit) == c.options.Min && overloaded && c.mean > c.options.Latency {
 		c.slowFor += length
 	} else {
 		c.slowFor, c.told = 0, false
 	}
 }
 
-// State is what a controller does, to be shown.
+// State is what a controller does, or what several do together, to be shown.
 type State struct {
-	Limit, InProgress int
-	Mean              time.Duration // response time in the last window
-	Verdict           Verdict       // on that
-	Shed              [Classes]uint64
-	AtMin             time.Duration // for how long the limit has been the least one, so far
+	Keys       int // how many have a controller of their own
+	Limit      int
+	InProgress int
+	Mean       time.Duration // response time in the last window; of several the longest
+	Verdict    Verdict       // on that window
+	Shed       [Classes]uint64
+	AtMin      time.Duration // for how long the limit has been the least one while there was more to do, so far; of several the longest
 }
 
 // State returns what c does at now.
@@ -199,5 +210,5 @@ func (c *Controller) State(now time.Time) State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.advance(now)
-	return State{int(c.limit), c.inProgress, c.mean, c.verdict, c.shed, c.atMin}
+	return State{1, int(c.limit), c.inProgress, c.mean, c.verdict, c.shed, c.atMin}
 }

@@ -110,7 +110,7 @@ func (u *upstream) send(rate float64, during time.Duration, controllers []*Contr
 		u.mu.Unlock()
 		open.Go(func() {
 			start := time.Now()
-			admitted, answered := c.Admit(of, start), false
+			admitted, answered := c.Admit(of, false, start), false
 			if admitted {
 				ctx, cancel := context.WithTimeout(context.Background(), patience)
 				answered = u.answer(ctx)
@@ -138,7 +138,7 @@ func (u *upstream) send(rate float64, during time.Duration, controllers []*Contr
 }
 
 func controllers(n int) []*Controller {
-	o := &Options{Latency: 500 * time.Millisecond, Min: 4, Max: 1000}
+	o := Options{Latency: 500 * time.Millisecond, Min: 4, Max: 1000}
 	all := make([]*Controller, n)
 	for i := range all {
 		all[i] = New(o, time.Now())
@@ -208,7 +208,7 @@ func TestEnoughRoom(t *testing.T) {
 				for range 15 {
 					open.Go(func() {
 						start := time.Now()
-						if !c.Admit(Normal, start) {
+						if !c.Admit(Normal, false, start) {
 							t.Error("turned away")
 							return
 						}
@@ -272,7 +272,7 @@ func TestUseless(t *testing.T) {
 				for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); {
 					time.Sleep(time.Duration(float64(time.Second) / tc.load))
 					open.Go(func() {
-						if start := time.Now(); c.Admit(Normal, start) && finish(c, start, u.answer(t.Context())) {
+						if start := time.Now(); c.Admit(Normal, false, start) && finish(c, start, u.answer(t.Context())) {
 							told.Add(1)
 						}
 					})
@@ -297,7 +297,7 @@ func TestFailures(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			open.Go(func() {
 				start := time.Now()
-				if !c.Admit(Normal, start) {
+				if !c.Admit(Normal, false, start) {
 					return
 				}
 				if i%2 == 0 {
@@ -361,10 +361,10 @@ func TestClasses(t *testing.T) {
 
 // BenchmarkAdmitAndFinish is what a request pays.
 func BenchmarkAdmitAndFinish(b *testing.B) {
-	c := New(&Options{Latency: time.Second, Min: 4, Max: 1000}, time.Now())
+	c := New(Options{Latency: time.Second, Min: 4, Max: 1000}, time.Now())
 	for b.Loop() {
 		now := time.Now()
-		if c.Admit(Normal, now) {
+		if c.Admit(Normal, false, now) {
 			c.Finish(now, time.Now(), true)
 		}
 	}
