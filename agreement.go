@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -25,6 +26,7 @@ type agreement struct {
 	tops     used[topID, *toplist.List]
 	bans     used[string, *rule.BanList] // by the name of the bucket in stores
 	waiting  used[string, *atomic.Int64] // likewise
+	loads    used[loadID, *adaptive.Controllers]
 
 	maxKeys int // for all limits together
 }
@@ -49,6 +51,7 @@ func newAgreement() *agreement {
 		tops:     process.tops.use(),
 		bans:     process.bans.use(),
 		waiting:  process.waiting.use(),
+		loads:    process.loads.use(),
 		maxKeys:  limiter.DefaultMaxKeys,
 	}
 }
@@ -65,6 +68,7 @@ func (a *agreement) countersOf(path string) *telemetry.Counters {
 
 // release releases what the limits share.
 func (a *agreement) release() {
+	a.loads.release()
 	a.waiting.release()
 	a.bans.release()
 	a.tops.release()
@@ -84,6 +88,9 @@ func (a *agreement) add(d *draft) error {
 	}
 	if l.Waiting != nil {
 		l.Waiting.Count = a.waiting.get(l.Buckets[0].Name)
+	}
+	if l.Load != nil {
+		l.Load.Controllers = a.loads.get(loadID{l.Buckets[0].Name, l.Load.Options})
 	}
 	for _, b := range l.Buckets {
 		b.Policy = &rule.Policy{

@@ -145,6 +145,8 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 				return p.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
 					strings.Join(args, " "))
 			}
+		case name == "concurrency":
+			err = p.parseConcurrency(l)
 		case name == "consistency":
 			l.Consistency, err = parseConsistencyArgs(p.Dispenser)
 		case text != nil:
@@ -185,7 +187,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			}
 			continue
 		}
-		if err == nil && name != "match" && name != "limit" && name != "count" {
+		if err == nil && name != "match" && name != "limit" && name != "count" && name != "concurrency" {
 			err = parseEnd(p.Dispenser, name)
 		}
 		if err != nil {
@@ -214,16 +216,17 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	return "", d.Errf("%s: got %q, want one value", name, strings.Join(args, " "))
 }
 
-// parseMatch parses the matchers of a limit: a matcher token like that of a
+// parseMatch parses an option that is a matcher: a matcher token like that of a
 // directive, or matchers in a line or a block like those of a named matcher.
 func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
+	name := helper.Val()
 	if helper.CountRemainingArgs() > 0 {
 		set, found, err := helper.MatcherToken()
 		switch {
 		case err != nil:
 			return nil, helper.WrapErr(err)
 		case found && helper.NextArg():
-			return nil, helper.Errf("match: got %q after a matcher, want one matcher, or several in a block", helper.Val())
+			return nil, helper.Errf("%s: got %q after a matcher, want one matcher, or several in a block", name, helper.Val())
 		case found && set == nil: // * is all requests
 			return nil, nil
 		case found:
@@ -231,19 +234,19 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		}
 		helper.Prev() // not a matcher token
 		if got := nextArgs(helper.Dispenser); matcherOption(got) != "" && matcherOption(got) != "match "+strings.Join(got, " ") {
-			return nil, helper.Errf("match: got %q, want %s", strings.Join(got, " "), matcherOption(got))
+			return nil, helper.Errf("%s: got %q, want %s", name, strings.Join(got, " "), matcherOption(got))
 		}
 	}
 	if lines := matchersIn(nextArgs(helper.Dispenser)); len(lines) > 1 {
-		return nil, helper.Errf("match: got %q, want each matcher in a line of a block: %s",
-			strings.Join(nextArgs(helper.Dispenser), " "), quotedLines(lines))
+		return nil, helper.Errf("%s: got %q, want each matcher in a line of a block: %s",
+			name, strings.Join(nextArgs(helper.Dispenser), " "), quotedLines(lines))
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
 	if err != nil {
 		return nil, err
 	}
 	if len(set) == 0 {
-		return nil, helper.Err("match: nothing given; use @name, /path or matchers")
+		return nil, helper.Errf("%s: nothing given; use @name, /path or matchers", name)
 	}
 	return caddyhttp.RawMatcherSets{set}, nil
 }

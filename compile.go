@@ -74,7 +74,7 @@ func (c *compiler) compile(l *Limit, siblings []*Limit, parent *draft) (*draft, 
 	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
 	for _, set := range []func(*draft) error{
 		(*draft).setKey, (*draft).setBounds, (*draft).setStatus, (*draft).setHeadroom, (*draft).setSettlement,
-		(*draft).checkTogether, (*draft).setBuckets, (*draft).setBans, (*draft).setPool, (*draft).setConsistency, (*draft).addPaths,
+		(*draft).checkTogether, (*draft).setLoad, (*draft).setBuckets, (*draft).setBans, (*draft).setPool, (*draft).setConsistency, (*draft).addPaths,
 	} {
 		if err := set(d); err != nil {
 			return d, d.errorIn(err)
@@ -120,6 +120,9 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 		all[i], d.rule.Reporter.Logger = d.rule, c.logger
 		if err = agreed.add(d); err == nil {
 			err = d.setMatchers(ctx)
+		}
+		if err == nil {
+			err = d.setClasses(ctx)
 		}
 		if err != nil {
 			return nil, d.errorIn(err)

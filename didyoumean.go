@@ -38,6 +38,8 @@ var (
 		"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix",
 	}, wholeScope}
 
+	autoScope = &scope{"the block of concurrency auto", []string{"latency", "min", "max", "until", "high", "low"}, limitScope}
+
 	// What mholt/caddy-ratelimit has for a whole block, beside zones.
 	zonesScope       = &scope{"the block of the directive itself, beside zones", zonesOptions, nil}
 	distributedScope = &scope{"distributed, beside zones", []string{"read_interval", "write_interval", "purge_age"}, wholeScope}
@@ -47,7 +49,7 @@ var (
 
 // homes are the scopes where an option may belong that is unknown where it stands, in the
 // order in which they are looked through after those above.
-var homes = []*scope{limitScope, wholeScope, zoneScope, zonesScope, distributedScope, globalScope, redisScope, memoryScope}
+var homes = []*scope{limitScope, wholeScope, autoScope, zoneScope, zonesScope, distributedScope, globalScope, redisScope, memoryScope}
 
 // otherWords are words that other rate limiters or other directives have for options, and
 // what to write here instead. In limits and zones, they come before any word that is

@@ -141,7 +141,7 @@ func waitForEvents(t *testing.T, name string, n int) (found []heardEvent) {
 // module.
 func listening(id string, more ...string) string {
 	return "events {\non " + strings.Join([]string{
-		telemetry.EventExceeded, telemetry.EventWouldDeny, telemetry.EventRedisLost, telemetry.EventRedisBack, telemetry.EventMemoryFull,
+		telemetry.EventExceeded, telemetry.EventWouldDeny, telemetry.EventShed, telemetry.EventRedisLost, telemetry.EventRedisBack, telemetry.EventMemoryFull,
 	}, " test_subscriber "+id+"\non ") + " test_subscriber " + id + "\n}\n" + strings.Join(more, "\n")
 }
 

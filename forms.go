@@ -264,7 +264,9 @@ func (d *draft) setConcurrencyBucket() error {
 		Drip: option.Value[int64]{Option: "concurrency", Constant: numbers.DripSize},
 	}
 	var err error
-	if b.Size, err = option.NewValue(d.resolve, "concurrency", string(d.Concurrency), option.Units); err != nil {
+	if d.rule.Load != nil {
+		b.Size = option.Value[int64]{Option: "max", Constant: int64(d.rule.Load.Options.Max)}
+	} else if b.Size, err = option.NewValue(d.resolve, "concurrency", string(d.Concurrency), option.Units); err != nil {
 		return err
 	}
 	return d.addBucket(b, string(d.Cost), string(d.Factor))

@@ -53,7 +53,7 @@ import (
 // `{http.rate_limit.borrowed}` | The path of a limit with `borrow` that had no room for the request, which its pool had; empty if none borrowed
 // `{http.rate_limit.dry_run}` | The path of a limit with `dry_run` that would have denied the request; empty if none would
 // `{http.rate_limit.delayed}` | The seconds for which the request waited by `max_delay`
-// `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `fallback`, this process instead of Redis
+// `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, how fast the upstream answers; `fallback`, this process instead of Redis
 type Handler struct {
 	// The limits that requests must pass. Required, unless there are `rate_limits`.
 	Limits []*Limit `json:"limits,omitempty"`
@@ -330,10 +330,10 @@ func refusedAs(err error) telemetry.Checked {
 // storeError is the error of a store that did not decide.
 type storeError struct{ error }
 
-// decide charges the request to the limits that apply to it and sets the header
-// fields. It returns the request's outcome, also with an error, or nil if no limit
-// applies, and what the request holds until its outcome is known. Its error is a
-// denial, a rule.RefusalError, a storeError, or the error of a matcher.
+// decide charges the request to the limits that apply to it, and sets the header fields; last
+// of all it asks those that follow the load. It returns the request's outcome, also with an
+// error, or nil if no limit applies, and what the request holds until its outcome is known. Its
+// error is a denial, a rule.RefusalError, a storeError, or the error of a matcher.
 func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outcome, []rule.Holding, error) {
 	if virtual(r) {
 		return nil, nil, nil
@@ -345,18 +345,38 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		h.noteUndecided(res, r, refusedAs(err))
 		return res, nil, err
 	}
-	if len(q.Entries()) == 0 {
+	if len(q.Entries()) == 0 && len(q.Loads()) == 0 {
 		return nil, nil, nil
 	}
-
 	res := q.Outcome()
+	if len(q.Entries()) > 0 {
+		if err := h.charge(w, r, q, res); err != nil {
+			return res, nil, err
+		}
+	}
+	if len(q.Loads()) > 0 {
+		decider, wait, err := q.Enter(res, outcome.How{Jitter: h.jitter, At: time.Now()}, w.Header())
+		res.Observe(r.Context(), h.Log)
+		switch {
+		case err != nil:
+			return res, nil, err
+		case decider != nil:
+			return res, nil, denial{decider, wait}
+		}
+	}
+	return res, q.Holdings(), nil
+}
+
+// charge charges the request to the limits that a store keeps, and sets the header fields. Its
+// error is one of those of decide.
+func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, res *outcome.Outcome) error {
 	began := time.Now()
 	delay, err := q.Decide(h.store, rule.How{
 		Accounting: h.accounting, NoFallback: h.onError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
 	})
 	if err != nil {
 		h.noteUndecided(res, r, telemetry.CheckedUndecided)
-		return res, nil, storeError{err}
+		return storeError{err}
 	}
 	q.Count(h.accounting)
 	decider, wait := q.Tell(res, outcome.How{Families: h.families, Jitter: h.jitter, At: began}, w.Header())
@@ -365,12 +385,9 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		if len(h.RateLimits) > 0 {
 			h.logExceeded(r, q, decider, wait)
 		}
-		return res, nil, denial{decider, wait}
+		return denial{decider, wait}
 	}
-	if err := q.WaitOut(delay, res); err != nil {
-		return res, nil, err
-	}
-	return res, q.Holdings(), nil
+	return q.WaitOut(delay, res)
 }
 
 // noteUndecided notes why the handler did not decide on the request.

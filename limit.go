@@ -156,7 +156,15 @@ type Limit struct {
 	// size and a rate. A request is in progress until its response has ended, and an
 	// upgraded connection, such as a websocket, until it is closed. If a Caddy instance
 	// crashes, its requests end for the others 10 to 15 seconds later.
+	//
+	// With `auto` the number follows the load: it grows while what is behind the limit answers within a
+	// `latency`, and shrinks while it does not. All requests share it unless the limit has a
+	// key, and each Caddy instance has its own. Requests beyond it get a 503. The options of this
+	// are in `auto`, in a Caddyfile in a block behind `concurrency auto`.
 	Concurrency Number `json:"concurrency,omitempty"`
+
+	// How `concurrency auto` follows the load.
+	Auto *Auto `json:"auto,omitempty"`
 
 	// Whether this is a dry run: the limit decides and is charged as if it were enforced
 	// beside the others, but denies no request. It is shown by no header field, and by

@@ -8,11 +8,11 @@ import (
 )
 
 // limitOptions are the names of the options of a Limit in a Caddyfile, in the order of
-// its fields: those of its JSON, but for its name, which is no option, and its limits.
+// its fields: those of its JSON, but for its name and auto, which are no options, and its limits.
 var limitOptions = func() (names []string) {
 	for i := range reflect.TypeFor[Limit]().NumField() {
 		switch name := jsonName(reflect.TypeFor[Limit]().Field(i)); name {
-		case "", "name":
+		case "", "name", "auto":
 		case "limits":
 			names = append(names, "limit")
 		default:

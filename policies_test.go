@@ -32,7 +32,11 @@ var shownPolicies = map[string]shownPolicy{
 	"ban_after":   {"size 9; ban 1m; ban_after 2", "ban 1m, ban_after 2", `bans_total{limit="ban_after"}`, "bans"},
 	"borrow":      {"size 9; borrow pool", "borrow pool", `borrowed_total{limit="borrow"}`, "borrowed"},
 	"pool":        {limit: "concurrency 9; pool", text: "pool"},
-	"status":      {limit: "size 9; status 403", text: "status 403"},
+	"auto": {
+		limit: "key {client_ip}; concurrency auto", text: "auto latency 500ms min 4 until header, status 503",
+		metric: `load_limit{limit="auto"}`,
+	},
+	"status": {limit: "size 9; status 403", text: "status 403"},
 
 	// Its metrics are those of Redis, see TestLease.
 	"consistency": {limit: "size 9; consistency lease 100ms", text: "consistency lease 100ms"},

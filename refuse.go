@@ -128,7 +128,11 @@ func (d denial) body() []byte {
 	if d.wait == 0 {
 		return []byte("Too many requests: this one costs more than its limit holds.\n")
 	}
-	b := append(make([]byte, 0, 48), "Too many requests. Retry after "...)
+	why := "Too many requests"
+	if d.Decision.By == limiter.DecidedByLoad {
+		why = "Too busy"
+	}
+	b := append(append(make([]byte, 0, 48), why...), ". Retry after "...)
 	return append(outcome.AppendWholeSeconds(b, d.wait), " s.\n"...)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
@@ -29,6 +30,7 @@ var process = &processState{
 	tops:    newKept(func(id topID) *toplist.List { return toplist.New(id.n, nil) }),
 	bans:    newKept(func(string) *rule.BanList { return rule.NewBanList() }),
 	waiting: newKept(func(string) *atomic.Int64 { return new(atomic.Int64) }),
+	loads:   newKept(func(id loadID) *adaptive.Controllers { return adaptive.NewControllers(id.options) }),
 
 	newMemory:       limiter.NewMemory,
 	idleMemoryTime:  time.Minute,
@@ -51,6 +53,7 @@ type processState struct {
 	tops    *kept[topID, *toplist.List]  // the keys that ask most
 	bans    *kept[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
 	waiting *kept[string, *atomic.Int64] // how many requests wait, likewise
+	loads   *kept[loadID, *adaptive.Controllers]
 
 	// newMemory returns a new memory store.
 	newMemory func() *limiter.Memory

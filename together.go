@@ -23,6 +23,15 @@ var clashes = []clash{
 	{"count", "concurrency", "no concurrency with it, which counts requests in progress whatever comes of them"},
 	{"actual_cost", "concurrency", "no concurrency with it, which counts requests in progress whatever they cost"},
 
+	{"cost", "concurrency auto", "none with concurrency auto, which counts requests"},
+	{"factor", "concurrency auto", "none with concurrency auto, but another latency"},
+	{"max_keys", "concurrency auto", "none with concurrency auto, which has room for 1000 keys"},
+	{"when_full", "concurrency auto", "none with concurrency auto, where keys beyond 1000 share"},
+	{"track_top", "concurrency auto", "none with concurrency auto; track those of a limit with a rate"},
+	{"borrow", "concurrency auto", "none with concurrency auto, which has nothing to wait for in a pool"},
+	{"pool", "concurrency auto", "none with concurrency auto, as nobody knows what is to spare; low and high say who comes first"},
+	{"limit", "concurrency auto", "no limits within concurrency auto, put them beside it"},
+
 	{"hold", "count_denied", "no count_denied with it, as denied requests cost nothing where nothing is held; ban keeps those out who go on asking"},
 
 	{"max_delay", "count", "none with count, actual_cost or concurrency"},
@@ -67,6 +76,8 @@ func (d *draft) has(with string) bool {
 	switch with {
 	case "limit":
 		return len(d.Limits) > 0
+	case "concurrency auto":
+		return d.Concurrency == auto
 	case "when_full share":
 		return d.rule.ShareWhenFull
 	case "accounting in_order":
@@ -83,6 +94,10 @@ func (l *Limit) setting(name string) *option.Setting {
 		text = l.countText()
 	case "ban":
 		text = l.banText()
+	case "limit":
+		if len(l.Limits) > 0 && l.Limits[0] != nil {
+			text = l.Limits[0].Name
+		}
 	default:
 		return l.firstSet(name)
 	}

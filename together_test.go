@@ -55,8 +55,9 @@ func TestClashesAreErrors(t *testing.T) {
 	blocks := map[string]string{ // how what an option clashes with is written
 		"concurrency": "concurrency 5", "count": "count status 401", "actual_cost": "actual_cost bytes", "ban": "ban 1m",
 		"count_denied": "count_denied", "max_delay": "max_delay 2s", "soft": "soft 1", "borrow": "borrow other", "pool": "pool",
-		"consistency":     "consistency eventual 1s",
+		"consistency": "consistency eventual 1s", "when_full": "when_full share",
 		"when_full share": "when_full share", "min_interval": "max 5; duration 1s; min_interval 1s",
+		"concurrency auto": "concurrency auto", "cost": "cost 2", "factor": "factor 2", "max_keys": "max_keys 9", "track_top": "track_top 9",
 		"limit": "limit within {; size 1; }", "hold": "count status 401; hold off",
 	}
 	for _, c := range clashes {
@@ -65,7 +66,7 @@ func TestClashesAreErrors(t *testing.T) {
 			if with := blocks[c.with]; with != "" {
 				options = append(options, with)
 			}
-			if !slices.Contains([]string{"concurrency", "min_interval"}, c.with) {
+			if !slices.Contains([]string{"concurrency", "concurrency auto", "min_interval"}, c.with) {
 				options = append(options, "size 5")
 			}
 			block := "limit a {; " + strings.Join(options, "; ") + "; }; limit other {; size 5; pool; }; limit third {; size 5; borrow other; }; limit fourth {; size 5; borrow a; }"

@@ -79,10 +79,13 @@ const (
 
 	// DecidedByEventual: this process, which reports its admissions to the server.
 	DecidedByEventual
+
+	// DecidedByLoad: no Store, but how fast what is behind a limit answers.
+	DecidedByLoad
 )
 
-// String returns the name of d: "memory", "redis", "remembered", "fallback", "lease" or
-// "eventual".
+// String returns the name of d: "memory", "redis", "remembered", "fallback", "lease",
+// "eventual" or "load".
 func (d Decider) String() string {
 	switch d {
 	case DecidedByRedis:
@@ -95,6 +98,8 @@ func (d Decider) String() string {
 		return "lease"
 	case DecidedByEventual:
 		return "eventual"
+	case DecidedByLoad:
+		return "load"
 	case DecidedByMemory:
 	}
 	return "memory"

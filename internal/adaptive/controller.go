@@ -32,7 +32,8 @@ const (
 	initial = 20 // limit of a new controller, and what it allows at least while all is well
 
 	// A window ends after shortWindow if it has manyAnswers, after longWindow if it has
-	// fewAnswers, and after lastWindow in any case; the last two are at least twice the latency.
+	// fewAnswers, or so many slow failures besides, and after lastWindow in any case; the last
+	// two are at least twice the latency.
 	shortWindow = 500 * time.Millisecond
 	longWindow  = 2 * time.Second
 	lastWindow  = 10 * time.Second
@@ -73,6 +74,7 @@ type Controller struct {
 	began, last time.Time
 	area        time.Duration // sum of the times for which requests were in progress
 	answers     int
+	slow        int // failures that took longer than the latency
 	top         int
 	turnedAway  [Classes]int
 }
@@ -133,6 +135,8 @@ func (c *Controller) Finish(admitted, now time.Time, answered bool) (isUseless b
 			admitted = c.began // what was before is in an earlier window
 		}
 		c.area = max(0, c.area-now.Sub(admitted))
+	default:
+		c.slow++
 	}
 	isUseless = c.slowFor >= useless && !c.told
 	c.told = c.told || isUseless
@@ -149,9 +153,9 @@ func (c *Controller) advance(now time.Time) {
 	case length < shortWindow:
 		return
 	case c.answers >= manyAnswers, length >= max(lastWindow, 2*c.options.Latency),
-		c.answers >= fewAnswers && length >= max(longWindow, 2*c.options.Latency):
+		c.answers+c.slow >= fewAnswers && length >= max(longWindow, 2*c.options.Latency):
 		c.end(length)
-		c.began, c.area, c.answers, c.top = c.last, 0, 0, c.inProgress
+		c.began, c.area, c.answers, c.slow, c.top = c.last, 0, 0, 0, c.inProgress
 		c.turnedAway = [Classes]int{}
 	}
 }

@@ -374,3 +374,19 @@ func BenchmarkAdmitAndFinish(b *testing.B) {
 func finish(c *Controller, admitted time.Time, answered bool) bool {
 	return c.Finish(admitted, time.Now(), answered)
 }
+
+// TestSlowFailures guards that the limit goes down within seconds where all clients give up
+// before they are answered: it must not wait for answers then.
+func TestSlowFailures(t *testing.T) {
+	now := time.Now()
+	c := New(Options{Latency: 500 * time.Millisecond, Min: 4, Max: 1000}, now)
+	for range initial {
+		c.Admit(High, false, now)
+	}
+	for range initial {
+		c.Finish(now, now.Add(patience), false)
+	}
+	if s := c.State(now.Add(longWindow)); s.Limit >= initial || s.Verdict != Slow {
+		t.Errorf("%+v after two seconds, want a limit below %d", s, initial)
+	}
+}

@@ -105,6 +105,12 @@ func (c *Config) inspectBucket(ctx context.Context, b *bucket, asked adminjson.A
 	if err != nil {
 		return adminjson.Level{}, err
 	}
+	if b.Limit.Load != nil {
+		if reset {
+			return adminjson.Level{}, badRequest("limit: it follows the load, and has nothing to empty")
+		}
+		return b.loadLevel(at), nil
+	}
 	found, err := c.look(ctx, at, reset)
 	if err != nil {
 		return adminjson.Level{}, err
@@ -122,6 +128,17 @@ func (c *Config) inspectBucket(ctx context.Context, b *bucket, asked adminjson.A
 	}
 	answer.Error = cmp.Or(answer.Error, ban.error)
 	return answer, err
+}
+
+// loadLevel returns the answer for a limit that follows the load: its size is what it allows
+// now, and its level what is in progress.
+func (b *bucket) loadLevel(at limiter.Bucket) adminjson.Level {
+	s := b.Limit.Load.Controllers.Peek(at.Key, time.Now())
+	size, left := int64(s.Limit), int64(max(s.Limit-s.InProgress, 0))
+	return adminjson.Level{
+		Limit: b.title, Key: shownKey(at.Key, at.Name == b.AddressName), Policies: b.ShownPolicies(), From: "memory",
+		Size: &size, Level: int64(s.InProgress), Remaining: &left, InProgress: left == 0,
+	}
 }
 
 // found is what was found in a bucket, or what it held before it was emptied.

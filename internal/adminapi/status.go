@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -49,6 +50,9 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 		if !seen[l.Path] {
 			seen[l.Path] = true
 			counters = append(counters, l.Policy.Counters)
+			if load := l.Limit.Load; load != nil {
+				status.Load = append(status.Load, loadAnswerOf(l.Path, load.Controllers, now))
+			}
 		}
 	}
 	var over time.Duration
@@ -70,6 +74,19 @@ func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
 	if !s.DownSince.IsZero() {
 		down := adminjson.Seconds(now.Sub(s.DownSince))
 		answer.Down = &down
+	}
+	return answer
+}
+
+// loadAnswerOf returns the answer for a limit that follows the load.
+func loadAnswerOf(path string, c *adaptive.Controllers, now time.Time) adminjson.Load {
+	s := c.State(now)
+	answer := adminjson.Load{
+		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Mean: adminjson.Seconds(s.Mean),
+		Latency: adminjson.Seconds(c.Options.Latency), State: s.Verdict.String(), Shed: make(map[string]uint64), AtMin: adminjson.Seconds(s.AtMin),
+	}
+	for class, n := range s.Shed {
+		answer.Shed[adaptive.Class(class).String()] = n //nolint:gosec // there are few
 	}
 	return answer
 }

@@ -35,6 +35,21 @@ type Status struct {
 	Requests   map[string]uint64 `json:"requests"`   // of this process, by outcome
 	RatesOver  Seconds           `json:"rates_over"` // the time that the rates are of
 	Limits     []Counts          `json:"limits"`
+	Load       []Load            `json:"load,omitempty"` // of the limits that follow it
+}
+
+// Load is what a limit with concurrency auto does: of several keys, all of them together, and
+// the slowest.
+type Load struct {
+	Path       string            `json:"path"`
+	Keys       int               `json:"keys"`
+	Limit      int               `json:"limit"` // requests that it allows in progress now
+	InProgress int               `json:"in_progress"`
+	Mean       Seconds           `json:"mean"`    // time until responses begin, of late
+	Latency    Seconds           `json:"latency"` // to which the mean is to keep
+	State      string            `json:"state"`   // idle, slow or filling
+	Shed       map[string]uint64 `json:"shed"`    // by class
+	AtMin      Seconds           `json:"at_min"`  // for how long it allowed no more than min, and there was more to do
 }
 
 // Server is the state of a Redis server.

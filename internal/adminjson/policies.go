@@ -1,6 +1,7 @@
 package adminjson
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -34,9 +35,38 @@ type Policies struct {
 	Borrow string `json:"borrow,omitempty"` // the limit from which it borrows
 	Pool   bool   `json:"pool,omitempty"`   // whether it counts only what others borrow
 
+	Auto *Auto `json:"auto,omitempty"` // how concurrency auto follows the load
+
 	Status int `json:"status" default:"429"` // of the response to denied requests
 
 	Consistency string `json:"consistency,omitempty"` // who decides with Redis, unless that does itself
+}
+
+// Auto is how a limit follows the load. Its max is its size.
+type Auto struct {
+	Latency Seconds                  `json:"latency"`
+	Min     int                      `json:"min"`
+	Until   string                   `json:"until"`
+	High    caddyhttp.RawMatcherSets `json:"high,omitempty"`
+	Low     caddyhttp.RawMatcherSets `json:"low,omitempty"`
+}
+
+// String returns it in a few words.
+func (a *Auto) String() string {
+	if a == nil {
+		return ""
+	}
+	words := []string{"latency " + Interval(a.Latency), "min " + strconv.Itoa(a.Min), "until " + a.Until}
+	for _, of := range []struct {
+		class string
+		sets  caddyhttp.RawMatcherSets
+	}{{"high", a.High}, {"low", a.Low}} {
+		if of.sets != nil {
+			text, _ := json.Marshal(of.sets) // which was JSON
+			words = append(words, of.class+" "+string(text))
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // Options returns the policies that are not those of any limit, each as in a Caddyfile, such

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -75,7 +76,24 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 	}
 	fmt.Fprintln(w)
 	printCounts(w, a)
+	if len(a.Load) > 0 {
+		fmt.Fprintln(w)
+		printLoad(w, a.Load)
+	}
 	return err
+}
+
+// printLoad prints what the limits do that follow the load.
+func printLoad(w io.Writer, limits []adminjson.Load) {
+	table := terminal.NewTable("LIMIT", "ALLOWED", "IN PROGRESS", "MEAN", "LATENCY", "STATE", "SHED HIGH", "NORMAL", "LOW", "AT MIN")
+	for i := range limits {
+		l := &limits[i]
+		mean := time.Duration(l.Mean).Round(time.Millisecond).String()
+		table.Add(l.State == adaptive.Slow.String(), terminal.Safe(l.Path), l.Limit, l.InProgress, mean, adminjson.Interval(l.Latency),
+			terminal.Safe(l.State), l.Shed["high"], l.Shed["normal"], l.Shed["low"], terminal.Briefly(time.Duration(l.AtMin)))
+	}
+	table.Print(w)
+	terminal.Printf(w, "Mean: time until responses begin. State: slow, fewer are allowed; filling, requests are turned away although the mean is good, so more are allowed; idle, there is enough room.")
 }
 
 // printCounts prints what the limits did. With Redis, it shows how much was decided

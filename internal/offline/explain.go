@@ -248,9 +248,10 @@ func (x *explainer) inspect(h *Handler, r *http.Request) bool {
 	q, err := rule.Evaluate(r, h.Limits, time.Time{})
 	defer q.Release()
 	met := make(map[*rule.Bucket]*rule.Entry)
-	for i := range q.Entries() {
-		e := &q.Entries()[i]
-		met[e.Bucket] = e
+	for _, entries := range [][]rule.Entry{q.Entries(), q.Loads()} {
+		for i := range entries {
+			met[entries[i].Bucket] = &entries[i]
+		}
 	}
 	for _, l := range h.buckets {
 		if e := met[l.Bucket]; e != nil {

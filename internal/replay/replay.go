@@ -25,13 +25,14 @@ import (
 // clock of the logs. It is the real thing: the matchers, keys and numbers of the
 // config, and the store that decides in a Caddy without Redis.
 type replay struct {
-	config *offline.Config
-	store  *limiter.Memory
-	roomy  *roomyStore   // of the sizes that keys need
-	now    time.Duration // on the store's clock
-	limits []*replayedLimit
-	of     map[*rule.Bucket]*replayedLimit
-	host   string // of requests whose log does not tell
+	config    *offline.Config
+	store     *limiter.Memory
+	roomy     *roomyStore   // of the sizes that keys need
+	now       time.Duration // on the store's clock
+	limits    []*replayedLimit
+	following []string // limits that follow the load, which a log does not tell
+	of        map[*rule.Bucket]*replayedLimit
+	host      string // of requests whose log does not tell
 
 	runs    map[*offline.Server]*offline.Run
 	servers map[replayedSite]*offline.Server // nil if no site has the host
@@ -108,6 +109,10 @@ func newReplay(config *offline.Config, opt Options) *replay {
 // addLimits adds limits. Those that share their buckets are one.
 func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
 	for _, l := range limits {
+		if l.Limit.Load != nil {
+			p.following = append(p.following, l.Path)
+			continue
+		}
 		if l.Off || p.of[l.Bucket] != nil {
 			continue
 		}

@@ -252,6 +252,11 @@ func (b *Bucket) addTo(q *Request) error {
 	if ask.MaxKeys = b.Limit.MaxKeys; b.Limit.ShareWhenFull {
 		ask.ShareKey = q.clientNetwork()
 	}
-	q.entries = append(q.entries, Entry{Bucket: b, Ask: ask, Estimate: ask.Cost})
+	e := Entry{Bucket: b, Ask: ask, Estimate: ask.Cost}
+	if b.Limit.Load != nil {
+		q.loads = append(q.loads, e)
+	} else {
+		q.entries = append(q.entries, e)
+	}
 	return nil
 }

@@ -36,6 +36,7 @@ type Limit struct {
 	adminjson.Policies          // as they are shown, but for the consistency, which each bucket has
 	Waiting            *Waiters // nil if none may wait
 	Bans               *Bans    // nil if it bans no keys
+	Load               *Load    // nil if it does not follow the load
 
 	Borrowers  []*Limit // those to which it may lend
 	OwnCost    bool     // whether a pool charges its own cost, and not that of the limit that borrows

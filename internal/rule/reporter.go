@@ -2,6 +2,7 @@ package rule
 
 import (
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -17,6 +18,7 @@ type Reporter struct {
 	noKeyOnce     sync.Once
 	noAddressOnce sync.Once
 	badValues     telemetry.Throttle
+	slow          telemetry.Throttle
 	proxies       proxyWatch
 }
 
@@ -47,5 +49,14 @@ func (r *Reporter) badCost(b *Bucket, got string, charged int64) {
 	if r.badValues.Allow() {
 		r.Logger.Warn("the actual cost of a request is not a whole number, so its estimated cost is charged",
 			zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.String("got", option.Described(got)), zap.Int64("charged", charged))
+	}
+}
+
+// slowAtMin logs that a limit which follows the load allows no more requests than it must, and
+// its upstream is slower than it should be all the same.
+func (r *Reporter) slowAtMin(l *Limit, mean time.Duration) {
+	if r.slow.Allow() {
+		r.Logger.Warn("the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it",
+			zap.String("limit", l.Path), zap.Duration("mean", mean), zap.Duration("latency", l.Load.Options.Latency), zap.Int("min", l.Load.Options.Min))
 	}
 }

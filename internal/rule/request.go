@@ -20,6 +20,7 @@ type Request struct {
 	replacer *caddy.Replacer
 	at       time.Time // when the request arrived, if that is not now
 	entries  []Entry
+	loads    []Entry   // of limits that follow the load, which no store is asked about
 	holdings []Holding // what has to be settled
 
 	// What a store is asked, and what it answers: for each bucket that is asked, the entry,
@@ -112,8 +113,9 @@ func (q *Request) Release() {
 		q.entries[i].endWait()
 	}
 	clear(q.entries) // drop references to what clients sent
+	clear(q.loads)
 	clear(q.asked[:cap(q.asked)])
-	*q = Request{entries: q.entries[:0], asked: q.asked[:0], of: q.of[:0], answers: q.answers[:0], stripe: q.stripe}
+	*q = Request{entries: q.entries[:0], loads: q.loads[:0], asked: q.asked[:0], of: q.of[:0], answers: q.answers[:0], stripe: q.stripe}
 	requests.Put(q)
 }
 

@@ -78,13 +78,15 @@ func (s *Settlement) lacksTrailer(header http.Header) bool {
 	return len(key.TrimFields(header, s.Count.Headers)) < len(s.Count.Headers)
 }
 
-// Holding is what one request holds of a bucket.
+// Holding is what one request holds of a bucket, until that is settled.
 type Holding struct {
 	held   *limiter.Held
 	index  int // of the bucket in the request to the store
 	bucket *Bucket
 	cost   int64
 	counts bool // whether the header of its response has decided that it counts
+
+	place *place // at a limit that follows the load, instead of units; nil if there is none, or no more
 }
 
 // Settle settles it, by what the request is charged.
@@ -248,6 +250,7 @@ func (s *settler) begin(status int) {
 		return
 	}
 	s.begun = true
+	s.leavePlaces(status)
 	switch {
 	case s.unanswered(s.routedError()):
 		return
@@ -321,6 +324,7 @@ func statusOf(err error) int {
 // was passed on and whose response is not known counts. If its client had left before that,
 // a proxy does not send it, and says so by status 499 or nothing, and without an error.
 func (s *settler) end(err error, panicked bool) {
+	s.leaveAll(err == nil && !panicked && !s.left())
 	if !panicked && !s.hijacked && !s.unanswered(err) && (err != nil || !s.left()) {
 		s.begin(statusOf(err))
 	}

@@ -110,6 +110,9 @@ func (b *Bucket) Reported(maxKeys int) telemetry.Limit {
 		Size: reportedNumber(n.Size), DripRate: reportedNumber(n.DripRate), DripSize: reportedNumber(n.DripSize),
 		Window: reportedNumber(n.Window), Policies: b.counted(),
 	}
+	if b.Limit.Load != nil {
+		l.Load = b.Limit.Load.Controllers
+	}
 	switch {
 	case n.Period != "":
 		l.Window = n.Period
@@ -125,6 +128,7 @@ func (b *Bucket) counted() (p telemetry.Policies) {
 		telemetry.DryRun: b.Limit.DryRun, telemetry.Soft: b.Limit.Soft > 0, telemetry.Delays: b.Limit.MaxDelay > 0,
 		telemetry.Bans: b.Limit.Bans != nil, telemetry.Borrows: b.Limit.Lender != nil,
 		telemetry.Leases: b.Consistency.IsLease(), telemetry.Eventual: b.Consistency.IsEventual(),
+		telemetry.Load: b.Limit.Load != nil,
 	} {
 		if has {
 			p |= name

@@ -20,13 +20,14 @@ const (
 	Near             // admitted, and the bucket is at least 80 % full now, though one request does not fill it
 	Denied           // this limit had no room
 	Banned           // this limit had banned the key before
+	Shed             // this limit follows the load, and turned the request away
 	Spared           // this limit had room, but another one denied
 	WouldDeny        // this limit is a dry run and had no room
 	results
 )
 
 // deciders is the number of limiter.Deciders.
-const deciders = int(limiter.DecidedByEventual) + 1
+const deciders = int(limiter.DecidedByLoad) + 1
 
 // Counters counts what happened at the limits of one path. They are kept across
 // reloads, as long as any config in use has a limit of that path.
@@ -87,10 +88,14 @@ func (c *Counters) Count(on uint32, b *limiter.Bucket, d *limiter.Decision, bann
 		kind = WouldDeny
 		s.waits[wouldDeny].Store(encodeWait(d))
 	case d.Denied:
-		if kind = Denied; banned {
+		event := exceeded
+		switch kind = Denied; {
+		case banned:
 			kind = Banned
+		case d.By == limiter.DecidedByLoad:
+			kind, event = Shed, shed
 		}
-		s.waits[exceeded].Store(encodeWait(d))
+		s.waits[event].Store(encodeWait(d))
 	case denied:
 		kind = Spared
 	case d.Remaining <= d.Size/5 && !filledByOne(b, d.Size):
@@ -195,7 +200,7 @@ func (t *Totals) by(kinds ...Result) (n [deciders]uint64) {
 
 // all returns the number of all decisions, by limiter.Decider.
 func (t *Totals) all() [deciders]uint64 {
-	return t.by(Admitted, Near, Denied, Banned, Spared, WouldDeny)
+	return t.by(Admitted, Near, Denied, Banned, Shed, Spared, WouldDeny)
 }
 
 // Of returns the number of decisions with the given results, whoever decided.

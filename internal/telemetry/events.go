@@ -14,6 +14,7 @@ import (
 const (
 	EventExceeded   = "rate_limit_exceeded"
 	EventWouldDeny  = "rate_limit_would_deny"
+	EventShed       = "rate_limit_shed"
 	EventBanned     = "rate_limit_banned"
 	EventRedisLost  = "rate_limit_redis_lost"
 	EventRedisBack  = "rate_limit_redis_back"
@@ -34,19 +35,23 @@ const (
 )
 
 // denialEvents are the events that tell of denials. Those of dry runs have one of their own,
-// since a handler may act on a denial.
+// since a handler may act on a denial, and so have those that say something of an upstream and
+// nothing of a client.
 var denialEvents = [...]struct {
 	name    string
 	results []Result
+	every   time.Duration // how often a limit may emit it
 }{
-	exceeded:  {EventExceeded, []Result{Denied, Banned}},
-	wouldDeny: {EventWouldDeny, []Result{WouldDeny}},
+	exceeded:  {EventExceeded, []Result{Denied, Banned}, 10 * time.Second},
+	wouldDeny: {EventWouldDeny, []Result{WouldDeny}, 10 * time.Second},
+	shed:      {EventShed, []Result{Shed}, time.Second},
 }
 
 // The indices of denialEvents.
 const (
 	exceeded = iota
 	wouldDeny
+	shed
 )
 
 // emitter emits events one after the other, on a goroutine of its own, so that
@@ -134,7 +139,7 @@ func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 		}
 		select {
 		case p.events.queue <- event{denialEvents[kind].name, data}:
-			told.denials, told.next = denied, now.Add(denialsEvery)
+			told.denials, told.next = denied, now.Add(denialEvents[kind].every)
 		default:
 			inTime = false
 		}

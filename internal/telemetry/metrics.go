@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -47,7 +48,7 @@ var (
 	decisionsDesc = newDesc("decisions_total",
 		"Decisions of a limit on requests, by result (admitted, denied, banned: it denied because it had banned the key before, "+
 			"spared: it had room, but another limit denied, or would_deny: it is a dry run and had no room) "+
-			"and by what decided (redis, memory, remembered, lease, eventual, fallback).", "limit", "result", "by")
+			"and by what decided (redis, memory, remembered, lease, eventual, fallback, load).", "limit", "result", "by")
 	checkedDesc = newDesc("checked_requests_total",
 		"Requests that met a limit, each once when it ends, by result "+
 			"(admitted, denied, undecided: on_error applied, refused: a value or matcher failed, early_data).", "result")
@@ -67,6 +68,18 @@ var (
 	leasedDesc = newDesc("lease_units_total",
 		"Units of a limit with consistency lease, by result: granted by Redis before they were used, and used by requests. The others have expired.",
 		"limit", "result")
+	loadLimitDesc = newDesc("load_limit",
+		"Requests that a limit with concurrency auto allows in progress now, with all keys.", "limit")
+	loadProgressDesc = newDesc("load_in_progress",
+		"Requests that are in progress at a limit with concurrency auto.", "limit")
+	loadMeanDesc = newDesc("load_mean_seconds",
+		"Mean time until responses begin behind a limit with concurrency auto, of late; of several keys the longest.", "limit")
+	loadLatencyDesc = newDesc("load_latency_seconds",
+		"The option latency of a limit with concurrency auto: the mean that it keeps to.", "limit")
+	loadAtMinDesc = newDesc("load_at_min_seconds_total",
+		"Time for which a limit with concurrency auto allowed no more than its min, and there was more to do.", "limit")
+	loadShedDesc = newDesc("load_shed_total",
+		"Requests that a limit with concurrency auto turned away, or would without dry_run, by class (high, normal, low).", "limit", "class")
 	infoDesc = newDesc("limit_info",
 		"A limit of the config, with its effective numbers. The value is always 1.",
 		"limit", "algorithm", "size", "drip_rate", "drip_size", "window")
@@ -92,7 +105,8 @@ var (
 		"Connections to a Redis server, by state (idle, in_use, connecting).", "server", "state")
 
 	metricDescs = []*prometheus.Desc{
-		decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, bansDesc, borrowedDesc, leasedDesc, infoDesc,
+		decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, bansDesc, borrowedDesc, leasedDesc,
+		loadLimitDesc, loadProgressDesc, loadMeanDesc, loadLatencyDesc, loadAtMinDesc, loadShedDesc, infoDesc,
 		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc,
 		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
 	}
@@ -127,7 +141,7 @@ func (p *Process) ObserveRedisWait(waited time.Duration, decisions []limiter.Dec
 func decidedHere(decisions []limiter.Decision) bool {
 	for i := range decisions {
 		switch decisions[i].By {
-		case limiter.DecidedByCache, limiter.DecidedByLease, limiter.DecidedByEventual:
+		case limiter.DecidedByCache, limiter.DecidedByLease, limiter.DecidedByEventual, limiter.DecidedByLoad:
 		case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByFallback:
 			return false
 		}
@@ -189,7 +203,7 @@ func (out metricsWriter) write(desc *prometheus.Desc, kind prometheus.ValueType,
 // The names of results in labels.
 var (
 	resultNames = [...]string{"admitted", "denied", "banned", "spared", "would_deny"}
-	resultsOf   = [len(resultNames)][]Result{{Admitted, Near}, {Denied}, {Banned}, {Spared}, {WouldDeny}}
+	resultsOf   = [len(resultNames)][]Result{{Admitted, Near}, {Denied, Shed}, {Banned}, {Spared}, {WouldDeny}}
 )
 
 // policyCounts are what is counted of limits with one of the options, beside what they
@@ -216,7 +230,7 @@ func (out metricsWriter) limits(configs []*running) {
 	for _, c := range configs { // the newest one's numbers win
 		maps.Copy(limits, c.limits)
 		for by := range mayDecide {
-			mayDecide[by] = mayDecide[by] || (c.Redis != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
+			mayDecide[by] = mayDecide[by] || limiter.Decider(by) == limiter.DecidedByLoad || (c.Redis != nil) != (limiter.Decider(by) == limiter.DecidedByMemory)
 		}
 	}
 	newest := configs[len(configs)-1]
@@ -252,6 +266,9 @@ func (out metricsWriter) limits(configs []*running) {
 			out.counter(leasedDesc, uint64(leases[path].Granted), path, "granted") //nolint:gosec // not negative
 			out.counter(leasedDesc, uint64(leases[path].Used), path, "used")       //nolint:gosec // not negative
 		}
+		if l.Load != nil {
+			out.load(l.Load, path)
+		}
 		out.gauge(infoDesc, 1, path, l.Algorithm, l.Size, l.DripRate, l.DripSize, l.Window)
 
 		usage := usages[path]
@@ -259,6 +276,19 @@ func (out metricsWriter) limits(configs []*running) {
 		out.gauge(bucketsMaxDesc, usage.MaxKeys, path)
 		out.counter(sharedDesc, usage.Shared, path)
 		out.counter(forgottenDesc, usage.Forgotten, path)
+	}
+}
+
+// load writes the metrics of a limit that follows the load.
+func (out metricsWriter) load(controllers *adaptive.Controllers, path string) {
+	s := controllers.State(time.Now())
+	out.gauge(loadLimitDesc, s.Limit, path)
+	out.gauge(loadProgressDesc, s.InProgress, path)
+	out.write(loadMeanDesc, prometheus.GaugeValue, s.Mean.Seconds(), []string{path})
+	out.write(loadLatencyDesc, prometheus.GaugeValue, controllers.Options.Latency.Seconds(), []string{path})
+	out.write(loadAtMinDesc, prometheus.CounterValue, s.AtMin.Seconds(), []string{path})
+	for class, n := range s.Shed {
+		out.counter(loadShedDesc, n, path, adaptive.Class(class).String()) //nolint:gosec // there are few
 	}
 }
 
@@ -292,12 +322,15 @@ func leasesByPath(leases []limiter.LeaseUsage) map[string]limiter.LeaseUsage {
 
 // mayBeDecidedBy reports whether the options of l allow that.
 func (l Limit) mayBeDecidedBy(by limiter.Decider) bool {
+	if l.Policies.has(Load) || by == limiter.DecidedByLoad {
+		return l.Policies.has(Load) && by == limiter.DecidedByLoad
+	}
 	switch by {
 	case limiter.DecidedByLease:
 		return l.Policies.has(Leases)
 	case limiter.DecidedByEventual:
 		return l.Policies.has(Eventual)
-	case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByCache, limiter.DecidedByFallback:
+	case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByCache, limiter.DecidedByFallback, limiter.DecidedByLoad:
 	}
 	return true
 }

@@ -35,7 +35,7 @@ type counts struct {
 // counts returns the counts of t.
 func (t *Totals) counts() counts {
 	by := t.all()
-	return counts{t.Of(Admitted, Near), t.Of(Denied, Banned), t.Of(Spared), by[limiter.DecidedByFallback]}
+	return counts{t.Of(Admitted, Near), t.Of(Denied, Banned, Shed), t.Of(Spared), by[limiter.DecidedByFallback]}
 }
 
 // sample takes a sample.

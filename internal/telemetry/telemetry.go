@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -81,6 +82,7 @@ type Limit struct {
 	Algorithm, Size, DripRate, DripSize, Window string
 
 	Policies Policies
+	Load     *adaptive.Controllers // if it follows the load
 }
 
 // Policies are those options of a limit, as a set, of which more is counted than what the
@@ -96,6 +98,7 @@ const (
 	Borrows                       // it borrows from a pool
 	Leases                        // this process may decide, from what it has leased
 	Eventual                      // this process may decide, and report afterwards
+	Load                          // it follows the load, and no store decides
 )
 
 // has reports whether p has the option.

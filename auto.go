@@ -1,0 +1,187 @@
+package ratelimit
+
+import (
+	"cmp"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// Auto says how `concurrency auto` follows the load.
+type Auto struct {
+	// A mean time until responses begin that is still good, from `1ms` to `1m`: at least three times what
+	// is usual where there is little to do, and at most half of what clients wait. Default: `500ms`.
+	Latency Duration `json:"latency,omitempty"`
+
+	// The least number of requests that may be in progress, from 1 to 1000000. Default: 4.
+	Min Number `json:"min,omitempty"`
+
+	// The largest number, from `min` to 1000000. Default: 1000, or `min` if that is more.
+	Max Number `json:"max,omitempty"`
+
+	// Until when a request is in progress: `header` (default), until its response begins, or
+	// `body`, until that has ended, for upstreams that work while they send. Websockets and
+	// events (`text/event-stream`) are in progress until their header in any case.
+	Until string `json:"until,omitempty"`
+
+	// Matches the requests that are more important than others: those that are turned away last.
+	HighRaw caddyhttp.RawMatcherSets `json:"high,omitempty" caddy:"namespace=http.matchers"`
+
+	// Matches the requests that are less important: those that are turned away first.
+	LowRaw caddyhttp.RawMatcherSets `json:"low,omitempty" caddy:"namespace=http.matchers"`
+}
+
+// auto is the concurrency that follows the load.
+const auto = "auto"
+
+// everyone is the key by which all requests share one controller.
+const everyone = "all"
+
+// The defaults of Auto.
+const (
+	defaultLatency = "500ms"
+	defaultMin     = "4"
+	defaultMax     = 1000
+
+	mostInProgress = 1_000_000
+)
+
+// setLoad sets how the limit follows the load. By default it has one key for all requests, and
+// another status.
+func (d *draft) setLoad() (err error) {
+	if d.Concurrency != auto {
+		if d.Auto != nil {
+			return option.Bad("auto", "", "concurrency auto with it")
+		}
+		return nil
+	}
+	a := cmp.Or(d.Auto, new(Auto))
+	load := new(rule.Load)
+	if load.Options.Latency, err = option.Parse(d.resolve, "latency", cmp.Or(string(a.Latency), defaultLatency), parseLatency); err != nil {
+		return err
+	}
+	if load.Options.Min, err = option.Parse(d.resolve, "min", cmp.Or(string(a.Min), defaultMin), option.Integer(1, mostInProgress)); err != nil {
+		return err
+	}
+	load.Options.Max = max(defaultMax, load.Options.Min)
+	if a.Max != "" {
+		if load.Options.Max, err = option.Parse(d.resolve, "max", string(a.Max), option.Integer(1, mostInProgress)); err != nil {
+			return err
+		}
+		if load.Options.Max < load.Options.Min {
+			return option.Bad("max", string(a.Max), "at least min, "+cmp.Or(string(a.Min), defaultMin))
+		}
+	}
+	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), parseUntil); err != nil {
+		return err
+	}
+	if d.Key == "" {
+		if d.rule.Key, err = key.Parse(everyone, d.rule.Key.Prefixes); err != nil {
+			return err
+		}
+	}
+	if d.Status == "" {
+		d.rule.Status = http.StatusServiceUnavailable
+	}
+	d.rule.Settlement, d.rule.Load = rule.Settlement{}, load
+	d.rule.Auto = &adminjson.Auto{
+		Latency: adminjson.Seconds(load.Options.Latency), Min: load.Options.Min, Until: cmp.Or(a.Until, "header"), High: a.HighRaw, Low: a.LowRaw,
+	}
+	return nil
+}
+
+// parseLatency parses the latency option.
+func parseLatency(text string) (d time.Duration, want string) {
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < time.Millisecond || d > time.Minute {
+		return 0, "a duration from 1ms to 1m, such as 500ms"
+	}
+	return d, ""
+}
+
+// parseUntil parses the until option.
+func parseUntil(text string) (body bool, want string) {
+	switch text {
+	case "header", "body":
+		return text == "body", ""
+	}
+	return false, "header or body"
+}
+
+// setClasses loads the matchers of the requests that are more or less important.
+func (d *draft) setClasses(ctx caddy.Context) error {
+	if d.Auto == nil {
+		return nil
+	}
+	for _, of := range []struct {
+		name, field string
+		raw         caddyhttp.RawMatcherSets
+		into        *caddyhttp.MatcherSets
+	}{
+		{"high", "HighRaw", d.Auto.HighRaw, &d.rule.Load.High}, {"low", "LowRaw", d.Auto.LowRaw, &d.rule.Load.Low},
+	} {
+		if of.raw == nil {
+			continue
+		}
+		sets, err := ctx.LoadModule(d.Auto, of.field)
+		if err != nil {
+			return option.Errorf(of.name, "%v", err)
+		}
+		if err := of.into.FromInterface(sets); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseConcurrency parses the option concurrency: a number, or auto with or without a block.
+func (p *limitParser) parseConcurrency(l *Limit) error {
+	text, err := parseArgument(p.Dispenser)
+	if l.Concurrency = Number(text); err != nil || text != auto {
+		if err == nil {
+			err = parseEnd(p.Dispenser, "concurrency")
+		}
+		return err
+	}
+	a := new(Auto)
+	texts, seen := optionsOf[string](a), make(map[string]bool)
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		l.Auto = a
+		name := p.Val()
+		if seen[name] {
+			return p.Errf("duplicate option: %s", name)
+		}
+		seen[name] = true
+		p.note(l, name)
+		switch {
+		case texts[name] != nil:
+			if *texts[name], err = parseArgument(p.Dispenser); err == nil {
+				err = parseEnd(p.Dispenser, name)
+			}
+		case name == "high":
+			a.HighRaw, err = parseMatch(p.Helper)
+		case name == "low":
+			a.LowRaw, err = parseMatch(p.Helper)
+		default:
+			return unknownOption(p.Dispenser, autoScope)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loadID identifies the controllers of limits: the name of their buckets, and what they keep to.
+type loadID struct {
+	name    string
+	options adaptive.Options
+}
