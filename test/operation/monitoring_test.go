@@ -87,6 +87,9 @@ http://%s {
 			drip_rate 1s
 			soft 1000000
 		}
+		limit load {
+			concurrency auto
+		}
 		limit later {
 			size 1
 			drip_rate 15ms
