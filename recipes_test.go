@@ -136,6 +136,9 @@ func TestRecipes(t *testing.T) {
 		"Limits for other proxies":           recipeService,
 		"A queue for what is denied":         recipeQueue,
 		"Limits that follow their file":      recipeWatch,
+
+		"An upstream that is slow when it is busy": recipeBusy,
+		"Checkout before bots":                     recipeCheckout,
 	})
 }
 
@@ -360,6 +363,42 @@ func recipeTenants(r recipe) {
 	close(release)
 	slow.Wait()
 	eventually(r.t, "what was spare", func() bool { return s.get("/", a).StatusCode == 200 })
+}
+
+func recipeBusy(r recipe) {
+	upstream, arrived, release := blocking(r.t)
+	s := r.start(1, "localhost:9000", upstream, "concurrency auto", "concurrency auto {\nmax 4\n}")
+	var slow sync.WaitGroup
+	for range 4 {
+		slow.Go(func() { s.get("/slow") })
+		<-arrived
+	}
+	got := s.get("/")
+	r.want("more than it can do", got.StatusCode, 503)
+	r.want("a time to retry", got.Header.Get("Retry-After") != "", true)
+	release()
+	slow.Wait()
+	r.want("when it is done", s.get("/").StatusCode, 200)
+}
+
+func recipeCheckout(r recipe) {
+	upstream, arrived, release := blocking(r.t)
+	s := r.start(1, "localhost:9000", upstream, "concurrency auto {", "concurrency auto {\nmax 4")
+	var slow sync.WaitGroup
+	for range 3 {
+		slow.Go(func() { s.get("/slow") })
+		<-arrived
+	}
+	bot := s.get("/", "User-Agent: Somebot/1.0")
+	r.want("a bot while most places are taken", bot.StatusCode, 503)
+	r.want("its page", strings.HasPrefix(bot.body, "<h1>We are busy</h1>Please try again in "+bot.Header.Get("Retry-After")+" seconds."), true)
+	r.want("another client", s.get("/").StatusCode, 200)
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	s.get("/checkout/pay")
+	r.want("shed by class", loadOf(r.t, "upstream").Shed, [...]uint64{1, 0, 1})
+	release()
+	slow.Wait()
 }
 
 func recipeWebsockets(r recipe) {
