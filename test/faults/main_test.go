@@ -46,7 +46,7 @@ type fault struct {
 // faults lists all faults in the order of the table.
 var faults = slices.Concat(
 	serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults, burstFaults, farFaults,
-	fleetFaults, algorithmFaults, localFaults, heldFaults,
+	fleetFaults, algorithmFaults, localFaults, heldFaults, busyFaults,
 )
 
 // TestFaults runs one fault after the other.
