@@ -22,7 +22,7 @@ const (
 )
 
 const (
-	// denialsEvery is how often a limit may emit one of denialEvents.
+	// denialsEvery is how often a limit may emit an event of denials.
 	denialsEvery = 10 * time.Second
 
 	// MaxWaitingEvents is the maximum number of events that wait for the handlers of
@@ -42,8 +42,8 @@ var denialEvents = [...]struct {
 	results []Result
 	every   time.Duration // how often a limit may emit it
 }{
-	exceeded:  {EventExceeded, []Result{Denied, Banned}, 10 * time.Second},
-	wouldDeny: {EventWouldDeny, []Result{WouldDeny}, 10 * time.Second},
+	exceeded:  {EventExceeded, []Result{Denied, Banned}, denialsEvery},
+	wouldDeny: {EventWouldDeny, []Result{WouldDeny}, denialsEvery},
 	shed:      {EventShed, []Result{Shed}, time.Second},
 }
 
