@@ -284,7 +284,7 @@ func TestWarmUpDelays(t *testing.T) {
 	first.Release()
 	ask(1375*ms, "1", false, 2000*ms)
 	ask(4000*ms, "5", false, 0) // free by then
-	if n := l.Waiting.Count.Load(); n != 2 {
+	if n := l.Waiting.Len(); n != 2 {
 		t.Errorf("%d requests wait, want 2", n)
 	}
 }
@@ -319,7 +319,7 @@ func TestMaxWaiting(t *testing.T) {
 	l := app.handlers[0].limits[0]
 	for n := range 3 {
 		ask()
-		eventually(t, "a request waits", func() bool { return l.Waiting.Count.Load() == int64(n+1) })
+		eventually(t, "a request waits", func() bool { return l.Waiting.Len() == int64(n+1) })
 	}
 	for range 5 {
 		if a := s.get("/"); a.StatusCode != 429 || a.Header.Get("X-RateLimit-Remaining") != "0" {
@@ -328,10 +328,10 @@ func TestMaxWaiting(t *testing.T) {
 	}
 	close(leave)
 	waiting.Wait()
-	eventually(t, "none waits", func() bool { return l.Waiting.Count.Load() == 0 })
+	eventually(t, "none waits", func() bool { return l.Waiting.Len() == 0 })
 	leave = make(chan struct{})
 	ask()
-	eventually(t, "another may wait", func() bool { return l.Waiting.Count.Load() == 1 })
+	eventually(t, "another may wait", func() bool { return l.Waiting.Len() == 1 })
 	close(leave)
 	waiting.Wait()
 	if n := collected(t)[`delayed_total{limit="a"}`]; n != "4" {
@@ -359,7 +359,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	s.get("/a")
 	ctx, leave := context.WithCancel(t.Context())
 	var requests sync.WaitGroup
-	waits := func(n int64) bool { return newestApp().handlers[0].limits[0].Waiting.Count.Load() == n }
+	waits := func(n int64) bool { return newestApp().handlers[0].limits[0].Waiting.Len() == n }
 	for n, path := range []string{"/a", "/b", "/a"} {
 		if n == 2 {
 			if err := s.load(c); err != nil {

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"fmt"
-	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -25,7 +24,7 @@ type agreement struct {
 	counters map[string]*telemetry.Counters // by path
 	tops     used[topID, *toplist.List]
 	bans     used[string, *rule.BanList] // by the name of the bucket in stores
-	waiting  used[string, *atomic.Int64] // likewise
+	waiting  used[string, *rule.Lines]   // likewise
 	loads    used[loadID, *adaptive.Controllers]
 
 	maxKeys int // for all limits together
@@ -87,7 +86,7 @@ func (a *agreement) add(d *draft) error {
 		l.Bans.List = a.bans.get(l.Buckets[0].Name)
 	}
 	if l.Waiting != nil {
-		l.Waiting.Count = a.waiting.get(l.Buckets[0].Name)
+		l.Waiting.Lines = a.waiting.get(l.Buckets[0].Name)
 	}
 	if l.Load != nil {
 		l.Load.Controllers = a.loads.get(loadID{l.Buckets[0].Name, l.Load.Options})

@@ -34,20 +34,21 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 // compiler makes the compiled limits of a handler from what its config says. It is the same
 // when a config is loaded and when a Caddyfile is adapted, but for what is not known then.
 type compiler struct {
-	resolve     option.Resolver     // of global placeholders
-	maxKeys     int                 // of all limits together
-	consistency limiter.Consistency // by default
-	accounting  rule.Accounting
-	zones       map[*Limit]*zone.Zone // that limits were
-	paths       map[string]bool       // of the buckets so far
-	logger      *zap.Logger           // of the handler
-	place       place                 // of the handler, as far as its routes are known
+	resolve      option.Resolver     // of global placeholders
+	maxKeys      int                 // of all limits together
+	consistency  limiter.Consistency // by default
+	accounting   rule.Accounting
+	countsDenied bool                  // whether any of the limits counts denied requests
+	zones        map[*Limit]*zone.Zone // that limits were
+	paths        map[string]bool       // of the buckets so far
+	logger       *zap.Logger           // of the handler
+	place        place                 // of the handler, as far as its routes are known
 }
 
 // compiler returns that for the limits of h, whose own options are set.
 func (h *Handler) compiler(resolve option.Resolver, maxKeys int) *compiler {
 	return &compiler{
-		resolve: resolve, maxKeys: maxKeys, accounting: h.accounting, zones: h.zones, paths: make(map[string]bool), logger: h.logger,
+		resolve: resolve, maxKeys: maxKeys, accounting: h.accounting, countsDenied: countDenied(h.Limits), zones: h.zones, paths: make(map[string]bool), logger: h.logger,
 	}
 }
 
@@ -74,7 +75,7 @@ func (c *compiler) compile(l *Limit, siblings []*Limit, parent *draft) (*draft, 
 	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
 	for _, set := range []func(*draft) error{
 		(*draft).setKey, (*draft).setBounds, (*draft).setStatus, (*draft).setHeadroom, (*draft).setSettlement,
-		(*draft).checkTogether, (*draft).setLoad, (*draft).setBuckets, (*draft).setBans, (*draft).setPool, (*draft).setConsistency, (*draft).addPaths,
+		(*draft).checkTogether, (*draft).setLoad, (*draft).checkLine, (*draft).setBuckets, (*draft).setBans, (*draft).setPool, (*draft).setConsistency, (*draft).addPaths,
 	} {
 		if err := set(d); err != nil {
 			return d, d.errorIn(err)

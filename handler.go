@@ -361,7 +361,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		case err != nil:
 			return res, nil, err
 		case decider != nil:
-			return res, nil, denial{decider, wait}
+			return res, nil, denialOf(q, decider, wait)
 		}
 	}
 	return res, q.Holdings(), nil
@@ -385,9 +385,18 @@ func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request
 		if len(h.RateLimits) > 0 {
 			h.logExceeded(r, q, decider, wait)
 		}
-		return denial{decider, wait}
+		return denialOf(q, decider, wait)
 	}
 	return q.WaitOut(delay, res)
+}
+
+// denialOf returns the error of a request that decider denied. Nobody reads the response if the
+// client has left meanwhile.
+func denialOf(q *rule.Request, decider *outcome.Entry, wait time.Duration) error {
+	if q.Left() {
+		return rule.ErrLeft
+	}
+	return denial{decider, wait}
 }
 
 // noteUndecided notes why the handler did not decide on the request.

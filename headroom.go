@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
@@ -36,4 +37,23 @@ func (d *draft) setHeadroom() (err error) {
 		d.rule.Waiting = &rule.Waiters{Option: string(d.MaxDelay)}
 	}
 	return err
+}
+
+// checkLine returns an error if requests that wait for a place of d would be charged by other
+// limits each time that they ask for it.
+func (d *draft) checkLine() error {
+	switch {
+	case d.MaxDelay == "" || !d.rule.Settlement.InProgress:
+		return nil
+	case d.accounting != rule.Atomic:
+		return option.Bad("max_delay", string(d.MaxDelay), "accounting atomic with concurrency: others would charge a request each time that it asks for a place")
+	case d.countsDenied:
+		return option.Bad("max_delay", string(d.MaxDelay), "no count_denied in the same block: it would count a request each time that it asks for a place")
+	}
+	return nil
+}
+
+// countDenied reports whether any of limits, or of those within them, counts denied requests.
+func countDenied(limits []*Limit) bool {
+	return slices.ContainsFunc(limits, func(l *Limit) bool { return l != nil && (l.CountDenied || countDenied(l.Limits)) })
 }

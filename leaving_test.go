@@ -386,7 +386,7 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 // waitingAt returns how many requests wait for the limit of a name.
 func waitingAt(t *testing.T, name string) int64 {
 	t.Helper()
-	return bucketAt(t, name).Limit.Waiting.Count.Load()
+	return bucketAt(t, name).Limit.Waiting.Len()
 }
 
 // TestWaitingClientsLeave guards that a client which leaves while its request waits frees

@@ -240,7 +240,12 @@ type Limit struct {
 	// at the full rate, and others do not wait. With the other algorithms `drip_size` +
 	// cost − 1 must be at most the size, or more could pass at once. The request of a
 	// client that leaves stays charged and is not passed on, as far as it can be noticed.
-	// Only for leaky and token buckets, and `warm_up`. Default: none waits.
+	// Only for leaky and token buckets, and `warm_up`.
+	//
+	// With `concurrency`, static or `auto`, a request waits for a place instead, in its process,
+	// first come, first served. With Redis it is told of places that this process frees, and
+	// asks every 100 ms for those that others do. It is charged once it has a place. Not with
+	// another `accounting` than `atomic`, or beside `count_denied`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty"`
 
 	// How many requests may wait at once in this process, on all sites together if the

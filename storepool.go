@@ -29,7 +29,7 @@ var process = &processState{
 	stores:  caddy.NewUsagePool(),
 	tops:    newKept(func(id topID) *toplist.List { return toplist.New(id.n, nil) }),
 	bans:    newKept(func(string) *rule.BanList { return rule.NewBanList() }),
-	waiting: newKept(func(string) *atomic.Int64 { return new(atomic.Int64) }),
+	waiting: newKept(func(string) *rule.Lines { return rule.NewLines() }),
 	loads:   newKept(func(id loadID) *adaptive.Controllers { return adaptive.NewControllers(id.options) }),
 
 	newMemory:       limiter.NewMemory,
@@ -52,7 +52,7 @@ type processState struct {
 
 	tops    *kept[topID, *toplist.List]  // the keys that ask most
 	bans    *kept[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
-	waiting *kept[string, *atomic.Int64] // how many requests wait, likewise
+	waiting *kept[string, *rule.Lines]   // how many requests wait, likewise
 	loads   *kept[loadID, *adaptive.Controllers]
 
 	// newMemory returns a new memory store.

@@ -34,9 +34,8 @@ var clashes = []clash{
 
 	{"hold", "count_denied", "no count_denied with it, as denied requests cost nothing where nothing is held; ban keeps those out who go on asking"},
 
-	{"max_delay", "count", "none with count, actual_cost or concurrency"},
-	{"max_delay", "actual_cost", "none with count, actual_cost or concurrency"},
-	{"max_delay", "concurrency", "none with count, actual_cost or concurrency"},
+	{"max_delay", "count", "none with count or actual_cost"},
+	{"max_delay", "actual_cost", "none with count or actual_cost"},
 
 	{"ban", "concurrency", "no concurrency with it: who has too many requests in progress may go on when they end"},
 	{"ban", "count_denied", "no count_denied with it, which keeps those out already who go on asking"},

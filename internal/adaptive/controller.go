@@ -108,13 +108,20 @@ func (c *Controller) Admit(class Class, dryRun bool, now time.Time) (room bool) 
 	c.advance(now)
 	if room = c.inProgress < int(math.Round(c.limit*c.share[class])); !room {
 		c.turnedAway[class]++
-		c.shed[class]++
 	}
 	if room || dryRun {
 		c.inProgress++
 		c.top = max(c.top, c.inProgress)
 	}
 	return room
+}
+
+// Shed counts a request that is turned away, since Admit has found no room for it as often as
+// it has asked.
+func (c *Controller) Shed(class Class) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shed[class]++
 }
 
 // Finish notes that a request is in progress no more that was admitted at some time, and

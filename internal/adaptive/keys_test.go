@@ -16,6 +16,7 @@ func TestKeys(t *testing.T) {
 	if !busy.Admit(Normal, false, now) || busy.Admit(Normal, false, now) {
 		t.Fatal("want room for one request")
 	}
+	busy.Shed(Normal)
 	if !all.Of("other", now).Admit(Normal, false, now) {
 		t.Error("a request of one key takes the room of another")
 	}
@@ -53,6 +54,7 @@ func TestDryRun(t *testing.T) {
 	if !c.Admit(Low, true, now) || c.Admit(Low, true, now) {
 		t.Error("want room for one request")
 	}
+	c.Shed(Low)
 	if s := c.State(now); s.InProgress != 2 || s.Shed[Low] != 1 {
 		t.Errorf("%+v, want 2 in progress and 1 that would have been shed", s)
 	}

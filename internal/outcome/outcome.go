@@ -216,11 +216,11 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 	if !ours {
 		return nil, false
 	}
+	if name == "delayed" { // also if all that was decided is that there was a place
+		return seconds(o.delayed), true
+	}
 	if len(o.entries) == 0 {
 		return nil, false
-	}
-	if name == "delayed" {
-		return seconds(o.delayed), true
 	}
 	for i := range marks {
 		if name == marks[i].name {

@@ -54,15 +54,17 @@ type How struct {
 //
 // Only limits that are asked in order may take more than one call: one that charges all or
 // none is all it takes for a request that is admitted, and another one charges a denied
-// request.
+// request. One that waits for a place asks anew each time that there may be one.
 func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err error) {
 	switch n := len(q.entries); {
 	case how.Accounting == InOrder && n > 1 && q.notesDenials():
 		err = q.askInTurn(s, &how)
-	default:
-		if err = q.ask(s, &how, 0, n); err == nil && how.Accounting == InOrder {
+	case how.Accounting == InOrder:
+		if err = q.ask(s, &how, 0, n); err == nil {
 			q.chargeInOrder(s, &how)
 		}
+	default:
+		err = q.askInLine(s, &how)
 	}
 	if err != nil {
 		q.settleUnpassed()

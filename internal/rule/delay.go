@@ -16,6 +16,9 @@ import (
 // lookEvery is how often a request that waits looks whether its client is still there.
 const lookEvery = 250 * time.Millisecond
 
+// ErrLeft is the error of a request whose client has left while it waited.
+var ErrLeft = RefusalError{Status: statusClientLeft, Err: context.Canceled}
+
 // WaitOut waits until the request, which is admitted, may pass. It stays charged if its client
 // leaves before, and does not pass.
 func (q *Request) WaitOut(wait time.Duration, res *outcome.Outcome) error {
@@ -40,7 +43,7 @@ func (q *Request) WaitOut(wait time.Duration, res *outcome.Outcome) error {
 		}
 	}
 	q.settleUnpassed()
-	return RefusalError{Status: statusClientLeft, Err: context.Canceled}
+	return ErrLeft
 }
 
 // connKey is the key of a request's connection in its context.

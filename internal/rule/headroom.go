@@ -2,7 +2,6 @@ package rule
 
 import (
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
@@ -34,7 +33,7 @@ func (b *Bucket) headroom(numbers *bucket.Limit, cost int64) (h headroom) {
 		return h
 	}
 	h.soft = l.Soft
-	if l.MaxDelay > 0 {
+	if l.MaxDelay > 0 && !l.countsPlaces() {
 		h.delayed = l.delayed(*numbers, cost)
 	}
 	return h
@@ -53,7 +52,7 @@ func (b *Bucket) checkHeadroom(numbers bucket.Limit) error {
 	switch {
 	case l.Soft > 0 && !l.Algorithm.HasSize():
 		return option.Bad("soft", fmt.Sprint(l.Soft), "another algorithm than warm_up, which has no size")
-	case l.MaxDelay > 0:
+	case l.MaxDelay > 0 && !l.countsPlaces():
 		if err := b.checkDelay(&least); err != nil {
 			return err
 		}
@@ -98,18 +97,18 @@ func (l *Limit) delayed(numbers bucket.Limit, cost int64) int64 {
 	return numbers.Delayed(time.Duration(l.MaxDelay), cost)
 }
 
-// Waiters says how many requests may wait for room at once.
+// Waiters are the requests that may wait.
 type Waiters struct {
-	Option string        // max_delay as the config has it
-	Count  *atomic.Int64 // of those that wait, or may have to, at all limits whose buckets have the name of this one's
+	Option string // max_delay as the config has it
+	*Lines
 }
 
 // mayWait reports whether one more request may wait, and counts it if so.
 func (l *Limit) mayWait() bool {
-	if l.Waiting.Count.Add(1) <= l.MaxWaiting {
+	if l.Waiting.count.Add(1) <= l.MaxWaiting {
 		return true
 	}
-	l.Waiting.Count.Add(-1)
+	l.Waiting.count.Add(-1)
 	return false
 }
 
@@ -165,7 +164,7 @@ func (q *Request) lower() (wait time.Duration) {
 // endWait notes that the request does not wait, or not any more, for the limit.
 func (e *Entry) endWait() {
 	if e.waits {
-		e.Limit.Waiting.Count.Add(-1)
+		e.Limit.Waiting.count.Add(-1)
 		e.waits = false
 	}
 }

@@ -72,9 +72,7 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 			q.settleUnpassed()
 			return nil, 0, err
 		}
-		now := time.Now()
-		p := &place{limit: e.Limit, controller: load.Controllers.Of(e.Ask.Key, now), since: now}
-		room := p.controller.Admit(class, e.Ask.DryRun, now)
+		p, room := q.placeAt(e, class, o)
 		e.decideLoad(room)
 		if room || e.Ask.DryRun {
 			places = append(places, Holding{bucket: e.Bucket, place: p})
@@ -104,6 +102,32 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 	return shed, wait, nil
 }
 
+// placeAt asks for a place at a limit that follows the load, for which the request may have to
+// wait. In a dry run it has one in any case, and room says whether there was any.
+func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p *place, room bool) {
+	p = &place{limit: e.Limit, line: e.line(0)}
+	ask := func() (found, done bool) {
+		p.since = time.Now()
+		p.controller = e.Limit.Load.Controllers.Of(e.Ask.Key, p.since)
+		room = p.controller.Admit(class, e.Ask.DryRun, p.since)
+		return room, room
+	}
+	waits := e.Limit.inLine() && !e.Ask.DryRun
+	behind := waits && e.Limit.Waiting.anyone(e.line(class))
+	if !behind {
+		ask()
+	}
+	if !room && waits {
+		if q.wait(e, class, time.Now(), !behind, o, ask); room {
+			e.Policy.Counters.CountDelayed(q.stripe)
+		}
+	}
+	if !room {
+		e.Limit.Load.Controllers.Of(e.Ask.Key, time.Now()).Shed(class)
+	}
+	return p, room
+}
+
 // decideLoad sets the decision on e.
 func (e *Entry) decideLoad(room bool) {
 	size := int64(e.Limit.Load.Options.Max)
@@ -117,6 +141,7 @@ func (e *Entry) decideLoad(room bool) {
 // place is that of a request with the controller of a limit that follows the load.
 type place struct {
 	limit      *Limit
+	line       lineKey // of one of the classes that wait for it, if any may
 	controller *adaptive.Controller
 	since      time.Time
 	answered   bool // whether the header of the response is an answer; of a limit until body
@@ -129,6 +154,9 @@ func (p *place) leave(answered bool) { p.leaveAt(time.Now(), answered) }
 func (p *place) leaveAt(now time.Time, answered bool) {
 	if p.controller.Finish(p.since, now, answered) {
 		p.limit.Reporter.slowAtMin(p.limit, p.controller.State(now).Mean)
+	}
+	for p.line.class = adaptive.High; p.limit.inLine() && int(p.line.class) < adaptive.Classes; p.line.class++ {
+		p.limit.Waiting.wake(p.line)
 	}
 }
 

@@ -34,6 +34,7 @@ type Request struct {
 	keyText string
 	keyOwn  bool
 
+	left    bool   // whether its client has left while it waited for a place
 	direct  bool   // whether no proxy is known to have passed it on
 	network string // of the client's address; empty until it is needed
 	stripe  uint32 // of counters; the pool keeps a Request on one core where it can
@@ -123,6 +124,9 @@ func (q *Request) Release() {
 // are decided, after Decide, of which there is a decision that counts: not those behind the
 // first that denies, if limits are asked in order, and no pool of which nothing was borrowed.
 func (q *Request) Entries() []Entry { return q.entries }
+
+// Left reports whether the client has left while the request waited for a place. It is denied then.
+func (q *Request) Left() bool { return q.left }
 
 // Holdings returns what the request holds after Decide until its outcome is known, if it is
 // admitted. It is valid after Release too.

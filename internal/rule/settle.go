@@ -81,7 +81,8 @@ func (s *Settlement) lacksTrailer(header http.Header) bool {
 // Holding is what one request holds of a bucket, until that is settled.
 type Holding struct {
 	held   *limiter.Held
-	index  int // of the bucket in the request to the store
+	index  int     // of the bucket in the request to the store
+	line   lineKey // of those that wait for its place, if any may
 	bucket *Bucket
 	cost   int64
 	counts bool // whether the header of its response has decided that it counts
@@ -96,6 +97,9 @@ func (h *Holding) Settle(charge int64) {
 	}
 	h.held.Settle(h.index, charge)
 	h.held = nil
+	if h.bucket.Limit.inLine() {
+		h.bucket.Limit.Waiting.wake(h.line)
+	}
 	if charge > 0 {
 		h.bucket.Policy.Counters.CountUnits(charge)
 	}
@@ -212,7 +216,8 @@ func (q *Request) hold(held *limiter.Held) {
 	}
 	for j, i := range q.of {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
-			q.holdings = append(q.holdings, Holding{held: held, index: j, bucket: q.entries[i].Bucket, cost: q.entries[i].Estimate})
+			e := &q.entries[i]
+			q.holdings = append(q.holdings, Holding{held: held, index: j, line: e.line(0), bucket: e.Bucket, cost: e.Estimate})
 		}
 	}
 }

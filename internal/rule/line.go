@@ -1,0 +1,300 @@
+package rule
+
+import (
+	"container/list"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// A request that has no place at a limit on requests in progress may wait for one by
+// max_delay, in a line of this process: first come, first served. Each place that is freed
+// here gives the next one its turn, in which it asks for it like any other request. What other
+// instances free nobody tells, so the first in line asks now and then.
+
+const (
+	// askEvery is how often the first in a line asks without having been given a turn.
+	askEvery = 100 * time.Millisecond
+
+	// retryPlace is what is told to those who find no place, since nobody knows when one is
+	// free.
+	retryPlace = time.Second
+)
+
+// Lines are the requests that wait at the limits whose buckets have one name: for room, of
+// which only the number is known, or in a line for each key.
+type Lines struct {
+	count atomic.Int64 // of requests that wait, or may have to
+
+	mu    sync.Mutex
+	byKey map[lineKey]*line // in which there is anybody
+	last  uint64            // number of the last waiter
+	open  atomic.Int64      // how many lines there are
+}
+
+// lineKey identifies a line.
+type lineKey struct {
+	name, key string         // of the bucket in stores
+	class     adaptive.Class // of a limit that follows the load
+}
+
+// line is what waits for places of one key. Who has a turn is in it, and does not wait.
+type line struct {
+	waits list.List // of *waiter, in the order in which they came
+	turns int       // how many have a turn
+	freed int       // places that were freed while nobody waited and some had turns, at most so many as these
+}
+
+// waiter is a request in a line.
+type waiter struct {
+	number uint64 // in the order in which they came
+	turn   chan struct{}
+	at     *list.Element // nil if it has a turn
+}
+
+// NewLines returns lines in which nobody waits.
+func NewLines() *Lines { return &Lines{byKey: make(map[lineKey]*line)} }
+
+// Len returns how many requests wait, or may have to.
+func (s *Lines) Len() int64 { return s.count.Load() }
+
+// anyone reports whether anybody waits in a line.
+func (s *Lines) anyone(key lineKey) bool {
+	if s.open.Load() == 0 {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.byKey[key]
+	return l != nil && l.waits.Len() > 0
+}
+
+// join adds a waiter to a line, with a turn or behind the others.
+func (s *Lines) join(key lineKey, turn bool) *waiter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.byKey[key]
+	if l == nil {
+		l = new(line)
+		s.byKey[key] = l
+		s.open.Add(1)
+	}
+	s.last++
+	own := &waiter{number: s.last, turn: make(chan struct{}, 1)}
+	if turn {
+		l.turns++
+	} else {
+		own.at = l.waits.PushBack(own)
+	}
+	return own
+}
+
+// yield ends the turn of one that found no place. It reports whether it has another one, as a
+// place was freed meanwhile.
+func (s *Lines) yield(key lineKey, own *waiter) (again bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.byKey[key]
+	if l.freed > 0 {
+		l.freed--
+		return true
+	}
+	l.turns--
+	before := l.waits.Back()
+	for before != nil && before.Value.(*waiter).number > own.number {
+		before = before.Prev()
+	}
+	if before == nil {
+		own.at = l.waits.PushFront(own)
+	} else {
+		own.at = l.waits.InsertAfter(own, before)
+	}
+	return false
+}
+
+// takeTurn gives one that waits a turn if it is the first, and reports whether it is.
+func (s *Lines) takeTurn(key lineKey, own *waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.byKey[key]
+	if own.at == nil || l.waits.Front() != own.at {
+		return false
+	}
+	l.next()
+	return true
+}
+
+// next gives the first that waits a turn, and returns it.
+func (l *line) next() *waiter {
+	first := l.waits.Remove(l.waits.Front()).(*waiter)
+	first.at = nil
+	l.turns++
+	return first
+}
+
+// leave removes one from a line. If there may be another place, the next one has a turn.
+func (s *Lines) leave(key lineKey, own *waiter, another bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.byKey[key]
+	if own.at != nil {
+		l.waits.Remove(own.at)
+	} else if l.turns--; another {
+		l.wake()
+	}
+	if l.freed = min(l.freed, l.turns); l.turns == 0 && l.waits.Len() == 0 {
+		delete(s.byKey, key)
+		s.open.Add(-1)
+	}
+}
+
+// wake gives the next one in a line a turn, after a place was freed.
+func (s *Lines) wake(key lineKey) {
+	if s.open.Load() == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.byKey[key]; l != nil {
+		l.wake()
+	}
+}
+
+// wake is Lines.wake, of l.
+func (l *line) wake() {
+	if l.waits.Len() > 0 {
+		l.next().turn <- struct{}{}
+		return
+	}
+	l.freed = min(l.freed+1, l.turns)
+}
+
+// inLine reports whether requests that l has no place for may wait in line.
+func (l *Limit) inLine() bool { return l.MaxDelay > 0 && l.countsPlaces() }
+
+// countsPlaces reports whether l limits the requests in progress.
+func (l *Limit) countsPlaces() bool { return l.Settlement.InProgress || l.Load != nil }
+
+// line returns the line of e, for requests of a class.
+func (e *Entry) line(class adaptive.Class) lineKey { return lineKey{e.Ask.Name, e.Ask.Key, class} }
+
+// wait has the request wait in a line of e until ask finds a place, or the wait is over; since
+// says when it has begun, here or in another line. If the request has asked before, it asks
+// again at once, as a place may have been freed right before it was in line. If the line is
+// full, or the client leaves, nothing is asked any more.
+//
+// ask returns whether the request has found a place, and whether that ends the wait, as an
+// error does too, or that it lacks another one.
+func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bool, o *outcome.Outcome, ask func() (found, done bool)) {
+	if e.waits = e.Limit.mayWait(); !e.waits {
+		return
+	}
+	lines, key, start := e.Limit.Waiting.Lines, e.line(class), time.Now()
+	own, polled, found := lines.join(key, asked), false, false
+	over, look := time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay)))), time.NewTicker(lookEvery)
+	defer func() {
+		over.Stop()
+		look.Stop()
+		lines.leave(key, own, polled || !found)
+		e.endWait()
+		o.AddDelay(time.Since(start))
+	}()
+	for turn := asked; ; {
+		if turn {
+			var done bool
+			if found, done = ask(); done {
+				return
+			}
+			if turn = lines.yield(key, own); turn {
+				continue
+			}
+		}
+		select {
+		case <-own.turn:
+			turn, polled = true, false
+		case <-look.C:
+			if turn = lines.takeTurn(key, own); turn {
+				polled = true
+				look.Reset(askEvery)
+			}
+		case <-over.C:
+			return
+		case <-q.http.Context().Done():
+		}
+		if clientLeft(q.http) {
+			q.left = true
+			return
+		}
+	}
+}
+
+// behind returns the first entry of a store in whose line others wait, or nil.
+func (q *Request) behind() *Entry {
+	for i := range q.entries {
+		if e := &q.entries[i]; e.Limit.inLine() && !e.Ask.DryRun && e.Limit.Waiting.anyone(e.line(0)) {
+			return e
+		}
+	}
+	return nil
+}
+
+// placeless returns the first entry that has denied the request, if it may wait for places of
+// all that have, or nil.
+func (q *Request) placeless() (first *Entry) {
+	for i := range q.entries {
+		switch e := &q.entries[i]; {
+		case !e.Denies():
+		case !e.Limit.inLine():
+			return nil
+		case first == nil:
+			first = e
+		}
+	}
+	return first
+}
+
+// askInLine asks a store about all entries, as often as the request may wait for places.
+func (q *Request) askInLine(s limiter.Store, how *How) (err error) {
+	short, asked := q.behind(), false
+	if short == nil {
+		if err = q.ask(s, how, 0, len(q.entries)); err != nil {
+			return err
+		}
+		short, asked = q.placeless(), true
+	}
+	waited, since := how.Outcome.Waited(), time.Now()
+	var in *Entry // in whose line it waits
+	for short != nil && short != in && !q.left && time.Since(since) < time.Duration(short.Limit.MaxDelay) {
+		in = short
+		q.wait(in, 0, since, asked, how.Outcome, func() (found, done bool) {
+			how.Outcome.AddWait(waited - how.Outcome.Waited()) // each time anew
+			err, asked = q.ask(s, how, 0, len(q.entries)), true
+			short = q.placeless()
+			return err == nil && short == nil, err != nil || short != in
+		})
+		if err != nil {
+			return err
+		}
+	}
+	switch {
+	case !asked:
+		q.denyUnasked(short, how)
+	case short == nil && in != nil:
+		in.Policy.Counters.CountDelayed(q.stripe)
+	}
+	return nil
+}
+
+// denyUnasked denies the request because of e, in whose line there was no room or no turn: a
+// place would not have been for it, so no store was asked.
+func (q *Request) denyUnasked(e *Entry, how *How) {
+	by := limiter.DecidedByMemory
+	if how.Timeout > 0 {
+		by = limiter.DecidedByCache
+	}
+	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Ask.Limit.Size, RetryAfter: retryPlace}
+}

@@ -1,0 +1,193 @@
+package rule
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+)
+
+// places are a few, for which requests wait in a line.
+type places struct {
+	mu    sync.Mutex
+	free  int
+	limit *Limit
+}
+
+// newPlaces returns n places, for which requests wait at most so long.
+func newPlaces(n int, most time.Duration) *places {
+	l := &Limit{Waiting: &Waiters{Lines: NewLines()}, Settlement: Settlement{InProgress: true}}
+	l.MaxDelay, l.MaxWaiting = adminjson.Seconds(most), 1000
+	return &places{free: n, limit: l}
+}
+
+// take waits for a place as a request of ctx, and reports whether it got one.
+func (p *places) take(ctx context.Context) (got bool) {
+	e := &Entry{Bucket: &Bucket{Limit: p.limit}}
+	ask := func() (found, done bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if got = p.free > 0; got {
+			p.free--
+		}
+		return got, got
+	}
+	behind := p.limit.Waiting.anyone(e.line(0))
+	if !behind {
+		ask()
+	}
+	if !got {
+		q := &Request{http: httptest.NewRequest(http.MethodGet, "/", http.NoBody).WithContext(ctx)}
+		q.wait(e, 0, time.Now(), !behind, new(outcome.Outcome), ask)
+	}
+	return got
+}
+
+// leave frees a place, and tells the line unless another instance does it.
+func (p *places) leave(told bool) {
+	p.mu.Lock()
+	p.free++
+	p.mu.Unlock()
+	if told {
+		p.limit.Waiting.wake(lineKey{})
+	}
+}
+
+// TestLineInOrder guards that those in a line get their places in the order in which they came,
+// each as soon as one is free.
+func TestLineInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const hold, few, many = 10 * time.Millisecond, 3, 200
+		p := newPlaces(few, time.Hour)
+		start := time.Now()
+		var mu sync.Mutex
+		var order []int
+		var all sync.WaitGroup
+		for i := range many {
+			all.Go(func() {
+				if !p.take(t.Context()) {
+					t.Errorf("%d has no place", i)
+				}
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				time.Sleep(hold)
+				p.leave(true)
+			})
+			synctest.Wait()
+		}
+		all.Wait()
+		for i := range many / few {
+			if slices.Sort(order[i*few : (i+1)*few]); order[i*few] != i*few || order[i*few+few-1] != i*few+few-1 {
+				t.Fatalf("order %v", order)
+			}
+		}
+		if took, want := time.Since(start), (many+few-1)/few*hold; took != want {
+			t.Errorf("took %v, want %v", took, want)
+		}
+		p.checkEmpty(t)
+	})
+}
+
+// checkNoneLost checks that no place is free while anybody waits.
+func (p *places) checkNoneLost(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.limit.Waiting.Len(); p.free > 0 && n > 0 {
+		t.Fatalf("%d places are free, and %d wait", p.free, n)
+	}
+}
+
+// checkEmpty checks that nothing is left of a line.
+func (p *places) checkEmpty(t *testing.T) {
+	t.Helper()
+	if s := p.limit.Waiting; len(s.byKey) > 0 || s.open.Load() != 0 || s.Len() != 0 {
+		t.Errorf("left: %d lines, %d open, %d waiting", len(s.byKey), s.open.Load(), s.Len())
+	}
+}
+
+// TestLineEnds guards how a wait ends without a place: when its time is over, when the line is
+// full, and when the client leaves, which gives its turn to the next one; and that a place of
+// which nobody tells is found all the same.
+func TestLineEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlaces(0, 2*time.Second)
+		start := time.Now()
+		if p.take(t.Context()) || time.Since(start) != 2*time.Second {
+			t.Errorf("ended after %v, want 2s without a place", time.Since(start))
+		}
+		p.limit.MaxWaiting = 2
+		var all sync.WaitGroup
+		ctx, leave := context.WithCancel(t.Context())
+		all.Go(func() {
+			if p.take(ctx) {
+				t.Error("one that has left got a place")
+			}
+		})
+		synctest.Wait()
+		var got bool
+		all.Go(func() { got = p.take(t.Context()) })
+		synctest.Wait()
+		start = time.Now()
+		if p.take(t.Context()) || time.Since(start) != 0 {
+			t.Errorf("the line is full, and a third one waited %v", time.Since(start))
+		}
+		leave()
+		p.leave(true)
+		all.Wait()
+		if !got || time.Since(start) != 0 {
+			t.Errorf("the second one got a place: %t, after %v", got, time.Since(start))
+		}
+		all.Go(func() { got = p.take(t.Context()) })
+		synctest.Wait()
+		start = time.Now()
+		p.leave(false)
+		if all.Wait(); !got || time.Since(start) > lookEvery+askEvery {
+			t.Errorf("a place that another instance freed was got: %t, after %v", got, time.Since(start))
+		}
+		p.checkEmpty(t)
+	})
+}
+
+// TestLineLosesNoPlace guards, with random requests that come, leave and free places at once,
+// that no place is free while anybody waits for one.
+func TestLineLosesNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlaces(5, time.Hour)
+		var all sync.WaitGroup
+		for range 2000 {
+			for range 1 + rand.IntN(4) {
+				all.Go(func() {
+					ctx := t.Context()
+					if rand.IntN(3) == 0 {
+						var cancel func()
+						ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(20))*time.Millisecond)
+						defer cancel()
+					}
+					if p.take(ctx) {
+						time.Sleep(time.Duration(1+rand.IntN(3)) * time.Millisecond)
+						p.leave(true)
+					}
+				})
+			}
+			p.checkNoneLost(t)
+			time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond)
+			p.checkNoneLost(t)
+		}
+		all.Wait()
+		p.checkEmpty(t)
+		if p.free != 5 {
+			t.Errorf("%d places at the end", p.free)
+		}
+	})
+}
