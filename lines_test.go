@@ -35,8 +35,11 @@ var lines = map[string][]line{
 	"Reporter.sharedByProxy": {
 		{"warn", "the key of this limit is the address of a proxy, so all its visitors share one bucket"},
 	},
-	"Reporter.badValue":        {{"error", "the value of a placeholder can't be used; requests are rejected"}},
-	"Reporter.badCost":         {{"warn", "the actual cost of a request is not a whole number, so its estimated cost is charged"}},
+	"Reporter.badValue": {{"error", "the value of a placeholder can't be used; requests are rejected"}},
+	"Reporter.badCost":  {{"warn", "the actual cost of a request is not a whole number, so its estimated cost is charged"}},
+	"Reporter.slowAtMin": {
+		{"warn", "the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it"},
+	},
 	"Handler.reportError":      {{"error", "a matcher failed; requests are rejected"}},
 	"Handler.handleStoreError": {{"debug", "no decision on a request, admitting it"}},
 	"Handler.refuse":           {{"debug", "request rejected"}},

@@ -251,6 +251,15 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 			}
 			on_error fallback
 		}
+		handle /busy {
+			rate_limit busy {
+				concurrency auto {
+					latency 1ms
+					min 1
+				}
+			}
+			reverse_proxy %[5]s
+		}
 		respond admitted
 	}
 	http:// {
@@ -259,7 +268,7 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 			import plain
 		}
 		respond admitted
-	}`, dir, redistest.FreeAddr(t), addr, socket), 0o600); err != nil {
+	}`, dir, redistest.FreeAddr(t), addr, socket, newUpstream(t, func(http.ResponseWriter, *http.Request) { time.Sleep(20 * time.Millisecond) })), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	runCaddy(t, log.writer, file)
@@ -305,11 +314,23 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 	} else {
 		res.Body.Close()
 	}
+	var busy sync.WaitGroup
+	for range 3 { // longer than an upstream may be slow with as few requests as it can get
+		busy.Go(func() {
+			for time.Since(begun) < 14*time.Second {
+				if _, err := ask("/busy"); err != nil {
+					t.Errorf("busy: %v", err)
+					return
+				}
+			}
+		})
+	}
 	for range 2 * logqueue.Max {
 		if status, err := ask("/denied"); err != nil || status != http.StatusTooManyRequests {
 			t.Fatalf("denied: got %d, %v", status, err)
 		}
 	}
+	busy.Wait()
 	ended := time.Now()
 
 	read := log.read()

@@ -45,7 +45,7 @@ type How struct {
 	// For how long the request may wait for Redis, at all handlers together; 0 if it need
 	// not. Time spent elsewhere between them does not count.
 	Timeout time.Duration
-	Outcome *outcome.Outcome   // which has how long it waited so far
+	Outcome *outcome.Outcome   // which has how long it waited so far; nil if it can't wait
 	Waits   *telemetry.Process // which counts how long requests wait
 }
 

@@ -257,14 +257,18 @@ func (q *Request) placeless() (first *Entry) {
 	return first
 }
 
-// askInLine asks a store about all entries, as often as the request may wait for places.
+// askInLine asks a store about all entries, as often as the request may wait for places. It
+// does not wait without an Outcome, as in a replay.
 func (q *Request) askInLine(s limiter.Store, how *How) (err error) {
 	short, asked := q.behind(), false
-	if short == nil {
-		if err = q.ask(s, how, 0, len(q.entries)); err != nil {
+	if short == nil || how.Outcome == nil {
+		if err = q.ask(s, how, 0, len(q.entries)); err != nil || how.Outcome == nil {
 			return err
 		}
-		short, asked = q.placeless(), true
+		if short = q.placeless(); short == nil {
+			return nil
+		}
+		asked = true
 	}
 	waited, since := how.Outcome.Waited(), time.Now()
 	var in *Entry // in whose line it waits
