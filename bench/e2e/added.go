@@ -43,3 +43,22 @@ func (m *measurement) addedTable() string {
 	}
 	return markdown(head, rows)
 }
+
+// addedPanels are those of its plot: the latency of all limiters at each pace.
+func (m *measurement) addedPanels() []panel {
+	panels := []panel{
+		{title: "Median latency", label: "ms", across: "requests a second", log: true},
+		{title: "p99", label: "ms", across: "requests a second", log: true},
+	}
+	for i, g := range m.addedGroups() {
+		for j, v := range slices.Insert(g, 0, g[0].baseline()) {
+			for k, of := range []func(result) float64{p50, p99} {
+				if i == 0 {
+					panels[k].lines = append(panels[k].lines, line{name: v.limiter})
+				}
+				panels[k].lines[j].points = append(panels[k].lines[j].points, point{float64(m.paces[i]), m.median(v, of)})
+			}
+		}
+	}
+	return panels
+}

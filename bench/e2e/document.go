@@ -17,15 +17,15 @@ type document struct {
 	path, text string
 }
 
-// documents are all that a run writes. Beside the first is the plot, of the same
-// name.
+// documents are all that a run writes. Beside the first are the plots that were measured, of
+// the same name and what they are keyed by.
 type documents struct {
-	all  []document
-	plot string
+	all   []document
+	plots map[string]string
 }
 
 func readDocuments(paths []string) (*documents, error) {
-	d := new(documents)
+	d := &documents{plots: make(map[string]string)}
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -55,15 +55,17 @@ func (d *documents) set(name, text string) error {
 	return nil
 }
 
-// save writes all documents and the plot, if there is one.
+// save writes all documents and plots.
 func (d *documents) save() error {
 	for _, doc := range d.all {
 		if err := os.WriteFile(doc.path, []byte(doc.text), 0o644); err != nil { //nolint:gosec // to be read by all
 			return err
 		}
 	}
-	if d.plot == "" { // it was not measured
-		return nil
+	for name, svg := range d.plots {
+		if err := os.WriteFile(strings.TrimSuffix(d.all[0].path, ".md")+name+".svg", []byte(svg), 0o644); err != nil { //nolint:gosec // likewise
+			return err
+		}
 	}
-	return os.WriteFile(strings.TrimSuffix(d.all[0].path, ".md")+".svg", []byte(d.plot), 0o644) //nolint:gosec // likewise
+	return nil
 }

@@ -90,26 +90,27 @@ func TestRun(t *testing.T) {
 		}
 	}
 
-	svg, err := os.Open(strings.TrimSuffix(paths[0], ".md") + ".svg")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer svg.Close()
-	drawn := 0
-	for d := xml.NewDecoder(svg); ; {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
+	for name, want := range map[string]int{"": 4 * 7, "-added": 2 * 6} { // panels, lines
+		svg, err := os.ReadFile(strings.TrimSuffix(paths[0], ".md") + name + ".svg")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "polyline" {
-			drawn++
+		drawn := 0
+		for d := xml.NewDecoder(bytes.NewReader(svg)); ; {
+			token, err := d.Token()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e, ok := token.(xml.StartElement); ok && e.Name.Local == "polyline" {
+				drawn++
+			}
 		}
-	}
-	if drawn != 4*7 {
-		t.Errorf("the plot has %d lines, want 7 in each of 4 panels", drawn)
+		if drawn != want || bytes.Contains(svg, []byte("NaN")) {
+			t.Errorf("the plot%s has %d lines, want %d", name, drawn, want)
+		}
 	}
 }
 

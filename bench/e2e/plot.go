@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// panel is one diagram of the plot. Its x axis is the number of connections, in
-// powers of two.
+// panel is one diagram of a plot. Its x axis is logarithmic.
 type panel struct {
-	title, label string
-	log          bool // the y axis in powers of ten
-	lines        []line
+	title, label, across string
+	log                  bool // the y axis in powers of ten
+	lines                []line
 }
 
 type line struct {
@@ -27,6 +26,7 @@ type point struct{ x, y float64 }
 var colours = map[string]struct{ light, dark, dash string }{
 	bare:      {"#6e7781", "#9198a1", "2 3"},
 	inProcess: {"#1a7f37", "#3fb950", ""},
+	eventual:  {"#0550ae", "#a5d6ff", "2 3"},
 	onRedis:   {"#0969da", "#58a6ff", ""},
 	mholt:     {"#bc4c00", "#f0883e", "7 4"},
 	redisRate: {"#8250df", "#bc8cff", "7 4"},
@@ -43,14 +43,14 @@ const (
 )
 
 // plot draws panels of the same lines, two in a row, as SVG.
-func plot(panels []panel) string {
+func plot(title string, panels []panel) string {
 	width, height := 2*cellWidth, (len(panels)+1)/2*cellHeight+legendHeight
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="system-ui, sans-serif" font-size="13">
-<title>Throughput and p99 against connections</title>
+<title>%s</title>
 <style>
 .ground { fill: #ffffff } text { fill: #1f2328 } .axis { stroke: #d1d9e0 } .line { fill: none; stroke-width: 2 }
-`, width, height)
+`, width, height, html.EscapeString(title))
 	classes := make(map[string]string)
 	var dark strings.Builder
 	for i, l := range panels[0].lines {
@@ -86,10 +86,11 @@ func orNone(dash string) string {
 
 // draw draws the panel with its upper left corner at x, y.
 func (p panel) draw(b *strings.Builder, classes map[string]string, x, y float64) {
-	least, most, greatest := math.Inf(1), math.Inf(-1), 1.0 // of y, of y, of x
+	least, most := math.Inf(1), math.Inf(-1) // of y
+	first, last := math.Inf(1), 1.0          // of x
 	for _, l := range p.lines {
 		for _, q := range l.points {
-			least, most, greatest = min(least, q.y), max(most, q.y), max(greatest, q.x)
+			least, most, first, last = min(least, q.y), max(most, q.y), min(first, q.x), max(last, q.x)
 		}
 	}
 	var ticks []float64
@@ -112,13 +113,13 @@ func (p panel) draw(b *strings.Builder, classes map[string]string, x, y float64)
 		}
 		place = func(v float64) float64 { return v / high }
 	}
-	px := func(v float64) float64 { return x + left + math.Log2(v)/max(math.Log2(greatest), 1)*plotWidth }
+	px := func(v float64) float64 { return x + left + math.Log2(v/first)/max(math.Log2(last/first), 1)*plotWidth }
 	py := func(v float64) float64 { return y + top + (1-place(v))*plotHeight }
 
 	fmt.Fprintf(b, `<text x="%.0f" y="%.0f" font-weight="600">%s</text>`+"\n", x+left, y+top-14, html.EscapeString(p.title))
 	fmt.Fprintf(b, `<text transform="translate(%.0f %.0f) rotate(-90)" text-anchor="middle">%s</text>`+"\n",
 		x+16, y+top+plotHeight/2, html.EscapeString(p.label))
-	fmt.Fprintf(b, `<text x="%.0f" y="%.0f" text-anchor="middle">connections</text>`+"\n", x+left+plotWidth/2, y+top+plotHeight+38)
+	fmt.Fprintf(b, `<text x="%.0f" y="%.0f" text-anchor="middle">%s</text>`+"\n", x+left+plotWidth/2, y+top+plotHeight+38, html.EscapeString(p.across))
 	for _, t := range ticks {
 		fmt.Fprintf(b, `<line class="axis" x1="%.0f" y1="%.1f" x2="%.0f" y2="%.1f"/><text x="%.0f" y="%.1f" text-anchor="end">%.4g</text>`+"\n",
 			x+left, py(t), x+left+plotWidth, py(t), x+left-8, py(t)+4, t)

@@ -90,7 +90,7 @@ func (m *measurement) write(ctx context.Context, d *documents) error {
 		{"requests", [][]variant{m.requests()}, text(m.requestsTable)},
 		{"summary", nil, text(m.summary)}, // of the same figures
 		{"connections", sweep, text(func() string {
-			d.plot = plot(m.panels())
+			d.plots[""] = plot("Throughput and p99 against connections", m.panels())
 			return m.connectionsTables()
 		})},
 		{"floods", nil, func() (string, error) { return m.floods(ctx) }},
@@ -100,7 +100,10 @@ func (m *measurement) write(ctx context.Context, d *documents) error {
 		{"fleet", nil, text(m.fleet)},
 		{hotKeys, m.hotGroups(), text(func() string { return m.machine(ctx) + "\n\n" + m.hotTables() })},
 		{hotKeys + "-summary", nil, text(m.hotSummary)}, // of the same figures
-		{addedLatency, m.addedGroups(), text(func() string { return m.machine(ctx) + "\n\n" + m.addedTable() })},
+		{addedLatency, m.addedGroups(), text(func() string {
+			d.plots["-added"] = plot("Latency against requests a second", m.addedPanels())
+			return m.machine(ctx) + "\n\n" + m.addedTable()
+		})},
 	}
 	sections = slices.DeleteFunc(sections, func(s section) bool { return !strings.HasPrefix(s.mark, m.only) })
 	for _, s := range sections { // before any measurement is wasted
@@ -158,8 +161,8 @@ func (m *measurement) panels() []panel {
 	connections := slices.Sorted(slices.Values(m.connections))
 	above, below := make([]panel, 0, len(swept)), make([]panel, 0, len(swept))
 	for _, s := range swept {
-		throughput := panel{title: s.name, label: "throughput, bare Caddy = 1"}
-		latency := panel{title: s.name, label: "p99, ms", log: true}
+		throughput := panel{title: s.name, label: "throughput, bare Caddy = 1", across: "connections"}
+		latency := panel{title: s.name, label: "p99, ms", across: "connections", log: true}
 		for _, l := range append([]string{bare}, limiters...) {
 			ratio, slowest := line{name: l}, line{name: l}
 			for _, c := range connections {
