@@ -83,7 +83,7 @@ func readConverted(cmd *cobra.Command, file string) ([]byte, error) {
 		return nil, fmt.Errorf("reading the file: %w", err)
 	}
 	if len(text) > maxConverted {
-		return nil, fmt.Errorf("%s: want a file of at most %d MiB", file, maxConverted>>20)
+		return nil, fmt.Errorf("%s: too large; use a file of at most %d MiB", file, maxConverted>>20)
 	}
 	return bytes.TrimPrefix(text, []byte("\ufeff")), nil
 }

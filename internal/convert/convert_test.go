@@ -125,32 +125,32 @@ func TestConvertRefuses(t *testing.T) {
 		{"", "domain: none given; use one, and its descriptors"},
 		{"a: b: c", "yaml: "},
 		{"\x00", "yaml: "},
-		{"- a", "line 1: configuration: want fields with values"},
+		{"- a", "line 1: configuration: not valid; use fields with values"},
 		{"descriptors: []", "line 1: domain: none given; use one"},
-		{"domain: [a]", "line 1: domain: want one value"},
-		{"domain: a\n---\ndomain: a", `domain: got "a" twice, want each domain once`},
-		{"domain: a\nDomain: b", `line 2: configuration: got "domain" twice, want it once`},
+		{"domain: [a]", "line 1: domain: not valid; use one value"},
+		{"domain: a\n---\ndomain: a", `domain: "a" is given twice; use each domain once`},
+		{"domain: a\nDomain: b", `line 2: configuration: "domain" is given twice; use it once`},
 		{"domain: a\nlimits: []", `line 2: configuration: unknown field "limits"; use one of domain, descriptors`},
-		{"domain: a\ndescriptors: {}", "line 2: descriptors: want a list"},
-		{envoy("[]"), "line 3: descriptor: want fields with values"},
+		{"domain: a\ndescriptors: {}", "line 2: descriptors: not valid; use a list"},
+		{envoy("[]"), "line 3: descriptor: not valid; use fields with values"},
 		{envoy("value: a"), "line 3: key: none given; use one in each descriptor"},
 		{envoy("ley: a"), `line 3: descriptor: unknown field "ley"; use one of key, value, `},
-		{envoy("key: a\n- key: a"), `line 4: descriptors: got key "a" with value "" twice, want it once`},
-		{envoy("{key: a, shadow_mode: maybe}"), `line 3: shadow_mode: got "maybe", want true or false`},
+		{envoy("key: a\n- key: a"), `line 4: descriptors: key "a" with value "" is given twice; use it once`},
+		{envoy("{key: a, shadow_mode: maybe}"), `line 3: shadow_mode: "maybe" is not valid; use true or false`},
 		{limit("unit: day"), "line 4: requests_per_unit: none given; use a number"},
-		{limit("unit: day, requests_per_unit: -1"), `line 4: requests_per_unit: got "-1", want a whole number below 2^32`},
-		{limit("unit: day, requests_per_unit: 4294967296"), `requests_per_unit: got "4294967296", want a whole number below 2^32`},
-		{limit("unit: fortnight, requests_per_unit: 1"), `unit: got "fortnight", want second, minute, hour, day, week, month or year`},
-		{limit("unlimited: true, unit: day"), "unlimited: got it with unit or requests_per_unit, want it alone"},
+		{limit("unit: day, requests_per_unit: -1"), `line 4: requests_per_unit: "-1" is not valid; use a whole number below 2^32`},
+		{limit("unit: day, requests_per_unit: 4294967296"), `requests_per_unit: "4294967296" is not valid; use a whole number below 2^32`},
+		{limit("unit: fortnight, requests_per_unit: 1"), `unit: "fortnight" is not valid; use second, minute, hour, day, week, month or year`},
+		{limit("unlimited: true, unit: day"), "unlimited: can't be combined with unit or requests_per_unit; use it alone"},
 		{limit("unit: day, requests: 1"), `line 4: rate_limit: unknown field "requests"; use one of unit, `},
-		{limit("replaces: a"), "line 4: replaces: want a list of names"},
-		{limit("replaces: [{id: a}]"), "line 4: replaces: want entries with a name"},
-		{"domain: d\ndescriptors: [&a {<<: [*a, *a]}]", "want at most 20000 fields in all"},
-		{limit("<<: 5"), "line 4: rate_limit: want fields with values"},
+		{limit("replaces: a"), "line 4: replaces: not valid; use a list of names"},
+		{limit("replaces: [{id: a}]"), "line 4: replaces: not valid; use entries with a name"},
+		{"domain: d\ndescriptors: [&a {<<: [*a, *a]}]", "too many fields; use at most 20000 in all"},
+		{limit("<<: 5"), "line 4: rate_limit: not valid; use fields with values"},
 		{"---\n---\n", "domain: none given; use one, and its descriptors"},
-		{deep.String(), "descriptors: want at most 32 within each other"},
-		{bomb.String(), "want at most 20000 fields in all"},
-		{wild.String(), `line 103: descriptors: want at most 100 values with * for key "a"`},
+		{deep.String(), "descriptors: nested too deeply; use at most 32 within each other"},
+		{bomb.String(), "too many fields; use at most 20000 in all"},
+		{wild.String(), `line 103: descriptors: too many values with *; use at most 100 for key "a"`},
 	}
 	for _, tc := range tests {
 		r, err := convert.Envoy([]byte(tc.text), nil)
@@ -223,13 +223,13 @@ func TestConvertConfigMap(t *testing.T) {
 		{"a dry run", configMapOf(file("true")), "", ""},
 		{"a note", configMapOf(strings.Replace(file("true"), "shadow_mode", "quota_mode", 1)),
 			"line 6: quota_mode: the limit of path=/a (5/day) is left out, as limits here deny one by one.", ""},
-		{"an error", configMapOf(file("maybe")), "", `config.yaml: line 8: shadow_mode: got "maybe", want true or false`},
-		{"two files of one domain", configMapOf(file("false") + strings.Replace(file("false"), "config", "b", 1)), "", `b.yaml: line 11: domain: got "d" twice, want each domain once`},
+		{"an error", configMapOf(file("maybe")), "", `config.yaml: line 8: shadow_mode: "maybe" is not valid; use true or false`},
+		{"two files of one domain", configMapOf(file("false") + strings.Replace(file("false"), "config", "b", 1)), "", `b.yaml: line 11: domain: "d" is given twice; use each domain once`},
 		{"no file", configMapOf("  a: b\n"), "", "domain: none given; use one, and its descriptors"},
 		{"another object alone", "apiVersion: gateway.envoyproxy.io/v1alpha1\nkind: BackendTrafficPolicy\nspec: {}\n", "",
-			"kind: got a BackendTrafficPolicy, want the configuration of envoyproxy/ratelimit, or a ConfigMap with it"},
-		{"a list of files", "apiVersion: v1\nkind: ConfigMap\ndata: [a]\n", "", "data: want files by their names"},
-		{"a list in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: List\n  items: [a]\n", "", "line 4: items: want objects of Kubernetes"},
+			"kind: a BackendTrafficPolicy is not valid; use the configuration of envoyproxy/ratelimit, or a ConfigMap with it"},
+		{"a list of files", "apiVersion: v1\nkind: ConfigMap\ndata: [a]\n", "", "data: not valid; use files by their names"},
+		{"a list in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: List\n  items: [a]\n", "", "line 4: items: not valid; use objects of Kubernetes"},
 		{"YAML that is not valid", configMapOf("  a: |\n    domain: b: c\n"), "", "a: yaml: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -295,7 +295,7 @@ line 14: description: it is left out, as it does not limit.
 // TestConvertMapping guards which mappings of descriptors are taken.
 func TestConvertMapping(t *testing.T) {
 	for _, text := range []string{"a", "a=", "={b}", "a=b", "a={b", "a={b}{c}", "a={$B}", "a={b c}", "a={`}", "a={}", "a={b\n}"} {
-		if err := make(convert.Mapping).Add(text); err == nil || !strings.HasPrefix(err.Error(), "descriptor: got "+strconv.Quote(text)) {
+		if err := make(convert.Mapping).Add(text); err == nil || !strings.HasPrefix(err.Error(), "descriptor: "+strconv.Quote(text)) {
 			t.Errorf("%q: got %v", text, err)
 		}
 	}
@@ -307,7 +307,7 @@ func TestConvertMapping(t *testing.T) {
 		t.Error("a key is taken twice")
 	}
 	_, err := convert.Envoy([]byte("domain: d\ndescriptors: [{key: b}]"), m)
-	if err == nil || err.Error() != `descriptor: got a placeholder for "a", want a key that the configuration has` {
+	if err == nil || err.Error() != `descriptor: no limit has the key "a"; use a key that the configuration has` {
 		t.Errorf("a key that the configuration lacks: got %v", err)
 	}
 }

@@ -72,9 +72,9 @@ func (m Mapping) Add(text string) error {
 	key, value, _ := strings.Cut(text, "=")
 	switch {
 	case key == "" || !onePlaceholder.MatchString(value):
-		return fmt.Errorf("descriptor: got %q, want a key and a placeholder, such as message_type={header.X-Message-Type}", text)
+		return fmt.Errorf("descriptor: %q is not valid; use a key and a placeholder, such as message_type={header.X-Message-Type}", text)
 	case m[key] != "":
-		return fmt.Errorf("descriptor: got %q twice, want each key once", key)
+		return fmt.Errorf("descriptor: %q is given twice; use each key once", key)
 	}
 	m[key] = value
 	return nil
@@ -88,12 +88,12 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 	}
 	if len(e.domains) == 0 {
 		if e.other != "" {
-			return nil, fmt.Errorf("kind: got a %s, want the configuration of envoyproxy/ratelimit, or a ConfigMap with it", oneLine(e.other))
+			return nil, fmt.Errorf("kind: a %s is not valid; use the configuration of envoyproxy/ratelimit, or a ConfigMap with it", oneLine(e.other))
 		}
 		return nil, errors.New("domain: none given; use one, and its descriptors")
 	}
 	if key, found := e.unasked(); found {
-		return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a key that the configuration has", key)
+		return nil, fmt.Errorf("descriptor: no limit has the key %q; use a key that the configuration has", key)
 	}
 	return e.result(), nil
 }
@@ -136,7 +136,7 @@ func (e *envoy) document(node *yaml.Node) error {
 		return err
 	}
 	if e.domains[domain] {
-		return fmt.Errorf("line %d: domain: got %q twice, want each domain once", node.Line, domain)
+		return fmt.Errorf("line %d: domain: %q is given twice; use each domain once", node.Line, domain)
 	}
 	e.domains[domain] = true
 	e.writeDomain(e.blocks, domain, descriptors)
@@ -164,14 +164,14 @@ var misplaced = []string{
 
 // otherField notes a field that limits nothing where it stands. It returns an error for
 // one that is not known, which may have been meant to limit.
-func (e *envoy) otherField(f field, in, want string) error {
+func (e *envoy) otherField(f field, in, use string) error {
 	switch {
 	case slices.Contains(misplaced, f.name):
 		e.note(f.line, f.name+": it is left out, as it has no effect in a "+in+".")
 	case unlimiting(f.name):
 		e.note(f.line, f.name+": it is left out, as it does not limit.")
 	default:
-		return fmt.Errorf("line %d: %s: unknown field %q; use one of %s", f.value.Line, in, f.name, want)
+		return fmt.Errorf("line %d: %s: unknown field %q; use one of %s", f.value.Line, in, f.name, use)
 	}
 	return nil
 }
@@ -211,10 +211,10 @@ func (e *envoy) parseDescriptors(list field, depth int) (parsed []*descriptor, e
 		return nil, nil
 	}
 	if list.value.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("line %d: descriptors: want a list", list.value.Line)
+		return nil, fmt.Errorf("line %d: descriptors: not valid; use a list", list.value.Line)
 	}
 	if depth > maxDepth {
-		return nil, fmt.Errorf("line %d: descriptors: want at most %d within each other", list.value.Line, maxDepth)
+		return nil, fmt.Errorf("line %d: descriptors: nested too deeply; use at most %d within each other", list.value.Line, maxDepth)
 	}
 	seen, wildcards := make(map[[2]string]bool), make(map[string]int)
 	for _, node := range list.value.Content {
@@ -223,13 +223,13 @@ func (e *envoy) parseDescriptors(list field, depth int) (parsed []*descriptor, e
 			return nil, err
 		}
 		if id := [2]string{d.key, d.value}; seen[id] {
-			return nil, fmt.Errorf("line %d: descriptors: got key %q with value %q twice, want it once", d.line, d.key, d.value)
+			return nil, fmt.Errorf("line %d: descriptors: key %q with value %q is given twice; use it once", d.line, d.key, d.value)
 		} else {
 			seen[id] = true
 		}
 		if d.rank() == wildcard {
 			if wildcards[d.key]++; wildcards[d.key] > maxWildcards {
-				return nil, fmt.Errorf("line %d: descriptors: want at most %d values with * for key %q", d.line, maxWildcards, d.key)
+				return nil, fmt.Errorf("line %d: descriptors: too many values with *; use at most %d for key %q", d.line, maxWildcards, d.key)
 			}
 		}
 		parsed = append(parsed, d)
@@ -313,10 +313,10 @@ func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
 	}
 	switch {
 	case l.unlimited && (l.unit != "" || given):
-		return nil, fmt.Errorf("line %d: unlimited: got it with unit or requests_per_unit, want it alone", l.line)
+		return nil, fmt.Errorf("line %d: unlimited: can't be combined with unit or requests_per_unit; use it alone", l.line)
 	case l.unlimited:
 	case windows[l.unit] == "":
-		return nil, fmt.Errorf("line %d: unit: got %q, want second, minute, hour, day, week, month or year", l.line, l.unit)
+		return nil, fmt.Errorf("line %d: unit: %q is not valid; use second, minute, hour, day, week, month or year", l.line, l.unit)
 	case !given:
 		return nil, fmt.Errorf("line %d: requests_per_unit: none given; use a number", l.line)
 	}
@@ -329,7 +329,7 @@ func (e *envoy) parseReplaces(list field) (replaced []string, err error) {
 		return nil, nil
 	}
 	if list.value.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("line %d: replaces: want a list of names", list.value.Line)
+		return nil, fmt.Errorf("line %d: replaces: not valid; use a list of names", list.value.Line)
 	}
 	for _, node := range list.value.Content {
 		fields, err := e.fields(node, "replaces")
@@ -337,7 +337,7 @@ func (e *envoy) parseReplaces(list field) (replaced []string, err error) {
 			return nil, err
 		}
 		if len(fields) != 1 || fields[0].name != "name" {
-			return nil, fmt.Errorf("line %d: replaces: want entries with a name", node.Line)
+			return nil, fmt.Errorf("line %d: replaces: not valid; use entries with a name", node.Line)
 		}
 		name, err := fields[0].text()
 		if err != nil {

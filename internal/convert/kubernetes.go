@@ -48,7 +48,7 @@ func filesIn(node *yaml.Node) (files []field, err error) {
 		return nil, nil
 	}
 	if node.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("line %d: data: want files by their names", node.Line)
+		return nil, fmt.Errorf("line %d: data: not valid; use files by their names", node.Line)
 	}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		files = append(files, field{node.Content[i].Value, node.Content[i].Line, resolve(node.Content[i+1])})
@@ -90,7 +90,7 @@ func (e *envoy) unpackItem(item *yaml.Node) error {
 		return err
 	}
 	if o == nil || len(o.items) > 0 {
-		return fmt.Errorf("line %d: items: want objects of Kubernetes", item.Line)
+		return fmt.Errorf("line %d: items: not valid; use objects of Kubernetes", item.Line)
 	}
 	return e.unpack(o)
 }

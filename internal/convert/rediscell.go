@@ -50,10 +50,10 @@ func RedisCell(text []byte, mapping Mapping) (*Result, error) {
 		limits += c.writeApart(root, roots, place{}, blocks)
 	}
 	if limits == 0 {
-		return nil, errors.New("schema: got no limits, want at least one")
+		return nil, errors.New("schema: no limits given; use at least one")
 	}
 	if part, found := c.unasked(); found {
-		return nil, fmt.Errorf("descriptor: got a placeholder for %q, want a part of the keys, %s", part, c.parts())
+		return nil, fmt.Errorf("descriptor: no key has the part %q; use a part that keys have, %s", part, c.parts())
 	}
 	return c.result(), nil
 }
@@ -105,7 +105,7 @@ func (c *cells) parse(text []byte) (roots []*cell, err error) {
 			continue // nothing stands between two lines of ---
 		}
 		if found {
-			return nil, fmt.Errorf("line %d: schema: got a second document, want one", document.Line)
+			return nil, fmt.Errorf("line %d: schema: a second document begins; use one", document.Line)
 		}
 		found = true
 		fields, err := c.fields(document.Content[0], "configuration")
@@ -126,9 +126,9 @@ func (c *cells) parse(text []byte) (roots []*cell, err error) {
 }
 
 // otherField notes a field that does not limit, and returns an error for any other.
-func (c *cells) otherField(f field, in, want string) error {
+func (c *cells) otherField(f field, in, use string) error {
 	if !unlimiting(f.name) {
-		return fmt.Errorf("line %d: %s: unknown field %q; use %s", f.line, oneLine(in), f.name, want)
+		return fmt.Errorf("line %d: %s: unknown field %q; use %s", f.line, oneLine(in), f.name, use)
 	}
 	c.note(f.line, f.name+": it is left out, as it does not limit.")
 	return nil
@@ -143,7 +143,7 @@ func (c *cells) parseCells(in field, depth int) (parsed []*cell, err error) {
 		return nil, nil
 	}
 	if depth > maxDepth {
-		return nil, fmt.Errorf("line %d: children: want at most %d within each other", in.line, maxDepth)
+		return nil, fmt.Errorf("line %d: children: nested too deeply; use at most %d within each other", in.line, maxDepth)
 	}
 	entries, err := c.entries(in.value, in.name, func(name string) string { return name })
 	if err != nil {
@@ -151,7 +151,7 @@ func (c *cells) parseCells(in field, depth int) (parsed []*cell, err error) {
 	}
 	for _, entry := range entries {
 		if length := len(entry.name); length == 0 || length > maxName {
-			return nil, fmt.Errorf("line %d: %s: got a name of %d bytes, want 1 to %d", entry.line, in.name, length, maxName)
+			return nil, fmt.Errorf("line %d: %s: a name of %d bytes is not valid; use 1 to %d", entry.line, in.name, length, maxName)
 		}
 		n, err := c.parseCell(entry, depth)
 		if err != nil {
@@ -194,7 +194,7 @@ func parseThrottle(f field) (*throttle, error) {
 		return nil, nil //nolint:nilnil // there is no limit
 	}
 	if f.value.Kind != yaml.SequenceNode || len(f.value.Content) != 3 {
-		return nil, fmt.Errorf("line %d: limits: want three numbers: the burst, the count and the seconds that it is for", f.line)
+		return nil, fmt.Errorf("line %d: limits: not valid; use three numbers: the burst, the count and the seconds that it is for", f.line)
 	}
 	t := &throttle{line: f.line}
 	for i, number := range []struct {
@@ -204,15 +204,15 @@ func parseThrottle(f field) (*throttle, error) {
 	}{{"burst", &t.burst, 0}, {"count", &t.count, 1}, {"period", &t.period, 1}} {
 		node := resolve(f.value.Content[i])
 		if err := wholeNumber(node, number.n); err != nil || *number.n < number.least || *number.n >= maxThrottle {
-			return nil, fmt.Errorf("line %d: limits: got %q as the %s, want a whole number from %d, below 2^32", node.Line, node.Value, number.name, number.least)
+			return nil, fmt.Errorf("line %d: limits: %q is not valid as the %s; use a whole number from %d, below 2^32", node.Line, node.Value, number.name, number.least)
 		}
 	}
 	if t.count > t.period*microseconds {
-		return nil, fmt.Errorf("line %d: limits: got %d in %d s, want at most 1000000 a second, one for each microsecond", t.line, t.count, t.period)
+		return nil, fmt.Errorf("line %d: limits: %d in %d s are too many; use at most 1000000 a second, one for each microsecond", t.line, t.count, t.period)
 	}
 	t.interval = time.Duration((t.period*microseconds+t.count-1)/t.count) * time.Microsecond
 	if l := (limiter.Limit{Size: t.burst + 1, DripInterval: t.interval}); l.Validate() != nil {
-		return nil, fmt.Errorf("line %d: limits: got a burst of %d and %d in %d s, want a burst that drains within 35 years", t.line, t.burst, t.count, t.period)
+		return nil, fmt.Errorf("line %d: limits: a burst of %d and %d in %d s is too large; use a burst that drains within 35 years", t.line, t.burst, t.count, t.period)
 	}
 	return t, nil
 }

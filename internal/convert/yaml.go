@@ -36,14 +36,14 @@ func (r *reader) fields(node *yaml.Node, in string) ([]field, error) {
 func (r *reader) entries(node *yaml.Node, in string, named func(string) string) ([]field, error) {
 	node = resolve(node)
 	if node.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("line %d: %s: want fields with values", node.Line, in)
+		return nil, fmt.Errorf("line %d: %s: not valid; use fields with values", node.Line, in)
 	}
 	var fields []field
 	var merged []*yaml.Node
 	seen := make(map[string]bool)
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		if r.nodes++; r.nodes > maxNodes {
-			return nil, fmt.Errorf("line %d: want at most %d fields in all", node.Line, maxNodes)
+			return nil, fmt.Errorf("line %d: too many fields; use at most %d in all", node.Line, maxNodes)
 		}
 		line, key := node.Content[i].Line, resolve(node.Content[i])
 		if key.Tag == "!!merge" {
@@ -52,7 +52,7 @@ func (r *reader) entries(node *yaml.Node, in string, named func(string) string) 
 		}
 		name := named(key.Value)
 		if seen[name] {
-			return nil, fmt.Errorf("line %d: %s: got %q twice, want it once", line, in, name)
+			return nil, fmt.Errorf("line %d: %s: %q is given twice; use it once", line, in, name)
 		}
 		seen[name] = true
 		fields = append(fields, field{name, line, resolve(node.Content[i+1])})
@@ -81,7 +81,7 @@ func (r *reader) merged(from *yaml.Node, in string, named func(string) string) (
 	}
 	for _, node := range list {
 		if r.nodes++; r.nodes > maxNodes {
-			return nil, fmt.Errorf("line %d: want at most %d fields in all", node.Line, maxNodes)
+			return nil, fmt.Errorf("line %d: too many fields; use at most %d in all", node.Line, maxNodes)
 		}
 		more, err := r.entries(node, in, named)
 		if err != nil {
@@ -106,7 +106,7 @@ func isNull(node *yaml.Node) bool { return node.Kind == yaml.ScalarNode && node.
 // text returns the value of a field that is text.
 func (f field) text() (string, error) {
 	if f.value.Kind != yaml.ScalarNode {
-		return "", fmt.Errorf("line %d: %s: want one value", f.value.Line, f.name)
+		return "", fmt.Errorf("line %d: %s: not valid; use one value", f.value.Line, f.name)
 	}
 	if isNull(f.value) {
 		return "", nil
@@ -120,7 +120,7 @@ func (f field) flag() (on bool, err error) {
 		return false, nil
 	}
 	if f.value.Kind != yaml.ScalarNode || f.value.Decode(&on) != nil {
-		return false, fmt.Errorf("line %d: %s: got %q, want true or false", f.value.Line, f.name, f.value.Value)
+		return false, fmt.Errorf("line %d: %s: %q is not valid; use true or false", f.value.Line, f.name, f.value.Value)
 	}
 	return on, nil
 }
@@ -139,7 +139,7 @@ func (f field) number() (n uint32, err error) {
 		err = f.value.Decode(&n)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("line %d: %s: got %q, want a whole number below 2^32", f.value.Line, f.name, f.value.Value)
+		return 0, fmt.Errorf("line %d: %s: %q is not valid; use a whole number below 2^32", f.value.Line, f.name, f.value.Value)
 	}
 	return n, nil
 }
