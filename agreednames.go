@@ -52,7 +52,7 @@ func disagreement(path string, got, earlier option.Setting, at place) *option.Er
 	if earlier.Option != got.Option {
 		other = earlier.Option + " " + other
 	}
-	return option.Errorf(got.Option, "got %q here and %s in another limit of the name %q%s, but limits of one name share their buckets: write the same, or give one another name",
+	return option.Errorf(got.Option, "%q differs from %s in another limit named %q%s; use the same, or another name for one of them: limits of one name share their buckets",
 		option.Shortened(got.Text), other, path, at(earlier.Option))
 }
 

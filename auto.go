@@ -59,7 +59,7 @@ const (
 func (d *draft) setLoad() (err error) {
 	if d.Concurrency != auto {
 		if d.Auto != nil {
-			return option.Bad("auto", "", "concurrency auto with it")
+			return option.Needs("auto", "", "concurrency auto")
 		}
 		return nil
 	}
@@ -77,7 +77,7 @@ func (d *draft) setLoad() (err error) {
 			return err
 		}
 		if load.Options.Max < load.Options.Min {
-			return option.Bad("max", string(a.Max), "at least min, "+cmp.Or(string(a.Min), defaultMin))
+			return option.Bad("max", string(a.Max), "at least "+cmp.Or(string(a.Min), defaultMin)+", the value of min")
 		}
 	}
 	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), parseUntil); err != nil {
@@ -99,7 +99,7 @@ func (d *draft) setLoad() (err error) {
 }
 
 // parseLatency parses the latency option.
-func parseLatency(text string) (d time.Duration, want string) {
+func parseLatency(text string) (d time.Duration, use string) {
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d < time.Millisecond || d > time.Minute {
 		return 0, "a duration from 1ms to 1m, such as 500ms"
@@ -108,7 +108,7 @@ func parseLatency(text string) (d time.Duration, want string) {
 }
 
 // parseUntil parses the until option.
-func parseUntil(text string) (body bool, want string) {
+func parseUntil(text string) (body bool, use string) {
 	switch text {
 	case "header", "body":
 		return text == "body", ""

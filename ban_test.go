@@ -301,19 +301,19 @@ func TestAdminBans(t *testing.T) {
 // right.
 func TestAdminBadBans(t *testing.T) {
 	_, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
-	const such = `such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
-	const duration = `duration: want a text from "1s" to "6000d", such as "10m"`
+	const such = `an object such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
+	const duration = `duration: not valid; use a text from "1s" to "6000d", such as "10m"`
 	const bare = `limit: none given; use the path of a limit with ban, such as "login"`
 	for _, tc := range []struct {
 		method, path, body string
 		status             int
 		want               string
 	}{
-		{"GET", "ban", "", 405, `method: got "GET", want POST`},
-		{"GET", "unban", "", 405, `method: got "GET", want POST`},
-		{"POST", "bans", "", 405, `method: got "POST", want GET`},
+		{"GET", "ban", "", 405, `method: "GET" is not valid; use POST`},
+		{"GET", "unban", "", 405, `method: "GET" is not valid; use POST`},
+		{"POST", "bans", "", 405, `method: "POST" is not valid; use GET`},
 		{"POST", "ban", "", 400, "body: none given; use " + such},
-		{"POST", "ban", "[]", 400, "body: want an object, " + such},
+		{"POST", "ban", "[]", 400, "body: not valid; use " + such},
 		{"POST", "ban", `{"limit": "login", "key": "a"}`, 400, duration},
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": null}`, 400, duration},
 		{"POST", "ban", `{"limit": "login", "key": "a", "duration": 60}`, 400, duration},
@@ -324,12 +324,12 @@ func TestAdminBadBans(t *testing.T) {
 		{"POST", "ban", `{"key": "a", "duration": "1h"}`, 400, bare},
 		{"POST", "unban", `{"key": "a"}`, 400, bare},
 		{"POST", "ban", `{"limit": "login", "duration": "1h"}`, 400, "key: none given; use a text that {http.request.header.User} can expand to"},
-		{"POST", "ban", `{"limit": "other", "key": "192.0.2.1", "duration": "1h"}`, 400, "limit: it does not ban, want one with ban, such as ban 10m"},
-		{"POST", "unban", `{"limit": "other", "key": "192.0.2.1"}`, 400, "limit: it does not ban, want one with ban, such as ban 10m"},
-		{"GET", "bans?limit=other", "", 400, "limit: it does not ban, want one with ban, such as ban 10m"},
-		{"GET", "bans?limit=none", "", 404, "limit: the running config has no such limit, want login or other"},
-		{"GET", "bans?n=1", "", 400, "query: want at most a limit, such as ?limit=login"},
-		{"GET", "bans?limit=login&limit=other", "", 400, "query: want at most a limit, such as ?limit=login"},
+		{"POST", "ban", `{"limit": "other", "key": "192.0.2.1", "duration": "1h"}`, 400, "limit: it does not ban; use one with ban, such as ban 10m"},
+		{"POST", "unban", `{"limit": "other", "key": "192.0.2.1"}`, 400, "limit: it does not ban; use one with ban, such as ban 10m"},
+		{"GET", "bans?limit=other", "", 400, "limit: it does not ban; use one with ban, such as ban 10m"},
+		{"GET", "bans?limit=none", "", 404, "limit: the running config has no such limit; use login or other"},
+		{"GET", "bans?n=1", "", 400, "query: not valid; use at most a limit, such as ?limit=login"},
+		{"GET", "bans?limit=login&limit=other", "", 400, "query: not valid; use at most a limit, such as ?limit=login"},
 	} {
 		status, text := a.send(tc.method, tc.path, tc.body)
 		var answer struct{ Error string }
@@ -484,9 +484,9 @@ func TestBanCommands(t *testing.T) {
 		"empties in   1s\n")
 	runCommand(t, "unban", address, "login", "a").want(t, 0, "The ban of a at limit login is lifted. It would have lasted for 1m0s.\n")
 	runCommand(t, "unban", address, "login", "a").want(t, 0, "There is no ban of a at limit login.\n")
-	runCommand(t, "ban", address, "default", "192.0.2.1", "1h").want(t, 1, "Error: limit: it does not ban, want one with ban, such as ban 10m\n")
-	runCommand(t, "ban", address, "login", "a").want(t, 1, "Error: DURATION: got \"a\", want one behind LIMIT and KEY, such as 10m\n")
-	runCommand(t, "bans", address, "no such").want(t, 1, "Error: limit: the running config has no such limit, want default or login\n")
+	runCommand(t, "ban", address, "default", "192.0.2.1", "1h").want(t, 1, "Error: limit: it does not ban; use one with ban, such as ban 10m\n")
+	runCommand(t, "ban", address, "login", "a").want(t, 1, "Error: DURATION: \"a\" is not valid; use a duration behind LIMIT and KEY, such as 10m\n")
+	runCommand(t, "bans", address, "no such").want(t, 1, "Error: limit: the running config has no such limit; use default or login\n")
 	for _, args := range [][]string{{"bans", "login"}, {"ban", "login", "c", "1h"}, {"unban", "login", "c"}} {
 		if r := runCommand(t, append(args, address, "--json")...); !json.Valid([]byte(r.out)) || r.status != 0 || r.errors != "" {
 			t.Errorf("%q with --json: got %+v", args, r)

@@ -16,19 +16,19 @@ import (
 // maxBanAfter is the largest number of denials before a ban.
 const maxBanAfter = 10_000
 
-// wantBans describes valid durations of bans.
-const wantBans = "one to three durations, none shorter than the one before, such as 10m 1h 24h"
+// useBans describes valid durations of bans.
+const useBans = "one to three durations, none shorter than the one before, such as 10m 1h 24h"
 
 // setBans sets how long keys are banned that the limit has denied.
 func (d *draft) setBans() (err error) {
 	if len(d.Ban) == 0 {
 		if d.BanAfter != "" {
-			return option.Bad("ban_after", string(d.BanAfter), "ban with it, the durations of bans")
+			return option.Needs("ban_after", string(d.BanAfter), "ban, the durations of bans")
 		}
 		return nil
 	}
 	if len(d.Ban) > bucket.MaxBans {
-		return option.Bad("ban", d.banText(), wantBans)
+		return option.Bad("ban", d.banText(), useBans)
 	}
 	durations := make([]time.Duration, len(d.Ban))
 	for i, text := range d.Ban {
@@ -45,7 +45,7 @@ func (d *draft) setBans() (err error) {
 	}
 	bans := limiter.BanAfter(int64(after), durations...)
 	if bans.Validate() != nil {
-		return option.Bad("ban", d.banText(), wantBans)
+		return option.Bad("ban", d.banText(), useBans)
 	}
 	d.rule.BanAfter = int64(after)
 	d.rule.Bans = &rule.Bans{Limit: bans, Events: process.Process}
@@ -56,7 +56,7 @@ func (d *draft) setBans() (err error) {
 func (l *Limit) banText() string { return strings.Join(l.Ban, " ") }
 
 // parseBan parses the duration of a ban.
-func parseBan(text string) (d time.Duration, want string) {
+func parseBan(text string) (d time.Duration, use string) {
 	d, err := caddy.ParseDuration(text)
 	switch {
 	case err == nil && d%time.Microsecond != 0:

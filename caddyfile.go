@@ -27,8 +27,8 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	p := &limitParser{Helper: helper, tokens: make(map[*Limit]map[string]caddyfile.Token)}
 	h, l := new(Handler), new(Limit)
 	p.note(l, blockToken)
-	if got, want := l.setInLine(helper.RemainingArgs()); want != "" {
-		return nil, helper.Errf("%s: got %q, want %s", ownName, option.Redacted(got), want)
+	if got, use := l.setInLine(helper.RemainingArgs()); use != "" {
+		return nil, helper.WrapErr(option.Bad(ownName, got, use))
 	}
 	besideRate := l.Rate != ""
 	if err := p.parse(l, h); err != nil {
@@ -38,8 +38,8 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		if err := h.needsZones(); err != nil {
 			return nil, p.locateAt(l, firstField(&h.Zones), err)
 		}
-		if want := l.insteadOfName(besideRate); want != "" {
-			return nil, p.locateAt(l, blockToken, fmt.Errorf("%s: got %q for its name and no key, want %s", ownName, l.Name, want))
+		if use := l.insteadOfName(besideRate); use != "" {
+			return nil, p.locateAt(l, blockToken, fmt.Errorf("%s: %q is only a name, and there is no key; use %s", ownName, l.Name, use))
 		}
 		h.Limits = []*Limit{l}
 	} else if name := firstField(l); name != "" {
@@ -47,8 +47,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		if slices.Contains(zoneScope.options, name) {
 			into = name + " into the zone, or "
 		}
-		return nil, p.locateAt(l, "zone", fmt.Errorf("zone: got it together with %s, a block has either zones or limits; "+
-			"put %sthe limits into a block of their own", name, into))
+		return nil, p.locateAt(l, "zone", option.Clash("zone", "", name, "put "+into+"the limits into a block of their own"))
 	}
 	p.names = namesIn(helper)
 	if err := p.names.name(h, l, p.tokens[l][blockToken]); err != nil {
@@ -142,8 +141,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			if args := p.RemainingArgs(); len(args) == 1 || len(args) == 2 {
 				l.Period = strings.Join(args, " ")
 			} else {
-				return p.Errf("period: got %q, want a unit and at most a time zone, such as month Europe/Berlin",
-					strings.Join(args, " "))
+				return p.WrapErr(option.Bad(name, strings.Join(args, " "), "a unit and at most a time zone, such as month Europe/Berlin"))
 			}
 		case name == "concurrency":
 			err = p.parseConcurrency(l)
@@ -155,7 +153,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			*flag, err = parseFlag(p.Dispenser)
 		case name == "ban":
 			if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
-				return p.Err("ban: nothing given; use " + wantBans)
+				return p.Err("ban: nothing given; use " + useBans)
 			}
 		case name == "count":
 			l.Count, err = parseCount(p.Dispenser)
@@ -166,7 +164,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 			p.note(child, blockToken)
 			args := p.RemainingArgs()
 			if len(args) != 1 {
-				return p.Errf("limit: got %q, want one name and a block: limit <name> { ... }", strings.Join(args, " "))
+				return p.WrapErr(option.Bad(name, strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
 			}
 			child.Name = args[0]
 			l.Limits = append(l.Limits, child)
@@ -209,11 +207,11 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 		return args[0], nil
 	case len(args) > 1 && (slices.Contains(secrets, name) ||
 		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
-		return "", d.Errf("%s: got %d words, want one, in quotes if there are spaces in it", name, len(args))
+		return "", d.Errf("%s: %d words given; use one, in quotes if it has spaces", name, len(args))
 	case inOneLine(args):
-		return "", d.Errf("%s: got %q, want one value, and %s", name, strings.Join(args, " "), ownLine)
+		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value, and "+ownLine))
 	}
-	return "", d.Errf("%s: got %q, want one value", name, strings.Join(args, " "))
+	return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
 }
 
 // parseMatch parses an option that is a matcher: a matcher token like that of a
@@ -226,7 +224,7 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		case err != nil:
 			return nil, helper.WrapErr(err)
 		case found && helper.NextArg():
-			return nil, helper.Errf("%s: got %q after a matcher, want one matcher, or several in a block", name, helper.Val())
+			return nil, helper.Errf("%s: %q stands after a matcher; use one matcher, or several in a block", name, helper.Val())
 		case found && set == nil: // * is all requests
 			return nil, nil
 		case found:
@@ -234,12 +232,12 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		}
 		helper.Prev() // not a matcher token
 		if got := nextArgs(helper.Dispenser); matcherOption(got) != "" && matcherOption(got) != "match "+strings.Join(got, " ") {
-			return nil, helper.Errf("%s: got %q, want %s", name, strings.Join(got, " "), matcherOption(got))
+			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), matcherOption(got)))
 		}
 	}
 	if lines := matchersIn(nextArgs(helper.Dispenser)); len(lines) > 1 {
-		return nil, helper.Errf("%s: got %q, want each matcher in a line of a block: %s",
-			name, strings.Join(nextArgs(helper.Dispenser), " "), quotedLines(lines))
+		return nil, helper.WrapErr(option.Bad(name, strings.Join(nextArgs(helper.Dispenser), " "),
+			"a block with a line for each matcher: "+quotedLines(lines)))
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
 	if err != nil {
@@ -299,7 +297,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		return nil, d.Errf("duplicate global option: %s", ownName)
 	}
 	if d.NextArg() {
-		return nil, d.Errf("%s: got %q, want a block", ownName, redisaddr.WithoutPassword(d.Val()))
+		return nil, d.WrapErr(option.Bad(ownName, redisaddr.WithoutPassword(d.Val()), "a block"))
 	}
 	app := new(App)
 	seen := make(map[string]bool)
@@ -343,7 +341,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 // parseMemory parses the memory block.
 func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 	if d.NextArg() {
-		return d.Errf("memory: got %q, want a block", redisaddr.WithoutPassword(d.Val()))
+		return d.WrapErr(option.Bad("memory", redisaddr.WithoutPassword(d.Val()), "a block"))
 	}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		switch name := d.Val(); {
@@ -372,7 +370,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 	// Hosts need no port, so that these would be hosts too, and a password one to look up.
 	for _, word := range r.Addresses[1:] {
 		if slices.Contains(redisScope.options, word) {
-			return d.Errf("redis: got the option %s among the addresses, want it in a block, in a line of its own", word)
+			return d.Errf("redis: the option %s is among the addresses; use a block, with a line for it", word)
 		}
 	}
 	texts := map[string]*string{
@@ -441,8 +439,8 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 		case len(args) == 2 && args[0] != "" && args[1] != "":
 			t.ClientCertificateFile, t.ClientCertificateKeyFile = args[0], args[1]
 		default:
-			return d.Errf("tls_client_auth: got %q, want the files of a certificate and its key, "+
-				"or the name of one to automate", strings.Join(args, " "))
+			return d.WrapErr(option.Bad(name, strings.Join(args, " "),
+				"the files of a certificate and its key, or the name of one to automate"))
 		}
 	case "tls_trust_pool":
 		if !d.NextArg() {
@@ -461,7 +459,7 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 // parseFlag parses an option without arguments.
 func parseFlag(d *caddyfile.Dispenser) (bool, error) {
 	if name := d.Val(); d.NextArg() {
-		return false, d.Errf("%s: got %q, want no argument", name, d.Val())
+		return false, d.WrapErr(option.Bad(name, d.Val(), name+" alone"))
 	}
 	return true, nil
 }
@@ -498,13 +496,13 @@ func parseConsistencyArgs(d *caddyfile.Dispenser) (string, error) {
 	if args := d.RemainingArgs(); len(args) > 0 {
 		return strings.Join(args, " "), nil
 	}
-	return "", d.Err("consistency: nothing given; use " + wantConsistency)
+	return "", d.Err("consistency: nothing given; use " + useConsistency)
 }
 
 // parseEnd returns an error if a block follows an option.
 func parseEnd(d *caddyfile.Dispenser, name string) error {
 	if d.NextBlock(d.Nesting()) {
-		return d.Errf("%s: got a block, want it in one line", name)
+		return d.Errf("%s: it takes no block; use one line", name)
 	}
 	return nil
 }

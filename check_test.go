@@ -209,13 +209,13 @@ func TestCheckRefuses(t *testing.T) {
 	t.Parallel()
 	const site = "http://:8080 {\nrate_limit a {\nrate 5/1s\n}\n"
 	for _, tc := range []struct{ name, config, want string }{
-		{"port of redis", "{\nrate_limit {\nredis 127.0.0.1:99999\n}\n}\n" + site + "}", `redis: address: got "127.0.0.1:99999", want a host, host:port`},
-		{"timeout of redis", "{\nrate_limit {\nredis 127.0.0.1:6379 {\ntimeout 5h\n}\n}\n}\n" + site + "}", `timeout: got "5h", want a duration from 1ms to 1m`},
+		{"port of redis", "{\nrate_limit {\nredis 127.0.0.1:99999\n}\n}\n" + site + "}", `redis: address: "127.0.0.1:99999" is not valid; use a host, host:port`},
+		{"timeout of redis", "{\nrate_limit {\nredis 127.0.0.1:6379 {\ntimeout 5h\n}\n}\n}\n" + site + "}", `timeout: "5h" is not valid; use a duration from 1ms to 1m`},
 		{"forms of addresses", "{\nrate_limit {\nredis redis://127.0.0.1:1 rediss://127.0.0.1:2\n}\n}\n" + site + "}",
-			"redis: addresses: got rediss:// together with redis://, want one form"},
+			"redis: addresses: rediss:// can't be combined with redis://; use one form"},
 		{"password that is not there", "{\nrate_limit {\nredis 127.0.0.1:6379 {\npassword {env.NO_SUCH_PASSWORD}\n}\n}\n}\n" + site + "}",
-			"redis: password: evaluated placeholder {env.NO_SUCH_PASSWORD} is empty"},
-		{"limit in error routes", site + "handle_errors {\nrate_limit b {\nsize 0\n}\n}\n}", `limit "b": size: got "0"`},
+			"redis: password: {env.NO_SUCH_PASSWORD} is empty; give it a value"},
+		{"limit in error routes", site + "handle_errors {\nrate_limit b {\nsize 0\n}\n}\n}", `limit "b": size: "0"`},
 		{"level of a log", "{\nlog {\nlevel NOPE\n}\n}\n" + site + "}", `setting up default log: unrecognized log level: nope`},
 		{"writer of a log", site + "log {\noutput net nope:1-2-3\n}\n}", `setting up custom log "log0": loading log writer module`},
 		{"format of a log", site + "log {\nformat filter {\nuri regexp [[ x\n}\n}\n}", "loading log encoder module"},

@@ -323,51 +323,51 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"help", "levels"}, `unknown command "levels", want one of: `},
-		{[]string{"levels"}, `unknown command "levels", want one of: `},
-		{[]string{"stat"}, `unknown command "stat", did you mean status?`},
-		{[]string{"chekc"}, `unknown command "chekc", did you mean check?`},
-		{[]string{"ban", address, "tenant", "192.0.2.1"}, `DURATION: got "192.0.2.1", want one behind LIMIT and KEY, such as 10m`},
-		{[]string{"ban", address, "tenant"}, `got "tenant", want ban LIMIT KEY... DURATION`},
-		{[]string{"unban", address}, `got "", want unban LIMIT KEY...`},
+		{[]string{"help", "levels"}, `unknown command "levels"; use one of `},
+		{[]string{"levels"}, `unknown command "levels"; use one of `},
+		{[]string{"stat"}, `unknown command "stat"; did you mean status?`},
+		{[]string{"chekc"}, `unknown command "chekc"; did you mean check?`},
+		{[]string{"ban", address, "tenant", "192.0.2.1"}, `DURATION: "192.0.2.1" is not valid; use a duration behind LIMIT and KEY, such as 10m`},
+		{[]string{"ban", address, "tenant"}, `too few arguments; use ban LIMIT KEY... DURATION`},
+		{[]string{"unban", address}, `too few arguments; use unban LIMIT KEY...`},
 		{[]string{"status", "now"}, `unknown command "now" for "caddy rate-limit status"`},
 		{[]string{"status", "--where", "x"}, "unknown flag: --where"},
 		{[]string{"status", "--address", nobody}, "cannot reach the admin endpoint at " + nobody + ": connection refused; use --address or --config to name another"},
 		{[]string{"status", "--address", "unix//nonexistent/socket"}, "cannot reach the admin endpoint at unix//nonexistent/socket: no such file or directory; use --address or --config to name another"},
-		{[]string{"status", "--address", "localhost:1-9"}, `address: got "localhost:1-9", want one such as localhost:2019 or unix//run/caddy.sock`},
-		{[]string{"status", "--address", "foo bar"}, `address: got "foo bar", want one such as localhost:2019 or unix//run/caddy.sock`},
-		{[]string{"status", "--address", "foo bar:2019"}, `address: got "foo bar:2019", want one such as localhost:2019 or unix//run/caddy.sock`},
-		{[]string{"peek", address, "tenant", "a", "\ufffd"}, "key: got U+FFFD, which stands for what is not UTF-8"},
-		{[]string{"peek", address, "--key", `"a`}, "key: got a double quote at the beginning, but no quoted text; want "},
+		{[]string{"status", "--address", "localhost:1-9"}, `address: "localhost:1-9" is not valid; use one such as localhost:2019 or unix//run/caddy.sock`},
+		{[]string{"status", "--address", "foo bar"}, `address: "foo bar" is not valid; use one such as localhost:2019 or unix//run/caddy.sock`},
+		{[]string{"status", "--address", "foo bar:2019"}, `address: "foo bar:2019" is not valid; use one such as localhost:2019 or unix//run/caddy.sock`},
+		{[]string{"peek", address, "tenant", "a", "\ufffd"}, "key: U+FFFD stands for what is not UTF-8"},
+		{[]string{"peek", address, "--key", `"a`}, "key: a double quote begins it, but no quoted text; use "},
 		{[]string{"status", "--address", otherAddr}, "the Caddy at " + otherAddr + " has no endpoint for rate limits: it runs without this module, or with an older version"},
 		{[]string{"status", "--config", off}, off + ": the admin endpoint is off, and a running Caddy can't be asked without it"},
 		{[]string{"status", "--config", "/nonexistent"}, "reading the config: open /nonexistent: no such file or directory"},
 		{[]string{"status", "--config", garbage}, garbage + ": not valid JSON; if it is in another format, name it with --adapter, such as --adapter caddyfile"},
-		{[]string{"status", "--config", garbage, "--adapter", "toml"}, `adapter: got "toml", want one that this Caddy has, such as caddyfile`},
-		{[]string{"status", "--adapter", "caddyfile"}, "adapter: got one without a config file, want --config with it"},
-		{[]string{"peek", address}, "got no LIMIT, want one, or --client-ip or --key to ask all limits"},
-		{[]string{"reset", address, "--yes"}, "got no LIMIT, want one, or --client-ip or --key to ask all limits"},
-		{[]string{"peek", address, "", "acme"}, "LIMIT: got an empty one, want one that the command limits lists, or none for all"},
-		{[]string{"peek", address, "tenant", "acme", "--key", "eu"}, "key: got KEY and --key, want one of them"},
-		{[]string{"peek", address, "tenant", "acme", "--client-ip", "192.0.2.1"}, "address: cannot be combined with limit and key"},
-		{[]string{"peek", address, "--client-ip", "me"}, "address: want an IP address or a prefix, such as "},
-		{[]string{"peek", address, "none", "x"}, "limit: the running config has no such limit, want api, api/search or tenant"},
-		{[]string{"peek", address, "tenant", "acme"}, "key: number of values: got 1, want 2, one for each placeholder in "},
-		{[]string{"peek", address, "api", "nobody"}, "key: want an IP address for {http.vars.client_ip}, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
+		{[]string{"status", "--config", garbage, "--adapter", "toml"}, `adapter: "toml" is not valid; use one that this Caddy has, such as caddyfile`},
+		{[]string{"status", "--adapter", "caddyfile"}, "adapter: needs a config file; use --config"},
+		{[]string{"peek", address}, "LIMIT: none given; use one, or --client-ip or --key to ask all limits"},
+		{[]string{"reset", address, "--yes"}, "LIMIT: none given; use one, or --client-ip or --key to ask all limits"},
+		{[]string{"peek", address, "", "acme"}, "LIMIT: empty; use one that the command limits lists, or none for all"},
+		{[]string{"peek", address, "tenant", "acme", "--key", "eu"}, "key: KEY can't be combined with --key; use one of them"},
+		{[]string{"peek", address, "tenant", "acme", "--client-ip", "192.0.2.1"}, "address: can't be combined with limit and key; use one of key and address"},
+		{[]string{"peek", address, "--client-ip", "me"}, "address: not valid; use an IP address or a prefix, such as "},
+		{[]string{"peek", address, "none", "x"}, "limit: the running config has no such limit; use api, api/search or tenant"},
+		{[]string{"peek", address, "tenant", "acme"}, "key: 1 values given; use 2, one for each placeholder in "},
+		{[]string{"peek", address, "api", "nobody"}, "key: not valid; use an IP address for {http.vars.client_ip}, or a prefix of 32 bits of IPv4 or 64 of IPv6"},
 		{[]string{"reset", address, "api", "127.0.0.1"}, "the input is not a terminal: add --yes to skip the confirmation"},
-		{[]string{"top", address, "--limit", "tenant"}, "limit: it does not track its keys, want one with track_top, such as track_top 100"},
-		{[]string{"top", address, "-n", "0"}, "n: want "},
-		{[]string{"top", address, "--by", "name"}, "by: want requests or denied"},
+		{[]string{"top", address, "--limit", "tenant"}, "limit: it does not track its keys; use one with track_top, such as track_top 100"},
+		{[]string{"top", address, "-n", "0"}, "n: not valid; use "},
+		{[]string{"top", address, "--by", "name"}, "by: not valid; use requests or denied"},
 		{[]string{"explain"}, "accepts between 1 and 3 arg(s), received 0"},
-		{[]string{"explain", "http://localhost:8080/"}, "config: got none, and there is no Caddyfile in the current directory, want --config with a file"},
-		{[]string{"explain", "-c", good, "/path"}, `URL: got "/path", want one such as https://example.com/search?q=x`},
-		{[]string{"explain", "-c", good, "ftp://localhost"}, `URL: got "ftp://localhost", want one such as https://example.com/search?q=x`},
-		{[]string{"explain", "-c", good, "A B", "http://localhost:8080/"}, `METHOD: got "A B", want one such as GET or POST`},
-		{[]string{"explain", "-c", good, "-H", "nothing", "http://localhost:8080/"}, `header: got "nothing", want a field such as 'X-Api-Key: abc'`},
-		{[]string{"explain", "-c", good, "-H", "A: b\nC: d", "http://localhost:8080/"}, `header: got "A: b\nC: d", want a field such as 'X-Api-Key: abc'`},
-		{[]string{"explain", "-c", good, "--client-ip", "me", "http://localhost:8080/"}, `client-ip: got "me", want an IP address`},
-		{[]string{"explain", "-c", bad, "http://localhost:8080/"}, `size: got "none", want a whole number`},
-		{[]string{"check", "-c", bad}, `size: got "none", want a whole number`},
+		{[]string{"explain", "http://localhost:8080/"}, "config: none given, and there is no Caddyfile in the current directory; use --config with a file"},
+		{[]string{"explain", "-c", good, "/path"}, `URL: "/path" is not valid; use one such as https://example.com/search?q=x`},
+		{[]string{"explain", "-c", good, "ftp://localhost"}, `URL: "ftp://localhost" is not valid; use one such as https://example.com/search?q=x`},
+		{[]string{"explain", "-c", good, "A B", "http://localhost:8080/"}, `METHOD: "A B" is not valid; use one such as GET or POST`},
+		{[]string{"explain", "-c", good, "-H", "nothing", "http://localhost:8080/"}, `header: "nothing" is not valid; use a field such as 'X-Api-Key: abc'`},
+		{[]string{"explain", "-c", good, "-H", "A: b\nC: d", "http://localhost:8080/"}, `header: "A: b\nC: d" is not valid; use a field such as 'X-Api-Key: abc'`},
+		{[]string{"explain", "-c", good, "--client-ip", "me", "http://localhost:8080/"}, `client-ip: "me" is not valid; use an IP address`},
+		{[]string{"explain", "-c", bad, "http://localhost:8080/"}, `size: "none" is not valid; use a whole number`},
+		{[]string{"check", "-c", bad}, `size: "none" is not valid; use a whole number`},
 		{[]string{"check", "-c", garbage}, garbage + ": not valid JSON"},
 	} {
 		r := runCommand(t, tc.args...)
@@ -404,13 +404,13 @@ func TestCommandsFindCaddyfile(t *testing.T) {
 	} {
 		got := runCommandIn(t, tc.dir, tc.args...)
 		if tc.want == "" {
-			got.want(t, 1, "Error: config: got none, and there is no Caddyfile in the current directory, want --config with a file\n")
+			got.want(t, 1, "Error: config: none given, and there is no Caddyfile in the current directory; use --config with a file\n")
 		} else if got.status != 0 || !strings.Contains(got.out, tc.want) {
 			t.Errorf("%s: got %+v, want %q", tc.name, got, tc.want)
 		}
 	}
 	runCommandIn(t, here, "check", "--config", file, "Other").want(t, 1,
-		"Error: config: got \"Other\" and --config \""+file+"\", want one of them\n")
+		"Error: config: \"Other\" can't be combined with --config \""+file+"\"; use one of them\n")
 }
 
 // TestCommandsEscapeKeys guards that keys, which clients choose, are escaped: they

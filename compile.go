@@ -172,7 +172,7 @@ func (d *draft) setPath() error {
 func (d *draft) addPaths() error {
 	for _, b := range d.rule.Buckets {
 		if d.paths[b.Path] {
-			return option.Errorf("name", "got %q for two limits of one block, want another for each", b.Path)
+			return option.Errorf("name", "%q is the name of two limits of one block; use another for one of them", b.Path)
 		}
 		d.paths[b.Path] = true
 	}
@@ -214,7 +214,7 @@ const (
 )
 
 // parseWhenFull parses the when_full option.
-func parseWhenFull(text string) (share bool, want string) {
+func parseWhenFull(text string) (share bool, use string) {
 	switch text {
 	case whenFullForget, whenFullShare:
 		return text == whenFullShare, ""
@@ -231,7 +231,7 @@ func (d *draft) setBounds() (err error) {
 		}
 		if d.rule.MaxKeys > d.compiler.maxKeys {
 			return option.Bad("max_keys", string(d.MaxKeys),
-				fmt.Sprintf("at most that of memory in the global option, %d", d.compiler.maxKeys))
+				fmt.Sprintf("at most %d, that of memory in the global option", d.compiler.maxKeys))
 		}
 	}
 	if d.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(d.WhenFull, whenFullForget), parseWhenFull); err != nil {

@@ -16,21 +16,21 @@ import (
 // least at once: it leases a quarter of the room, for two requests at least.
 const leastLeasable = 8
 
-// wantConsistency describes valid consistencies.
-const wantConsistency = "exact, or lease or eventual with a duration from 1ms to 1m, such as lease 100ms"
+// useConsistency describes valid consistencies.
+const useConsistency = "exact, or lease or eventual with a duration from 1ms to 1m, such as lease 100ms"
 
 // parseConsistency parses the consistency option.
-func parseConsistency(text string) (c limiter.Consistency, want string) {
+func parseConsistency(text string) (c limiter.Consistency, use string) {
 	words := strings.Fields(text)
 	if len(words) == 1 && words[0] == "exact" {
 		return c, ""
 	}
 	if len(words) != 2 {
-		return c, wantConsistency
+		return c, useConsistency
 	}
 	d, err := caddy.ParseDuration(words[1])
 	if err != nil || d < limiter.MinConsistency || d > limiter.MaxConsistency || d%time.Microsecond != 0 {
-		return c, wantConsistency
+		return c, useConsistency
 	}
 	switch words[0] {
 	case "lease":
@@ -38,7 +38,7 @@ func parseConsistency(text string) (c limiter.Consistency, want string) {
 	case "eventual":
 		return limiter.Eventual(d), ""
 	}
-	return c, wantConsistency
+	return c, useConsistency
 }
 
 // setConsistency sets who decides on the buckets of d. Unless it says so itself, that is as
@@ -52,19 +52,19 @@ func (d *draft) setConsistency() (err error) {
 			return err
 		}
 	}
-	reason := d.exactReason()
+	reason := d.mustBeExact()
 	for _, b := range d.rule.Buckets {
-		b.Leasable = reason == "" && exactReason(b, limiter.Lease(time.Second)) == ""
+		b.Leasable = reason == nil && mustBeExact(b, limiter.Lease(time.Second)) == nil
 	}
 	if d.consistency == (limiter.Consistency{}) {
 		return nil
 	}
 	for _, b := range d.rule.Buckets {
-		reason = cmp.Or(reason, exactReason(b, d.consistency))
+		reason = cmp.Or(reason, mustBeExact(b, d.consistency))
 	}
-	if reason != "" {
+	if reason != nil {
 		if d.Consistency != "" {
-			return option.Bad("consistency", d.Consistency, reason)
+			return option.Clash("consistency", d.Consistency, reason.with, reason.instead)
 		}
 		return nil
 	}
@@ -74,20 +74,20 @@ func (d *draft) setConsistency() (err error) {
 	return nil
 }
 
-// exactReason returns why b has to be exact, although its limit may be c, or "".
-func exactReason(b *rule.Bucket, c limiter.Consistency) string {
+// mustBeExact returns why b has to be exact, although its limit may be c, or nil.
+func mustBeExact(b *rule.Bucket, c limiter.Consistency) *clash {
 	if c.Validate(limiter.Limit{Algorithm: b.Counts}) != nil {
-		return "exact, as algorithm " + string(b.Limit.Algorithm) + " depends on each request"
+		return &clash{with: "algorithm " + string(b.Limit.Algorithm), instead: "use exact: it depends on each request"}
 	}
 	if b.Off || b.SizeIsDynamic() {
-		return ""
+		return nil
 	}
 	size, _, _ := b.EffectiveSize(nil) // it is complete
 	if c.IsEventual() && b.Counts.DripSize() == 0 && !b.Drip.IsDynamic() && b.Drip.Constant > size {
-		return "exact, or a drip_size of at most the size: what exceeds the limit drips as fast"
+		return &clash{with: "a drip_size above the size", instead: "use exact or a smaller drip_size: what exceeds the limit drips as fast"}
 	}
 	if c.IsLease() && (size < leastLeasable || !b.Cost.IsDynamic() && size/leastLeasable < b.Cost.Constant) {
-		return "exact, or a size of at least 8 times the cost in each of its buckets: of less nothing is leased"
+		return &clash{with: "a size below 8 times the cost", instead: "use exact, or a larger size in each of its buckets: nothing would be leased"}
 	}
-	return ""
+	return nil
 }

@@ -347,12 +347,12 @@ func TestConvertCommand(t *testing.T) {
 	for want, args := range map[string][]string{
 		"accepts 1 arg(s), received 0":                                           {},
 		"reading the file: open /nonexistent: no such file or directory":         {"/nonexistent"},
-		"descriptor: got \"a\", want a key and a placeholder, such as ":          {"--descriptor", "a", login},
+		"descriptor: \"a\" is not valid; use a key and a placeholder, such as ":  {"--descriptor", "a", login},
 		"empty: domain: none given; use ":                                        {write("empty", "")},
 		zones + ": a configuration of mholt/caddy-ratelimit needs no conversion": {zones},
 		"zones.json: a configuration of mholt/caddy-ratelimit needs no conv":     {write("zones.json", `{"rate_limits": {}}`)},
-		huge + ": want a file of at most 10 MiB":                                 {huge},
-		login + ": descriptor: got a placeholder for \"b\", want a key that the": {"--descriptor", "b={c}", login},
+		huge + ": too large; use a file of at most 10 MiB":                       {huge},
+		login + ": descriptor: no limit has the key \"b\"; use a key that the":   {"--descriptor", "b={c}", login},
 	} {
 		r := runCommand(t, append([]string{"convert"}, args...)...)
 		if r.status != 1 || r.out != "" || !strings.HasPrefix(r.errors, "Error: ") || strings.Count(r.errors, "\n") != 1 || !strings.Contains(r.errors, want) {

@@ -57,7 +57,7 @@ var homes = []*scope{limitScope, wholeScope, autoScope, zoneScope, zonesScope, d
 var otherWords = []struct {
 	in    []*scope
 	words string
-	want  string
+	use   string
 }{
 	{inLimits, "events max_events requests max_requests", "rate 10/1m, or put events and window into a zone"},
 	{inLimits, "average rps per_second", "rate 10/s"},
@@ -68,7 +68,7 @@ var otherWords = []struct {
 	{inLimits, "refill_rate", "drip_rate"},
 	{inLimits, "refill_size", "drip_size"},
 	{inLimits, "delay", "max_delay"},
-	{inLimits, "nodelay", "nothing for it: requests only wait with max_delay"},
+	{inLimits, "nodelay", "max_delay if requests are to wait, as without it none does"},
 	{inLimits, "max_concurrent limit_conn max_connections connections in_flight", "concurrency"},
 	{inLimits, "ban_duration ban_time bantime block block_duration", "ban 10m"},
 	{inLimits, "methods", "match method <method...>"},
@@ -85,7 +85,7 @@ var otherWords = []struct {
 	{[]*scope{limitScope}, "distributed storage", "redis in the global option, for all limits"},
 	{[]*scope{globalScope}, "distributed storage", "redis <address>"},
 	{inZones, "max max_events requests max_requests limit capacity tokens size", "events"},
-	{inZones, "burst nodelay", "nothing for it: a zone admits as many at once as events, and a limit as many as its size"},
+	{inZones, "burst nodelay", "events alone, as a zone admits that many at once"},
 	{inZones, "average rate rps", "events and window, such as events 10 and window 1m"},
 	{inZones, "duration interval period", "window"},
 	{inZones, "concurrency", "max_concurrent"},
@@ -107,15 +107,15 @@ func unknownOption(d *caddyfile.Dispenser, here *scope) error {
 			continue
 		}
 		if slices.Contains(o.in, here) {
-			return d.Errf("%s: unknown option; use %s", got, o.want)
+			return d.Errf("%s: unknown option; use %s", got, o.use)
 		}
-		elsewhere = cmp.Or(elsewhere, "want in "+o.in[0].place+": "+o.want)
+		elsewhere = cmp.Or(elsewhere, "in "+o.in[0].place+" use "+o.use)
 	}
 	if home := here.homeOf(word); home != nil {
-		return d.Errf("%s: got it in %s, want it in %s, see docs/directive.md", got, here.place, home.place)
+		return d.Errf("%s: not an option of %s; use it in %s, see docs/directive.md", got, here.place, home.place)
 	}
 	if elsewhere != "" && !slices.Contains(here.options, word) {
-		return d.Errf("%s: got it in %s, %s", got, here.place, elsewhere)
+		return d.Errf("%s: not an option of %s; %s", got, here.place, elsewhere)
 	}
 	meant := nearestOption(word, here.options)
 	if meant == "" && slices.Contains(here.options, "match") {
@@ -130,11 +130,11 @@ func unknownOption(d *caddyfile.Dispenser, here *scope) error {
 	return d.Errf("%s: unknown option; see docs/directive.md", got)
 }
 
-// wantOf returns what is written in a scope instead of a word from elsewhere, or "".
-func wantOf(word string, here *scope) string {
+// useInstead returns what is written in a scope instead of a word from elsewhere, or "".
+func useInstead(word string, here *scope) string {
 	for _, o := range otherWords {
 		if slices.Contains(o.in, here) && slices.Contains(strings.Fields(o.words), word) {
-			return o.want
+			return o.use
 		}
 	}
 	return ""
@@ -264,7 +264,7 @@ func nextArgs(d *caddyfile.Dispenser) []string {
 	return args
 }
 
-// ownLine is what is wanted of options that stand in one line.
+// ownLine is how to write options that stand in one line.
 const ownLine = "each option in a line of its own, as well as the } that ends the block"
 
 // inOneLine reports whether words look like several options in one line.

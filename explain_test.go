@@ -110,7 +110,7 @@ other        another handle block was chosen
 LIMIT  KEY                 COST  ALGORITHM     SIZE  RATE OR WINDOW
 api    192.0.2.1 (no key)     1  leaky_bucket   100  1 each 600ms
 
-The request is rejected with status 400: limit "api/search": cost: got "-1", want a whole number from {http.request.uri.query.pages}
+The request is rejected with status 400: limit "api/search": cost: "-1" from {http.request.uri.query.pages} is not valid; use a whole number
 
 NOT APPLIED  REASON
 admin        the request is rejected before

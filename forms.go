@@ -20,31 +20,31 @@ type form struct {
 	algorithms []rule.Algorithm // with which it is used
 	marks      []string         // the options that show that it is used; nil if none has to
 	takes      []string         // its options
-	want       string           // for errors: what is right instead of the options of another
+	use        string           // for errors: what to use instead of the options of another
 	makes      func(*draft) error
 }
 
 // forms are all ways. A limit uses the first that its algorithm and its options show.
 var forms = []form{
 	{
-		[]rule.Algorithm{rule.Concurrency}, nil, []string{"concurrency", "factor"},
-		"only concurrency, or a limit of its own for it", (*draft).setConcurrencyBucket,
+		[]rule.Algorithm{rule.Concurrency}, []string{"concurrency"}, []string{"concurrency", "factor"},
+		"a limit of its own for it", (*draft).setConcurrencyBucket,
 	},
 	{
 		[]rule.Algorithm{rule.FixedWindow}, nil, []string{"size", "window", "window_start", "period", "factor"},
-		"only size and window, or size and period, with algorithm fixed_window", (*draft).setWindowBucket,
+		"only size and window, or size and period", (*draft).setWindowBucket,
 	},
 	{
 		[]rule.Algorithm{rule.SlidingWindow}, nil, []string{"size", "window", "factor"},
-		"only size and window with algorithm sliding_window", (*draft).setWindowBucket,
+		"only size and window", (*draft).setWindowBucket,
 	},
 	{
 		[]rule.Algorithm{rule.SlidingLog}, nil, []string{"size", "window", "factor"},
-		"only size and window with algorithm sliding_log", (*draft).setWindowBucket,
+		"only size and window", (*draft).setWindowBucket,
 	},
 	{
 		[]rule.Algorithm{rule.WarmUp}, nil, []string{"rate", "warm_up", "cold_factor"},
-		"only rate, warm_up and cold_factor with algorithm warm_up", (*draft).setWarmUpBucket,
+		"only rate, warm_up and cold_factor", (*draft).setWarmUpBucket,
 	},
 	{
 		[]rule.Algorithm{rule.LeakyBucket, rule.TokenBucket}, []string{"rate"}, []string{"rate", "size", "factor"},
@@ -84,7 +84,7 @@ func (d *draft) setBuckets() error {
 func (d *draft) setAlgorithm() (err error) {
 	if d.Concurrency != "" {
 		if d.rule.Algorithm = rule.Concurrency; d.Algorithm != "" {
-			return option.Bad("algorithm", d.Algorithm, "none with concurrency")
+			return option.Clash("algorithm", d.Algorithm, "concurrency", "use one of them")
 		}
 		return nil
 	}
@@ -117,11 +117,11 @@ func (f *form) check(d *draft) error {
 		switch o := d.firstSet(name); {
 		case o == nil:
 		case d.rule.Algorithm != rule.Concurrency && !slices.Contains(of, string(rule.LeakyBucket)) && !slices.Contains(of, string(d.rule.Algorithm)):
-			return option.Bad(name, o.Text, "algorithm "+option.InWords(of, "or")+" with it")
+			return option.Needs(name, o.Text, "algorithm "+option.InWords(of, "or"))
 		case f.marks != nil:
-			return option.Errorf(name, "got %q together with %s, want %s", o.Text, d.firstSet(f.marks...).Option, f.want)
+			return option.Clash(name, o.Text, d.firstSet(f.marks...).Option, "use "+f.use)
 		default:
-			return option.Bad(name, o.Text, f.want)
+			return option.Clash(name, o.Text, "algorithm "+string(d.rule.Algorithm), "use "+f.use)
 		}
 	}
 	return nil
@@ -151,11 +151,11 @@ func (d *draft) setDripBucket() (err error) {
 func (d *draft) setGroup() error {
 	for _, name := range needBucket {
 		if o := d.setting(name); o != nil {
-			return option.Bad(o.Option, o.Text, "a size with it")
+			return option.Needs(o.Option, o.Text, "a size")
 		}
 	}
 	if len(d.Limits) == 0 {
-		return errors.New("it sets no limit, want rate, size, max or nested limits")
+		return errors.New("it sets no limit; use rate, size, max or nested limits")
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (d *draft) setRateBucket() error {
 	}
 	numbers, err := r.Limit(size)
 	if err != nil {
-		return option.Errorf("rate", "got %q, want another rate or size: %v", string(d.Rate), err)
+		return option.Bad("rate", string(d.Rate), fmt.Sprintf("another rate or size: %v", err))
 	}
 	b.Rate = option.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
 	b.Drip = option.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
@@ -194,7 +194,7 @@ func (d *draft) rate() (option.Rate, error) {
 	text := string(d.Rate)
 	if resolved, err := d.resolve("rate", text); err == nil && option.IsTemplate(resolved) {
 		return option.Rate{}, option.Bad("rate", text,
-			"one that does not depend on the request; a size may, such as size {vars.plan_size} with drip_rate 1s")
+			"one that does not depend on the request, or a size that does, such as size {vars.plan_size} with drip_rate 1s")
 	}
 	return option.Parse(d.resolve, "rate", text, option.ParseRate)
 }
@@ -203,17 +203,13 @@ func (d *draft) rate() (option.Rate, error) {
 // and min_interval: one that holds max units and drips one at a time, max of them
 // per duration, and one that holds a single unit for the interval.
 func (d *draft) setLegacyBuckets() error {
-	first := d.firstSet("max", "duration", "min_interval")
-	missing := ""
 	switch {
+	case d.Max == "" && d.Duration == "":
+		return option.Needs("min_interval", string(d.MinInterval), "max and duration; for an interval alone use size 1 and drip_rate <interval>")
 	case d.Max == "":
-		missing = "max"
+		return option.Needs("duration", string(d.Duration), "max")
 	case d.Duration == "":
-		missing = "duration"
-	}
-	if missing != "" {
-		return option.Errorf(first.Option, "got %q without %s, want max and duration; "+
-			"for an interval alone write size 1 and drip_rate <interval>", first.Text, missing)
+		return option.Needs("max", string(d.Max), "duration")
 	}
 	most, err := option.Parse(d.resolve, "max", string(d.Max), option.Units)
 	if err != nil {
@@ -225,7 +221,7 @@ func (d *draft) setLegacyBuckets() error {
 	}
 	micros := duration.Microseconds()
 	if most > micros {
-		return option.Bad("max", string(d.Max), fmt.Sprintf("at most one for each microsecond of the duration, %d", micros))
+		return option.Bad("max", string(d.Max), fmt.Sprintf("at most %d, one for each microsecond of the duration", micros))
 	}
 	rate := time.Duration((micros+most-1)/most) * time.Microsecond
 	b := constantBucket(d.rule.Path, most, rate)
@@ -277,15 +273,15 @@ func (d *draft) setConcurrencyBucket() error {
 func (d *draft) setWindowBucket() error {
 	switch {
 	case d.Size == "":
-		return option.Bad("algorithm", d.Algorithm, "a size with it, the most units in a window")
+		return option.Needs("algorithm", d.Algorithm, "a size, the most units in a window")
 	case d.Window == "" && d.rule.Algorithm.Slides():
-		return option.Bad("algorithm", d.Algorithm, "a window with it")
+		return option.Needs("algorithm", d.Algorithm, "a window")
 	case d.Window == "" && d.Period == "":
-		return option.Bad("algorithm", d.Algorithm, "a window or a period with it")
+		return option.Needs("algorithm", d.Algorithm, "a window or a period")
 	case d.Window != "" && d.Period != "":
-		return option.Bad("period", d.Period, "either a window or a period")
+		return option.Clash("period", d.Period, "window", "use one of them")
 	case d.WindowStart != "" && d.Period != "":
-		return option.Bad("window_start", d.WindowStart, "no period with it: periods begin as the calendar says")
+		return option.Clash("window_start", d.WindowStart, "period", "remove it: periods begin as the calendar says")
 	}
 	b := &rule.Bucket{Path: d.rule.Path, Counts: d.rule.Algorithm.InStore()}
 	b.Drip = option.Value[int64]{Option: "size", Constant: b.Counts.DripSize()}
@@ -314,9 +310,9 @@ func (d *draft) setWindowBucket() error {
 func (d *draft) setWarmUpBucket() error {
 	switch {
 	case d.Rate == "":
-		return option.Bad("algorithm", d.Algorithm, "a rate with it, such as 10/1s")
+		return option.Needs("algorithm", d.Algorithm, "a rate, such as 10/1s")
 	case d.WarmUp == "":
-		return option.Bad("algorithm", d.Algorithm, "a warm_up with it, the time until it admits the whole rate")
+		return option.Needs("algorithm", d.Algorithm, "a warm_up, the time until it admits the whole rate")
 	}
 	r, err := d.rate()
 	if err != nil {
@@ -339,8 +335,8 @@ func (d *draft) setWarmUpBucket() error {
 
 // parseColdFactor parses the cold_factor option.
 func parseColdFactor(text string) (option.Factor, string) {
-	f, want := option.ParseFactor(text)
-	if want != "" || f < 1e6 || f > bucket.MaxColdFactor*1e6 || f%1000 != 0 {
+	f, use := option.ParseFactor(text)
+	if use != "" || f < 1e6 || f > bucket.MaxColdFactor*1e6 || f%1000 != 0 {
 		return 0, fmt.Sprintf("a decimal from 1 to %d with at most 3 digits after the point, such as 3", bucket.MaxColdFactor)
 	}
 	return f, ""
@@ -356,7 +352,7 @@ const (
 func (l *Limit) startOfWindows() string { return cmp.Or(l.WindowStart, windowStartClock) }
 
 // parseWindowStart parses the window_start option.
-func parseWindowStart(text string) (clock bool, want string) {
+func parseWindowStart(text string) (clock bool, use string) {
 	switch text {
 	case windowStartClock, windowStartFirst:
 		return text == windowStartClock, ""

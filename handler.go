@@ -229,7 +229,7 @@ func newFamilies(words []string) (outcome.Families, error) {
 	if len(words) == 0 {
 		return outcome.XRateLimit, nil
 	}
-	const want = "x-ratelimit, github, ratelimit-11, fill, or off alone"
+	const use = "x-ratelimit, github, ratelimit-11, fill, or off alone"
 	var set outcome.Families
 	for i, word := range words {
 		var family outcome.Families
@@ -244,16 +244,16 @@ func newFamilies(words []string) (outcome.Families, error) {
 			family = outcome.Fill
 		case "off":
 			if len(words) > 1 {
-				return 0, option.Bad("headers", strings.Join(words, " "), want)
+				return 0, option.Bad("headers", strings.Join(words, " "), use)
 			}
 		default:
-			return 0, option.Bad("headers", word, want)
+			return 0, option.Bad("headers", word, use)
 		}
 		switch {
 		case slices.Contains(words[:i], word):
 			return 0, option.Errorf("headers", "duplicate %q", word)
 		case set&family != 0:
-			return 0, option.Errorf("headers", "got x-ratelimit and github, want one of them: both set X-RateLimit-Reset")
+			return 0, option.Errorf("headers", "x-ratelimit can't be combined with github; use one of them: both set X-RateLimit-Reset")
 		}
 		set |= family
 	}
@@ -264,7 +264,7 @@ func newFamilies(words []string) (outcome.Families, error) {
 }
 
 // parseBody parses the body option.
-func parseBody(text string) (bare bool, want string) {
+func parseBody(text string) (bare bool, use string) {
 	switch text {
 	case "on", "off":
 		return text == "off", ""

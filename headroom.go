@@ -27,7 +27,7 @@ func (d *draft) setHeadroom() (err error) {
 			return err
 		}
 		if d.MaxDelay == "" {
-			return option.Bad("max_waiting", string(d.MaxWaiting), "max_delay with it")
+			return option.Needs("max_waiting", string(d.MaxWaiting), "max_delay")
 		}
 	}
 	if d.MaxDelay != "" {
@@ -46,9 +46,9 @@ func (d *draft) checkLine() error {
 	case d.MaxDelay == "" || !d.rule.Settlement.InProgress:
 		return nil
 	case d.accounting != rule.Atomic:
-		return option.Bad("max_delay", string(d.MaxDelay), "accounting atomic with concurrency: others would charge a request each time that it asks for a place")
+		return option.Needs("max_delay", string(d.MaxDelay), "accounting atomic with concurrency: others would charge a request each time that it asks for a place")
 	case d.countsDenied:
-		return option.Bad("max_delay", string(d.MaxDelay), "no count_denied in the same block: it would count a request each time that it asks for a place")
+		return option.Clash("max_delay", string(d.MaxDelay), "count_denied in one block", "remove count_denied: it would count a request each time that it asks for a place")
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // setInLine sets what stands beside the directive: a name, a key and a rate, in any order.
-// If it can't, it returns the words that are wrong, and what is wanted instead.
-func (l *Limit) setInLine(args []string) (got, want string) {
+// If it can't, it returns the words that are wrong, and what to use instead.
+func (l *Limit) setInLine(args []string) (got, use string) {
 	got = strings.Join(args, " ")
 	var words []string // that are neither a key nor a rate
 	for i := 0; i < len(args); i++ {
@@ -39,14 +39,14 @@ func (l *Limit) setInLine(args []string) (got, want string) {
 	case len(words) == 0:
 		return "", ""
 	case isMatcherToken(words[0]), slices.ContainsFunc(words, isMatcherToken) && matcherOption(words) == "":
-		return got, `one matcher, before all else; for several paths "match path /a /b" in a block`
+		return got, `one matcher, before all else, or for several paths "match path /a /b" in a block`
 	case len(words) > 1 || strings.Contains(words[0], "=") || optionsIn(args) != nil:
 		if lines := l.linesOf(args, words); len(lines) > 0 || len(words) > 1 {
-			return got, wantInBlock(lines)
+			return got, inBlock(lines)
 		}
 	}
-	if want := l.insteadOf(words[0]); want != "" {
-		return words[0], want
+	if use := l.insteadOf(words[0]); use != "" {
+		return words[0], use
 	}
 	l.Name = words[0]
 	return "", ""
@@ -73,14 +73,14 @@ func wordsOfRate(args []string) int {
 	return 3
 }
 
-// wantInBlock returns what is wanted instead of words that are no use beside the directive:
-// lines of its block.
-func wantInBlock(lines []string) string {
-	want := "at most a name, a key and a rate, and options in a block with a line for each"
+// inBlock returns what to use instead of words that are no use beside the directive: lines
+// of its block.
+func inBlock(lines []string) string {
+	use := "at most a name, a key and a rate, and a block with a line for each option"
 	if len(lines) == 0 {
-		return want
+		return use
 	}
-	return want + ": " + quotedLines(lines)
+	return use + ": " + quotedLines(lines)
 }
 
 // quotedLines returns lines as an error names them.
@@ -157,7 +157,7 @@ func optionsIn(words []string) (lines []string) {
 	for _, word := range split {
 		if name := optionMeant(word); name != "" {
 			lines = append(lines, name)
-		} else if wantOf(plainWord(word), blockScope) == "" {
+		} else if useInstead(plainWord(word), blockScope) == "" {
 			lines[len(lines)-1] += " " + word
 		}
 	}
@@ -169,32 +169,32 @@ func optionMeant(word string) string {
 	if slices.Contains(limitOptions, word) {
 		return word
 	}
-	if want := wantOf(plainWord(word), blockScope); slices.Contains(limitOptions, want) {
-		return want
+	if use := useInstead(plainWord(word), blockScope); slices.Contains(limitOptions, use) {
+		return use
 	}
 	return ""
 }
 
-// insteadOf returns what is wanted instead of a word that can't be the name of a limit, or
+// insteadOf returns what to use instead of a word that can't be the name of a limit, or
 // "". A word that is one beside a block may be meant otherwise if nothing but a rate is there.
 func (l *Limit) insteadOf(word string) string {
-	switch want := wantOf(plainWord(word), blockScope); {
+	switch use := useInstead(plainWord(word), blockScope); {
 	case otherStatus.MatchString(word):
 		return quotedLines([]string{"status " + word}) + " in a block"
 	case otherNumber.MatchString(word) && l.Rate == "":
 		return "a name, or a rate such as " + word + "/s"
 	case otherNumber.MatchString(word):
-		return quotedLines([]string{"max_keys " + word}) + " in a block, if it is for how many keys there is room, or a name"
+		return quotedLines([]string{"max_keys " + word}) + " in a block to set how many keys there may be, or a name"
 	case l.Rate == "":
 		return ""
 	case otherSize.MatchString(word):
-		return "it left out, or a name: buckets get the memory that they need"
+		return "a name, or nothing: memory is used as needed"
 	case slices.Contains(blockScope.options, word):
 		return "another name, or the option " + word + " in a block"
-	case slices.Contains(limitOptions, want):
-		return "another name, or the option " + want + " in a block"
-	case want != "":
-		return "another name, or in a block " + want
+	case slices.Contains(limitOptions, use):
+		return "another name, or the option " + use + " in a block"
+	case use != "":
+		return "another name, or in a block " + use
 	}
 	return ""
 }
@@ -203,7 +203,7 @@ func (l *Limit) insteadOf(word string) string {
 // names, as of a limit for all requests that has others within it.
 var oneForAll = []string{"all", "everyone", "global", "static"}
 
-// insteadOfName returns what is wanted instead of a name that says by what to limit, while no
+// insteadOfName returns what to use instead of a name that says by what to limit, while no
 // key does, or "". besideRate tells that the name stands beside the rate.
 func (l *Limit) insteadOfName(besideRate bool) string {
 	if l.Key != "" || l.isGroup() {

@@ -748,7 +748,7 @@ func checkStoredAgain(t *testing.T, config []byte) (found int) {
 }
 
 // wantAddress is what errors say of an address.
-const wantAddress = `want a host, host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
+const wantAddress = `is not valid; use a host, host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
 
 // bucketAt returns the bucket of a path in the running config.
 func bucketAt(t testing.TB, path string) *rule.Bucket {

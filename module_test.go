@@ -79,7 +79,7 @@ func TestTakenName(t *testing.T) {
 				t.Fatal(err)
 			}
 			adapt := caddytest.Command(t.Context(), "adapt", "--config", file)
-			if text, err := adapt.CombinedOutput(); err == nil || !strings.Contains(string(text), "redis_rate_limit: got ") {
+			if text, err := adapt.CombinedOutput(); err == nil || !strings.Contains(string(text), `redis_rate_limit: \"a b\" is not valid`) {
 				t.Errorf("a wrong directive: %v\n%s", err, text)
 			}
 			p.Stop()

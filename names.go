@@ -93,7 +93,7 @@ func (n *caddyfileNames) addWithin(config json.RawMessage) {
 func (n *caddyfileNames) name(h *Handler, l *Limit, at caddyfile.Token) error {
 	for name := range h.names() {
 		if place := n.given[name]; place != "" {
-			return option.Bad("name", name, "another, as the limit without a name"+place+" has this one, or a name for that")
+			return option.Errorf("name", "%q is taken by the limit without a name%s; use another, or give that one a name", name, place)
 		}
 		n.own = append(n.own, name)
 	}

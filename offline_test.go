@@ -111,7 +111,7 @@ func TestOfflineMeetsLimits(t *testing.T) {
 		{"named matcher", "@m header X-A b\nrate_limit @m a {\nrate 5/1s\n}\n", "/", []string{"X-A: b"}, "a=192.0.2.1"},
 		{"regexp capture", "@m path_regexp id ^/u/(.*)$\nrate_limit @m a {\nrate 5/1s\nkey {re.id.1}\n}\n", "/u/7", nil, "a=7"},
 		{"invoke", "invoke shared\n", "/", nil, "shared=192.0.2.1"},
-		{"bad cost", dryLimit("a", "cost {header.X-Cost}"), "/", []string{"X-Cost: none"}, `error: limit "a": cost: got 4 bytes that are not shown, want a whole number from {http.request.header.X-Cost}`},
+		{"bad cost", dryLimit("a", "cost {header.X-Cost}"), "/", []string{"X-Cost: none"}, `error: limit "a": cost: text of 4 bytes from {http.request.header.X-Cost} is not valid; use a whole number`},
 		{"original method", dryLimit("a", "key {http.request.orig_method}"), "/", nil, "a=GET"},
 		{"local address", dryLimit("a", "key {http.request.local.port}"), "/", nil, "a=8080"},
 	} {

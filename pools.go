@@ -13,7 +13,7 @@ func (d *draft) setPool() error {
 	d.rule.Borrow, d.rule.OwnCost = d.Borrow, d.Cost != "" || d.Concurrency != ""
 	if d.Pool {
 		if d.Borrow == "" && !slices.ContainsFunc(d.siblings, func(other *Limit) bool { return d.lendsTo(other) }) {
-			return option.Bad("pool", "true", "a limit in the same block with borrow and its name")
+			return option.Needs("pool", "", "a limit in the same block that borrows from it")
 		}
 		return nil
 	}
@@ -27,9 +27,9 @@ func (d *draft) setPool() error {
 	case d.siblings[i] == d.Limit:
 		return option.Bad("borrow", d.Borrow, "another limit in the same block, with pool")
 	case !d.siblings[i].Pool:
-		return option.Bad("borrow", d.Borrow, "pool in that limit")
+		return option.Needs("borrow", d.Borrow, "pool in that limit")
 	case d.siblings[i].DryRun != d.DryRun && (d.parent == nil || !d.parent.rule.DryRun):
-		return option.Bad("borrow", d.Borrow, "dry_run in both limits, or in neither")
+		return option.Needs("borrow", d.Borrow, "dry_run in both limits, or in neither")
 	}
 	return nil
 }

@@ -112,7 +112,7 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 			return opt, nil, err
 		}
 		if inAddress != 0 && opt.DB != inAddress {
-			return opt, nil, option.Bad("db", string(rd.DB), fmt.Sprintf("none, or %d as in the address", inAddress))
+			return opt, nil, option.Clash("db", string(rd.DB), fmt.Sprintf("%d in the address", inAddress), "use one of them")
 		}
 	}
 	opt.Cluster = rd.Cluster || len(opt.Addresses) > 1 && rd.MasterName == ""
@@ -137,11 +137,11 @@ func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 
 // parseDB parses a database number.
 func parseDB(text string) (int, string) {
-	n, want := option.Integer(0, limiter.RedisMaxDB)(text)
-	if want != "" {
-		want = fmt.Sprintf("the number of a database, from 0 to %d", limiter.RedisMaxDB)
+	n, use := option.Integer(0, limiter.RedisMaxDB)(text)
+	if use != "" {
+		use = fmt.Sprintf("the number of a database, from 0 to %d", limiter.RedisMaxDB)
 	}
-	return n, want
+	return n, use
 }
 
 // parseTimeout parses how long a request may wait.
@@ -171,14 +171,14 @@ func (rd *Redis) resolveStrings(repl *caddy.Replacer, opt *limiter.RedisOptions)
 			continue
 		}
 		if *o.set != "" {
-			return fmt.Errorf("%s: also set in the address, set it once", o.name)
+			return fmt.Errorf("%s: also in the address; use one of them", o.name)
 		}
 		var err error
 		if *o.set, err = resolve(repl, o.text, nil); err != nil {
 			return fmt.Errorf("%s: %w", o.name, err)
 		}
 		if n := len(*o.set); n > limiter.RedisMaxText {
-			return fmt.Errorf("%s: got %d bytes, want at most %d", o.name, n, limiter.RedisMaxText)
+			return fmt.Errorf("%s: %d bytes are too many; use at most %d", o.name, n, limiter.RedisMaxText)
 		}
 	}
 	return nil
@@ -186,8 +186,7 @@ func (rd *Redis) resolveStrings(repl *caddy.Replacer, opt *limiter.RedisOptions)
 
 // errUnknown is the error of an unknown placeholder. It does not show its name,
 // which may be part of a password that contains braces.
-var errUnknown = errors.New(`got a placeholder that is unknown here, ` +
-	`want {env.*}, {file.*} or {system.*}, or \{ and \} for braces`)
+var errUnknown = errors.New(`a placeholder is unknown here; use {env.*}, {file.*} or {system.*}, or \{ and \} for braces`)
 
 // resolve resolves the placeholders in text, none of which may be empty. The values
 // are passed through escape unless it is nil.
@@ -196,7 +195,7 @@ func resolve(repl *caddy.Replacer, text string, escape func(string) string) (str
 		value := caddy.ToString(v)
 		switch {
 		case value == "" && placeholder.IsGlobal(name):
-			return nil, fmt.Errorf("evaluated placeholder {%s} is empty", name)
+			return nil, fmt.Errorf("{%s} is empty; give it a value", name)
 		case value == "":
 			return nil, errUnknown
 		case escape != nil:
@@ -208,26 +207,26 @@ func resolve(repl *caddy.Replacer, text string, escape func(string) string) (str
 
 // checkConflicts returns an error if options contradict each other.
 func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form addressForm) error {
-	const onSocket = "not supported with a unix socket, only with host:port or such a URL"
+	const socket, others = "a unix socket", "use host:port, or a redis:// or rediss:// URL"
 	switch {
 	case form == formUnix && rd.MasterName != "":
-		return errors.New("master_name: " + onSocket)
+		return option.Clash("master_name", "", socket, others)
 	case form == formUnix && rd.Cluster:
-		return errors.New("cluster: " + onSocket)
+		return option.Clash("cluster", "", socket, others)
 	case form == formUnix && rd.TLS != nil:
-		return errors.New("tls: " + onSocket)
+		return option.Clash("tls", "", socket, "use host:port, or a rediss:// URL")
 	case form == formUnix && len(opt.Addresses) > 1:
-		return fmt.Errorf("addresses: got %d unix sockets, want one alone", len(opt.Addresses))
+		return fmt.Errorf("addresses: %d unix sockets given; use one", len(opt.Addresses))
 	case form == formRedis && rd.TLS != nil:
-		return errors.New("tls: got it with a redis:// URL, want rediss:// or host:port")
+		return option.Clash("tls", "", "a redis:// URL", "use host:port, or a rediss:// URL")
 	case rd.MasterName != "" && rd.Cluster:
-		return errors.New("cluster: cannot be combined with master_name")
+		return option.Clash("cluster", "", "master_name", "use one of them")
 	case rd.MasterName == "" && rd.SentinelUsername != "":
-		return errors.New("sentinel_username: got it without master_name, want both or username")
+		return option.Needs("sentinel_username", "", "master_name; for Redis itself use username")
 	case rd.MasterName == "" && rd.SentinelPassword != "":
-		return errors.New("sentinel_password: got it without master_name, want both or password")
+		return option.Needs("sentinel_password", "", "master_name; for Redis itself use password")
 	case opt.Cluster && opt.DB != 0:
-		return option.Bad("db", strconv.Itoa(opt.DB), "none with a cluster, which has only 0")
+		return option.Clash("db", strconv.Itoa(opt.DB), "a cluster", "remove it: a cluster has only database 0")
 	}
 	return nil
 }
@@ -318,7 +317,7 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 	case n == 0:
 		return "", errors.New("addresses: none given; use at least one")
 	case n > limiter.RedisMaxAddresses:
-		return "", fmt.Errorf("addresses: got %d, want at most %d, the others are discovered", n, limiter.RedisMaxAddresses)
+		return "", fmt.Errorf("addresses: %d are too many; use at most %d, as the others are discovered", n, limiter.RedisMaxAddresses)
 	}
 	port := "6379"
 	if rd.MasterName != "" {
@@ -336,16 +335,16 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 		login := a.username != "" || a.password != "" || a.db != 0
 		switch {
 		case a.form != first:
-			return "", fmt.Errorf("addresses: got %s together with %s, want one form", a.form, first)
+			return "", fmt.Errorf("addresses: %s can't be combined with %s; use one form", a.form, first)
 		case slices.Contains(opt.Addresses, a.server):
 			return "", option.Bad("addresses", redisaddr.WithoutPassword(text), "each server once")
 		case rd.MasterName != "" && login:
 			return "", option.Bad("address", redisaddr.WithoutPassword(text),
-				"a sentinel's without user, password and database, which are options of their own")
+				"the address of a sentinel without user, password and database, which are options of their own")
 		case a.username != "" && opt.Username != "" && a.username != opt.Username:
-			return "", errors.New("username: got several in the addresses, want one")
+			return "", errors.New("username: several in the addresses; use one")
 		case a.password != "" && opt.Password != "" && a.password != opt.Password:
-			return "", errors.New("password: got several in the addresses, want one")
+			return "", errors.New("password: several in the addresses; use one")
 		}
 		opt.Addresses = append(opt.Addresses, a.server)
 		opt.Username = cmp.Or(a.username, opt.Username)

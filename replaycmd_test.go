@@ -214,7 +214,7 @@ func TestReplayOverwrites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const other, input = "which is not a report of a replay, want a new file", "which is read as a config or a log, want another file"
+	const other, input = "is not a report of a replay; use a new file", "is read as a config or a log; use another file"
 	for _, tc := range []struct{ name, file, want string }{
 		{"the log", log, input},
 		{"a link to the log", link, input},
@@ -262,15 +262,15 @@ func TestReplayRefuses(t *testing.T) {
 		want string
 	}{
 		{"no log", []string{"--config", config}, "requires at least 1 arg"},
-		{"no config", []string{log}, "config: got none, and there is no Caddyfile in the current directory, want --config with a file"},
+		{"no config", []string{log}, "config: none given, and there is no Caddyfile in the current directory; use --config with a file"},
 		{"missing config", []string{"--config", "missing", log}, "missing: no such file"},
 		{"bad config", []string{"--config", log, log}, "not valid JSON"},
 		{"missing log", []string{"--config", config, "missing"}, "missing: no such file"},
-		{"directory", []string{"--config", config, tempDir(t)}, "it is a directory, want a file"},
-		{"bad format", []string{"--config", config, "--format", "xml", log}, `format: got "xml", want auto, json, common or combined`},
-		{"bad target", []string{"--config", config, "--target", "120%", log}, `target: got "120%", want a share from 0 to less than 1`},
+		{"directory", []string{"--config", config, tempDir(t)}, "it is a directory; use a file"},
+		{"bad format", []string{"--config", config, "--format", "xml", log}, `format: "xml" is not valid; use auto, json, common or combined`},
+		{"bad target", []string{"--config", config, "--target", "120%", log}, `target: "120%" is not valid; use a share from 0 to less than 1`},
 		{"bad report", []string{"--config", config, "--html", "missing/x.html", log}, "html: open missing/x.html: no such file"},
-		{"standard input twice", []string{"--config", config, "-", "-"}, "logs: got standard input twice, want it once"},
+		{"standard input twice", []string{"--config", config, "-", "-"}, "logs: standard input is given twice; use it once"},
 		{"nothing used", []string{"--config", config, "--format", "combined", log}, "no line of the logs could be replayed"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -370,7 +370,7 @@ func TestReplayClients(t *testing.T) {
 		}
 	}
 	got := runCommand(t, "replay", "--config", configFile(t, replaySite), logFile(t, lines("CLIENT 10.0.0.1 - -")))
-	if got.status != 1 || got.out != "" || strings.Count(got.errors, "\n") != 1 || !strings.Contains(got.errors, `got lines that begin with "192.0.2.0 10.0.0.1 - -", of which several may be the client's address, want`) {
+	if got.status != 1 || got.out != "" || strings.Count(got.errors, "\n") != 1 || !strings.Contains(got.errors, `lines begin with "192.0.2.0 10.0.0.1 - -", of which several may be the client's address; use`) {
 		t.Errorf("with two addresses: got %+v", got)
 	}
 }

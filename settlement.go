@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"encoding/json"
 	"strconv"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
@@ -29,7 +28,7 @@ func (d *draft) setSettlement() error {
 		return nil
 	}
 	if !d.rule.Settlement.Holds() && !d.isGroup() {
-		return option.Bad("hold", d.Hold, "count or actual_cost with it, as other limits hold nothing")
+		return option.Needs("hold", d.Hold, "count or actual_cost: other limits hold nothing")
 	}
 	var err error
 	d.rule.Settlement.HoldOff, err = option.ParseConstant("hold", d.Hold, parseHold)
@@ -37,19 +36,10 @@ func (d *draft) setSettlement() error {
 }
 
 // parseHold parses the hold option.
-func parseHold(text string) (off bool, want string) {
+func parseHold(text string) (off bool, use string) {
 	switch text {
 	case "on", "off":
 		return text == "off", ""
 	}
 	return false, "on or off"
-}
-
-// countText returns the count option as text.
-func (l *Limit) countText() string {
-	if l.Count == nil {
-		return ""
-	}
-	text, _ := json.Marshal(l.Count) // which has only strings and numbers
-	return string(text)
 }

@@ -21,7 +21,7 @@ func newestApp() *App {
 }
 
 // parseMetrics parses the metrics option.
-func parseMetrics(text string) (on bool, want string) {
+func parseMetrics(text string) (on bool, use string) {
 	switch text {
 	case "on", "off":
 		return text == "on", ""

@@ -1,8 +1,6 @@
 package ratelimit
 
 import (
-	"cmp"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
@@ -10,58 +8,58 @@ import (
 // clash is an option that does not go with something else: another option, one of its values,
 // or what stands beside the limit or within it.
 type clash struct {
-	option string // as it is called in a config
-	with   string // what it does not go with, see draft.has
-	want   string // what to write instead, and why
+	option  string // as it is called in a config
+	with    string // what it does not go with, see draft.has
+	instead string // what to do about it, and why, as in option.Clash
 }
 
 // clashes are all of them. They are looked for in this order.
 var clashes = []clash{
-	{"soft", "concurrency", "only concurrency, or a limit of its own for it"},
-	{"count_denied", "concurrency", "none with concurrency, as denied requests are not in progress"},
-	{"hold", "concurrency", "no concurrency with it, which counts what requests hold"},
-	{"count", "concurrency", "no concurrency with it, which counts requests in progress whatever comes of them"},
-	{"actual_cost", "concurrency", "no concurrency with it, which counts requests in progress whatever they cost"},
+	{"soft", "concurrency", "use a limit of its own for it"},
+	{"count_denied", "concurrency", "remove it: denied requests are not in progress"},
+	{"hold", "concurrency", "remove it: requests in progress are held in any case"},
+	{"count", "concurrency", "use a limit of its own for it: requests in progress count whatever their responses are"},
+	{"actual_cost", "concurrency", "use a limit of its own for it: requests in progress count whatever they cost"},
 
-	{"cost", "concurrency auto", "none with concurrency auto, which counts requests"},
-	{"factor", "concurrency auto", "none with concurrency auto, but another latency"},
-	{"max_keys", "concurrency auto", "none with concurrency auto, which has room for 1000 keys"},
-	{"when_full", "concurrency auto", "none with concurrency auto, where keys beyond 1000 share"},
-	{"track_top", "concurrency auto", "none with concurrency auto; track those of a limit with a rate"},
-	{"borrow", "concurrency auto", "none with concurrency auto, which has nothing to wait for in a pool"},
-	{"pool", "concurrency auto", "none with concurrency auto, as nobody knows what is to spare; low and high say who comes first"},
-	{"limit", "concurrency auto", "no limits within concurrency auto, put them beside it"},
+	{"cost", "concurrency auto", "remove it: each request counts once"},
+	{"factor", "concurrency auto", "use another latency instead"},
+	{"max_keys", "concurrency auto", "remove it: there is room for 1000 keys"},
+	{"when_full", "concurrency auto", "remove it: keys beyond the first 1000 share"},
+	{"track_top", "concurrency auto", "use it in a limit with a rate"},
+	{"borrow", "concurrency auto", "remove it: no pool makes the upstream faster"},
+	{"pool", "concurrency auto", "use high and low to say which requests come first: nobody knows what is to spare"},
+	{"limit", "concurrency auto", "put it beside this limit instead of within it"},
 
-	{"hold", "count_denied", "no count_denied with it, as denied requests cost nothing where nothing is held; ban keeps those out who go on asking"},
+	{"hold", "count_denied", "use ban instead of count_denied: denied requests cost nothing where nothing is held"},
 
-	{"max_delay", "count", "none with count or actual_cost"},
-	{"max_delay", "actual_cost", "none with count or actual_cost"},
+	{"max_delay", "count", "use a limit of its own for it"},
+	{"max_delay", "actual_cost", "use a limit of its own for it"},
 
-	{"ban", "concurrency", "no concurrency with it: who has too many requests in progress may go on when they end"},
-	{"ban", "count_denied", "no count_denied with it, which keeps those out already who go on asking"},
-	{"ban", "when_full share", "when_full forget with it, or whole networks would be banned"},
+	{"ban", "concurrency", "remove it: a client with too many requests in progress may go on when they end"},
+	{"ban", "count_denied", "use one of them: either keeps out clients that go on asking"},
+	{"ban", "when_full share", "use when_full forget: otherwise whole networks would be banned"},
 
-	{"borrow", "accounting in_order", "accounting atomic or each, as limits that are asked in order do not know what those behind them have"},
-	{"borrow", "count_denied", "no count_denied with it, as only the pool knows what is denied"},
-	{"borrow", "ban", "no ban with it, as only the pool knows what is denied; ban at another limit"},
-	{"borrow", "max_delay", "no max_delay with it: a request either waits or borrows"},
+	{"borrow", "accounting in_order", "use accounting atomic or each: limits asked in order don't know what those behind them have"},
+	{"borrow", "count_denied", "remove count_denied: only the pool knows what is denied"},
+	{"borrow", "ban", "use ban in another limit: only the pool knows what is denied"},
+	{"borrow", "max_delay", "use one of them: a request either waits or borrows"},
 
-	{"pool", "borrow", "no borrow with it: what is to spare stands in one pool"},
-	{"pool", "limit", "no limits within it, put them beside it"},
-	{"pool", "count_denied", "no count_denied with it, which counts only what is borrowed"},
-	{"pool", "ban", "no ban with it, which denies nothing by itself"},
-	{"pool", "soft", "no soft with it, but a larger size"},
-	{"pool", "max_delay", "no max_delay with it: what it has no room for is denied"},
-	{"pool", "min_interval", "no min_interval with it"},
+	{"pool", "borrow", "remove borrow: a pool can't borrow from another"},
+	{"pool", "limit", "put the limits beside it instead of within it"},
+	{"pool", "count_denied", "remove count_denied: it would count only what is borrowed"},
+	{"pool", "ban", "use ban in another limit: a pool denies nothing by itself"},
+	{"pool", "soft", "use a larger size instead of soft"},
+	{"pool", "max_delay", "remove max_delay: what a pool has no room for is denied"},
+	{"pool", "min_interval", "remove min_interval"},
 
-	{"consistency", "concurrency", "exact, as requests in progress are counted by all instances together"},
-	{"consistency", "count", "exact, as with count requests are charged by their responses"},
-	{"consistency", "actual_cost", "exact, as with actual_cost requests are charged by their responses"},
-	{"consistency", "ban", "exact, as a ban holds for all instances at once"},
-	{"consistency", "borrow", "exact, as a pool has one level for all that borrow from it"},
-	{"consistency", "pool", "exact, as a pool has one level for all that borrow from it"},
-	{"consistency", "count_denied", "exact, as with count_denied each denial is counted"},
-	{"consistency", "max_delay", "exact, as with max_delay requests of all instances wait in one order"},
+	{"consistency", "concurrency", "use exact: requests in progress are counted by all instances together"},
+	{"consistency", "count", "use exact: requests are charged by their responses"},
+	{"consistency", "actual_cost", "use exact: requests are charged by their responses"},
+	{"consistency", "ban", "use exact: a ban holds for all instances at once"},
+	{"consistency", "borrow", "use exact: a pool has one level for all that borrow from it"},
+	{"consistency", "pool", "use exact: a pool has one level for all that borrow from it"},
+	{"consistency", "count_denied", "use exact: each denial is counted"},
+	{"consistency", "max_delay", "use exact: requests of all instances wait in one order"},
 }
 
 // needBucket are the options that a limit can't have which only groups others.
@@ -90,7 +88,9 @@ func (l *Limit) setting(name string) *option.Setting {
 	var text string
 	switch name {
 	case "count":
-		text = l.countText()
+		if l.Count != nil {
+			text = "true" // as of a flag: its values stand in a block
+		}
 	case "ban":
 		text = l.banText()
 	case "limit":
@@ -114,18 +114,18 @@ func (d *draft) checkTogether() error {
 			continue
 		}
 		if o := d.setting(c.option); o != nil {
-			return option.Bad(o.Option, o.Text, c.want)
+			return option.Clash(o.Option, o.Text, c.with, c.instead)
 		}
 	}
 	return nil
 }
 
-// exactReason returns why Redis has to decide each request on d, as errors say it, or "".
-func (d *draft) exactReason() (reason string) {
-	for _, c := range clashes {
+// mustBeExact returns the first reason why Redis has to decide each request on d, or nil.
+func (d *draft) mustBeExact() *clash {
+	for i, c := range clashes {
 		if c.option == "consistency" && d.has(c.with) {
-			reason = cmp.Or(reason, c.want)
+			return &clashes[i]
 		}
 	}
-	return reason
+	return nil
 }

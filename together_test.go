@@ -74,9 +74,9 @@ func TestClashesAreErrors(t *testing.T) {
 				block += "; accounting in_order"
 			}
 			err := validateCaddyfile(inLimit(block))
-			want := `/a": ` + c.option + `: got `
-			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "want "+c.want) {
-				t.Errorf("%s:\n got %v\nwant %s…, want %s", block, err, want, c.want)
+			begins, ends := `/a": `+c.option+`: `, "can't be combined with "+c.with+"; "+c.instead
+			if err == nil || !strings.Contains(err.Error(), begins) || !strings.Contains(err.Error(), ends) {
+				t.Errorf("%s:\n got %v\nwant %s…%s", block, err, begins, ends)
 			}
 		})
 	}

@@ -397,17 +397,17 @@ func TestBadNumbersAreReported(t *testing.T) {
 			for _, e := range s.log("error", ownLogger) {
 				got = append(got, fmt.Sprint(e["limit"], ": ", e["error"]))
 			}
-			const wantUnits = `want a whole number of at least 1`
+			const wantUnits = `is not valid; use a whole number of at least 1`
 			want := []string{
-				`one: size: got 4 bytes that are not shown, ` + wantUnits + ` from {http.request.header.X-Size}`,
-				`two: cost: got "-1", want a whole number from {http.request.header.X-Cost}`,
-				`three: size: got "10001", want at most 10000 with algorithm sliding_log from {http.request.header.X-Size}`,
-				`four: window: got "5000d", want at most 11 years with algorithm sliding_window from {http.request.header.X-Window}`,
-				`five: drip_rate: got "5", want a duration of at least 1µs, such as 500ms, 1s or 1h from {http.request.header.X-Rate}`,
-				`six: drip_size: got "-1", ` + wantUnits + ` from {http.request.header.X-Drip}`,
-				`seven: factor: got "-1", want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2 from {http.request.header.X-Factor}`,
+				`one: size: text of 4 bytes from {http.request.header.X-Size} ` + wantUnits,
+				`two: cost: "-1" from {http.request.header.X-Cost} is not valid; use a whole number`,
+				`three: size: "10001" from {http.request.header.X-Size} is not valid; use at most 10000 with algorithm sliding_log`,
+				`four: window: "5000d" from {http.request.header.X-Window} is not valid; use at most 11 years with algorithm sliding_window`,
+				`five: drip_rate: "5" from {http.request.header.X-Rate} is not valid; use a duration of at least 1µs, such as 500ms, 1s or 1h`,
+				`six: drip_size: "-1" from {http.request.header.X-Drip} ` + wantUnits,
+				`seven: factor: "-1" from {http.request.header.X-Factor} is not valid; use a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`,
 				`eight: size 10, drip rate 432000h0m0s, drip size 1: a full bucket and one drip more must drain within 35 years`,
-				`nine/within: cost: got "", want a whole number from {http.request.header.X-Cost}`,
+				`nine/within: cost: "" from {http.request.header.X-Cost} is not valid; use a whole number`,
 			}
 			if !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)

@@ -121,8 +121,7 @@ func (h *Handler) setZones() error {
 		return h.needsZones()
 	}
 	if len(h.Limits) > 0 {
-		return errors.New("rate_limits: got zones together with limits, a handler has either zones or limits; " +
-			"put the limits into a handler of their own")
+		return option.Clash("rate_limits", "", "limits", "put the limits into a handler of their own")
 	}
 	order := make([]zone.Zone, 0, len(h.RateLimits))
 	limits := make(map[string]*Limit, len(h.RateLimits))
@@ -155,7 +154,7 @@ func (h *Handler) setZones() error {
 // asked.
 func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 	if z == nil {
-		return nil, errors.New("got null, want max_events and window")
+		return nil, errors.New("nothing given; use max_events and window")
 	}
 	var err error
 	if z.MaxConcurrent != "" {
@@ -183,7 +182,7 @@ func (z *Zone) limit(as *zone.Zone) (*Limit, error) {
 // so many a second.
 func (z *Zone) concurrent(as *zone.Zone) (l *Limit, err error) {
 	if z.MaxEvents != "" || z.Window != "" {
-		return nil, option.Bad("max_concurrent", string(z.MaxConcurrent), "either max_concurrent, or max_events and window")
+		return nil, option.Clash("max_concurrent", string(z.MaxConcurrent), "max_events or window", "use either")
 	}
 	if as.Events, err = option.Parse(option.OnLoad, "max_concurrent", string(z.MaxConcurrent), option.Units); err != nil {
 		return nil, err
@@ -314,7 +313,7 @@ func repeatable(name string) bool {
 func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	args := helper.RemainingArgs()
 	if len(args) != 1 {
-		return helper.Errf("zone: got %q, want one name and a block: zone <name> { ... }", strings.Join(args, " "))
+		return helper.WrapErr(option.Bad("zone", strings.Join(args, " "), "one name and a block: zone <name> { ... }"))
 	}
 	z := new(Zone)
 	seen := make(map[string]bool)
@@ -339,7 +338,7 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 			if args := helper.RemainingArgs(); len(args) == 1 {
 				z.Key = args[0]
 			} else {
-				return helper.Errf("key: got %q, want one value", strings.Join(args, " "))
+				return helper.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
 			}
 		case "events":
 			text, err = parseNumber(helper.Dispenser, parseSomeEvents)
@@ -368,14 +367,14 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	}
 	switch {
 	case len(seen) == 0 && z.MatcherSetsRaw == nil:
-		return helper.Errf("zone %s: got no options, want them in its block: zone %[1]s { ... }", option.Quote(args[0]))
+		return helper.Errf("zone %s: no options given; use a block: zone %[1]s { ... }", option.Quote(args[0]))
 	case z.MaxConcurrent != "" && (z.MaxEvents != "" || z.Window != ""):
-		return helper.Errf("zone %s: got max_concurrent together with events or window, want either", option.Quote(args[0]))
+		return helper.Errf("zone %s: max_concurrent can't be combined with events or window; use either", option.Quote(args[0]))
 	case z.MaxConcurrent != "":
 	case z.MaxEvents == "":
-		return helper.Errf("zone %s: got no events, want how many requests a window admits", option.Quote(args[0]))
+		return helper.Errf("zone %s: no events given; use how many requests a window admits, such as events 100", option.Quote(args[0]))
 	case z.Window == "":
-		return helper.Errf("zone %s: got no window, want a duration such as 1m", option.Quote(args[0]))
+		return helper.Errf("zone %s: no window given; use a duration, such as window 1m", option.Quote(args[0]))
 	}
 	if zones.RateLimits == nil {
 		zones.RateLimits = make(map[string]*Zone)
@@ -400,7 +399,7 @@ func parseZoneMatch(helper httpcaddyfile.Helper) (set caddy.ModuleMap, err error
 // parseDistributed parses options that have no effect.
 func parseDistributed(helper httpcaddyfile.Helper, d *Distributed) error {
 	if helper.NextArg() {
-		return helper.Errf("distributed: got %q, want a block or nothing", helper.Val())
+		return helper.WrapErr(option.Bad("distributed", helper.Val(), "a block or nothing"))
 	}
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		name := helper.Val()

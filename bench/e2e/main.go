@@ -149,14 +149,14 @@ func run(ctx context.Context, o options, out, progress io.Writer) (err error) {
 func (o options) check() error {
 	for _, d := range []time.Duration{o.duration, o.warmup} {
 		if d < 0 || d%time.Second != 0 { // wrk knows nothing shorter
-			return fmt.Errorf("%v: want whole seconds", d)
+			return fmt.Errorf("%v is not valid; use whole seconds", d)
 		}
 	}
 	if !slices.Contains([]string{"", "requests", hotKeys, addedLatency}, o.only) {
-		return fmt.Errorf("-only %s: want requests, %s or %s", o.only, hotKeys, addedLatency)
+		return fmt.Errorf("-only: %q is not valid; use requests, %s or %s", o.only, hotKeys, addedLatency)
 	}
 	if o.duration == 0 || o.rounds < 1 || o.threads < 1 || o.count < 1 {
-		return errors.New("want a duration, a round, a thread and a count of one at least")
+		return errors.New("use a duration, a round, a thread and a count of one at least")
 	}
 	return nil
 }

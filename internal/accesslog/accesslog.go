@@ -33,7 +33,7 @@ func ParseFormat(name string) (Format, error) {
 	if i := slices.Index(formats[:], name); i >= 0 {
 		return Format(i), nil
 	}
-	return 0, fmt.Errorf("format: got %q, want auto, json, common or combined", name)
+	return 0, fmt.Errorf("format: %q is not valid; use auto, json, common or combined", name)
 }
 
 // String returns the name of f.

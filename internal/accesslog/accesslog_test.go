@@ -214,7 +214,7 @@ func TestClientsUnknown(t *testing.T) {
 			l.Close()
 		}
 		if (err != nil) != tc.refused || err != nil && (strings.Contains(err.Error(), "\n") ||
-			!strings.HasPrefix(err.Error(), name+`: got lines that begin with "192.0.2.9 192.0.2.1 - alice", of which`)) {
+			!strings.HasPrefix(err.Error(), name+`: lines begin with "192.0.2.9 192.0.2.1 - alice", of which`)) {
 			t.Errorf("%s: got error %v, refused=%t", tc.name, err, tc.refused)
 		}
 	}

@@ -136,8 +136,8 @@ func (d *dialect) refusal(lines []byte, counts *[reasons]int64) error {
 		line = trimLine(bytes.TrimSuffix(line, []byte("\n")))
 		if len(line) > 0 && d.parse(line, new(Entry), new(clfClock)) == BadClient {
 			fields, _, _ := bytes.Cut(line, []byte(" ["))
-			return fmt.Errorf("got lines that begin with %.100q, of which several may be the client's address, "+
-				`want it alone before identity and user, as in "192.0.2.1 - alice", or after the site, as in "example.com:443 192.0.2.1 - alice"`, fields)
+			return fmt.Errorf("lines begin with %.100q, of which several may be the client's address; "+
+				`use the address alone before identity and user, as in "192.0.2.1 - alice", or after the site, as in "example.com:443 192.0.2.1 - alice"`, fields)
 		}
 	}
 	return nil

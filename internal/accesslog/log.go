@@ -47,7 +47,7 @@ func Open(names []string, format Format) (*Log, error) {
 	l := &Log{exact: true, stopped: make(chan struct{}), inSecond: make(map[int64]int64)}
 	for i, name := range names {
 		if name == "-" && slices.Contains(names[:i], "-") {
-			return nil, errors.New("logs: got standard input twice, want it once")
+			return nil, errors.New("logs: standard input is given twice; use it once")
 		}
 		s, err := newSource(name, format, &l.bytes)
 		if err != nil {

@@ -212,7 +212,7 @@ func (s *source) open(name string) (*reader, error) {
 			s.info = info
 			if info.IsDir() {
 				_ = f.Close()
-				return nil, fmt.Errorf("open %s: it is a directory, want a file", name)
+				return nil, fmt.Errorf("open %s: it is a directory; use a file", name)
 			}
 			s.size, s.once = info.Size(), !info.Mode().IsRegular()
 		}

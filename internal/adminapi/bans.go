@@ -18,7 +18,7 @@ import (
 
 // ban bans a key and answers with the ban that it has then.
 func (s server) ban(w http.ResponseWriter, r *http.Request) error {
-	body, err := readBody(w, r, wantBan)
+	body, err := readBody(w, r, useBan)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (s server) bans(w http.ResponseWriter, r *http.Request) error {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	limit := values["limit"]
 	if unknown := len(values) > 1 || len(values) == 1 && limit == nil; err != nil || unknown || len(limit) > 1 {
-		return badRequest("query: want at most a limit, such as ?limit=login")
+		return badRequest("query: not valid; use at most a limit, such as ?limit=login")
 	}
 	answer, err := s.newest().bans(r.Context(), values.Get("limit"))
 	if err != nil {
@@ -120,7 +120,7 @@ func (c *Config) findBan(asked adminjson.Asked) (*bucket, limiter.Bucket, error)
 func (c *Config) findBanning(path string) (*bucket, error) {
 	b, err := c.find(path)
 	if err == nil && b.Limit.Bans == nil {
-		err = badRequest("limit: it does not ban, want one with ban, such as ban 10m")
+		err = badRequest("limit: it does not ban; use one with ban, such as ban 10m")
 	}
 	return b, err
 }

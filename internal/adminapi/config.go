@@ -93,10 +93,10 @@ func (c *Config) find(path string) (*bucket, error) {
 	case len(all) == 0:
 		return nil, errNoLimits
 	case len(found) == 0:
-		return nil, newError(http.StatusNotFound, "limit: the running config has no such limit, want %s", anyOf(paths))
+		return nil, newError(http.StatusNotFound, "limit: the running config has no such limit; use %s", anyOf(paths))
 	case len(found) > 1 && !found[0].Limit.Named:
 		return nil, newError(http.StatusConflict,
-			"limit: several limits without a name have this path, with other keys or numbers; want %s, or give the limits names", anyOf(titles))
+			"limit: several limits without a name have this path, with other keys or numbers; use %s, or give the limits names", anyOf(titles))
 	}
 	return &found[0], nil
 }

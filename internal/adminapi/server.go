@@ -29,7 +29,7 @@ func Routes(prefix string, counted *telemetry.Process, newest func() *Config) []
 		{Pattern: prefix + "bans", Handler: allow(http.MethodGet, s.bans)},
 		{Pattern: prefix + "top", Handler: allow(http.MethodGet, s.top)},
 		{Pattern: prefix, Handler: caddy.AdminHandlerFunc(func(http.ResponseWriter, *http.Request) error {
-			return newError(http.StatusNotFound, "unknown endpoint, want %[1]sstatus, %[1]slimits, %[1]speek, %[1]sreset, %[1]sban, %[1]sunban, %[1]sbans or %[1]stop", prefix)
+			return newError(http.StatusNotFound, "unknown endpoint; use %[1]sstatus, %[1]slimits, %[1]speek, %[1]sreset, %[1]sban, %[1]sunban, %[1]sbans or %[1]stop", prefix)
 		})},
 	}
 }
@@ -57,7 +57,7 @@ func allow(method string, serve caddy.AdminHandlerFunc) caddy.AdminHandler {
 	return caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 		if !slices.Contains(strings.Split(allowed, ", "), r.Method) {
 			w.Header().Set("Allow", allowed)
-			return newError(http.StatusMethodNotAllowed, "method: got %q, want %s", r.Method, method)
+			return newError(http.StatusMethodNotAllowed, "method: %q is not valid; use %s", r.Method, method)
 		}
 		return serve(w, r)
 	})

@@ -49,12 +49,12 @@ func parseTopQuery(raw string) (topQuery, error) {
 	q := topQuery{n: 20}
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return q, badRequest("query: got one that is malformed, want limit, n, by and watch")
+		return q, badRequest("query: malformed; use limit, n, by and watch")
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		text := values[name][0]
 		if len(values[name]) > 1 && slices.Contains([]string{"limit", "n", "by", "watch"}, name) {
-			return q, badRequest("%s: got it %d times, want it once", name, len(values[name]))
+			return q, badRequest("%s: given %d times; use it once", name, len(values[name]))
 		}
 		switch name {
 		case "limit":
@@ -62,7 +62,7 @@ func parseTopQuery(raw string) (topQuery, error) {
 		case "n":
 			n, err := strconv.ParseUint(text, 10, 31)
 			if err != nil || n < 1 || n > MaxTop {
-				return q, badRequest("n: want a whole number from 1 to %d", MaxTop)
+				return q, badRequest("n: not valid; use a whole number from 1 to %d", MaxTop)
 			}
 			q.n = int(n)
 		case "by":
@@ -71,11 +71,11 @@ func parseTopQuery(raw string) (topQuery, error) {
 			case "denied":
 				q.by = toplist.ByDenied
 			default:
-				return q, badRequest("by: want requests or denied")
+				return q, badRequest("by: not valid; use requests or denied")
 			}
 		case "watch":
 			if q.watch, err = time.ParseDuration(text); err != nil || q.watch < 100*time.Millisecond || q.watch > adminjson.WatchTime {
-				return q, badRequest("watch: want a duration from 100ms to %v, such as 1s", adminjson.WatchTime)
+				return q, badRequest("watch: not valid; use a duration from 100ms to %v, such as 1s", adminjson.WatchTime)
 			}
 		default:
 			return q, badRequest("query: unknown parameter; use limit, n, by or watch")
@@ -123,7 +123,7 @@ func (c *Config) tracked(path string) (*rule.Bucket, error) {
 		case err != nil:
 			return nil, err
 		case b.Policy.Top == nil:
-			return nil, badRequest("limit: it does not track its keys, want one with track_top, such as track_top 100")
+			return nil, badRequest("limit: it does not track its keys; use one with track_top, such as track_top 100")
 		}
 		return b.Bucket, nil
 	}
@@ -136,11 +136,11 @@ func (c *Config) tracked(path string) (*rule.Bucket, error) {
 	}
 	switch len(paths) {
 	case 0:
-		return nil, newError(http.StatusNotFound, "limit: no limit of the running config tracks its keys, want one with track_top, such as track_top 100")
+		return nil, newError(http.StatusNotFound, "limit: no limit of the running config tracks its keys; use one with track_top, such as track_top 100")
 	case 1:
 		return c.tracked(found.Path)
 	}
-	return nil, badRequest("limit: several limits track their keys, want %s", anyOf(paths))
+	return nil, badRequest("limit: several limits track their keys; use %s", anyOf(paths))
 }
 
 // topOf returns the keys that ask most at b.

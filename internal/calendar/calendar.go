@@ -32,17 +32,17 @@ var longestPeriods = map[string]time.Duration{
 
 // Parse parses a period, such as "month Europe/Berlin". If it is none, it returns what would be.
 func Parse(text string) (*Period, string) {
-	const want = "minute, hour, day, week, month or year, and after it a time zone such as Europe/Berlin, or none for UTC"
+	const use = "minute, hour, day, week, month or year, and after it a time zone such as Europe/Berlin, or none for UTC"
 	unit, zone, _ := strings.Cut(text, " ")
 	if longestPeriods[unit] == 0 {
-		return nil, want
+		return nil, use
 	}
 	p := &Period{unit: unit, location: time.UTC}
 	if zone = strings.TrimSpace(zone); zone != "" {
 		var err error
 		// "Local" would depend on the machine, and differ between Caddy instances.
 		if p.location, err = time.LoadLocation(zone); err != nil || p.location == time.Local {
-			return nil, want
+			return nil, use
 		}
 	}
 	return p, ""

@@ -31,7 +31,7 @@ type adminClient struct {
 func newAdminClient(address, prefix string, timeout time.Duration) (*adminClient, error) {
 	parsed, err := caddy.ParseNetworkAddress(address)
 	if err != nil || parsed.PortRangeSize() > 1 || parsed.IsFdNetwork() {
-		return nil, fmt.Errorf("address: got %q, want one such as localhost:2019 or unix//run/caddy.sock", address)
+		return nil, fmt.Errorf("address: %q is not valid; use one such as localhost:2019 or unix//run/caddy.sock", address)
 	}
 	c := &adminClient{address: address, prefix: prefix, origin: "http://" + parsed.JoinHostPort(0)}
 	dialTo := parsed.JoinHostPort(0)
@@ -40,7 +40,7 @@ func newAdminClient(address, prefix string, timeout time.Duration) (*adminClient
 		dialTo, _, _ = strings.Cut(parsed.Host, "|") // permissions of the socket
 	}
 	if _, err := url.Parse(c.origin); err != nil {
-		return nil, fmt.Errorf("address: got %q, want one such as localhost:2019 or unix//run/caddy.sock", address)
+		return nil, fmt.Errorf("address: %q is not valid; use one such as localhost:2019 or unix//run/caddy.sock", address)
 	}
 	c.http = http.Client{
 		Timeout: timeout,

@@ -51,7 +51,7 @@ func adminAddress(cmd *cobra.Command) (string, error) {
 	adapter, _ := cmd.Flags().GetString("adapter")
 	if address != "" || file == "" {
 		if adapter != "" && file == "" {
-			return "", errors.New("adapter: got one without a config file, want --config with it")
+			return "", errors.New("adapter: needs a config file; use --config")
 		}
 		return cmp.Or(address, caddy.DefaultAdminListen), nil
 	}

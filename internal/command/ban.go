@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -41,7 +40,7 @@ instances, as if it had been denied too often. A ban that ends later stays.
 	return api.aboutBan(cmd, 2, func(cmd *cobra.Command, args []string) (string, any, error) {
 		last := len(args) - 1
 		if _, err := caddy.ParseDuration(args[last]); err != nil {
-			return "", nil, option.Bad("DURATION", args[last], "one behind LIMIT and KEY, such as 10m")
+			return "", nil, option.Bad("DURATION", args[last], "a duration behind LIMIT and KEY, such as 10m")
 		}
 		asked, err := bucketAsked(cmd, args[:last])
 		if err != nil {
@@ -74,7 +73,7 @@ func (api asker) aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command,
 	cmd.ValidArgsFunction = api.completeBan
 	cmd.Args = func(cmd *cobra.Command, got []string) error {
 		if len(got) < args {
-			return fmt.Errorf("got %q, want %s", strings.Join(got, " "), cmd.Use)
+			return fmt.Errorf("too few arguments; use %s", cmd.Use)
 		}
 		return nil
 	}

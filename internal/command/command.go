@@ -50,9 +50,9 @@ was asked was looked at or changed (peek, reset, ban, unban, bans).`,
 				}
 				if len(args) > 0 {
 					if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
-						return fmt.Errorf("unknown command %q, did you mean %s?", args[0], strings.Join(meant, " or "))
+						return fmt.Errorf("unknown command %q; did you mean %s?", args[0], strings.Join(meant, " or "))
 					}
-					return fmt.Errorf("unknown command %q, want one of: %s", args[0], strings.Join(commandNames(cmd), ", "))
+					return fmt.Errorf("unknown command %q; use one of %s", args[0], strings.Join(commandNames(cmd), ", "))
 				}
 				return cmd.Help()
 			}
@@ -110,14 +110,14 @@ const ConfigUsage = "The config file; by default the Caddyfile in the current di
 func ConfigFile(cmd *cobra.Command, argument string) (string, error) {
 	file, _ := cmd.Flags().GetString("config")
 	if file != "" && argument != "" {
-		return "", fmt.Errorf("config: got %q and --config %q, want one of them", argument, file)
+		return "", fmt.Errorf("config: %q can't be combined with --config %q; use one of them", argument, file)
 	}
 	if file = cmp.Or(file, argument); file != "" {
 		return file, nil
 	}
 	const adjacent = "Caddyfile"
 	if _, err := os.Stat(adjacent); err != nil {
-		return "", errors.New("config: got none, and there is no Caddyfile in the current directory, want --config with a file")
+		return "", errors.New("config: none given, and there is no Caddyfile in the current directory; use --config with a file")
 	}
 	return adjacent, nil
 }
@@ -145,7 +145,7 @@ func ReadConfig(file, adapter string) (text []byte, err error) {
 	}
 	adapt := caddyconfig.GetAdapter(adapter)
 	if adapt == nil {
-		return nil, fmt.Errorf("adapter: got %q, want one that this Caddy has, such as caddyfile", adapter)
+		return nil, fmt.Errorf("adapter: %q is not valid; use one that this Caddy has, such as caddyfile", adapter)
 	}
 	if text, _, err = adapt.Adapt(text, map[string]any{"filename": file}); err != nil {
 		return nil, fmt.Errorf("adapting the config: %w", err)

@@ -110,10 +110,10 @@ func bucketAsked(cmd *cobra.Command, args []string) (*adminjson.Asked, error) {
 	if len(args) > 0 {
 		asked.Limit = args[0]
 		if len(args) > 1 && len(keys) > 0 {
-			return nil, errors.New("key: got KEY and --key, want one of them")
+			return nil, errors.New("key: KEY can't be combined with --key; use one of them")
 		}
 		if keys = append(keys, args[1:]...); asked.Limit == "" {
-			return nil, errors.New("LIMIT: got an empty one, want one that the command limits lists, or none for all")
+			return nil, errors.New("LIMIT: empty; use one that the command limits lists, or none for all")
 		}
 	}
 	for i, text := range keys {
@@ -133,7 +133,7 @@ func bucketAsked(cmd *cobra.Command, args []string) (*adminjson.Asked, error) {
 		asked.Address = &address
 	}
 	if len(args) == 0 && asked.Address == nil && len(keys) == 0 {
-		return nil, errors.New("got no LIMIT, want one, or --client-ip or --key to ask all limits")
+		return nil, errors.New("LIMIT: none given; use one, or --client-ip or --key to ask all limits")
 	}
 	return asked, nil
 }

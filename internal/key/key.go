@@ -47,9 +47,9 @@ const host = "http.request.host"
 
 // Parse parses a template. Its error names the option.
 func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
-	const want = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
+	const use = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
 	if template == "" || strings.ContainsRune(template, 0) {
-		return nil, option.Bad("key", template, want)
+		return nil, option.Bad("key", template, use)
 	}
 	// Caddy's own replacer finds the placeholders, as it handles escapes.
 	k := &Key{Source: template, Prefixes: prefixes}
@@ -59,10 +59,10 @@ func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
 		return "\x00", nil
 	})
 	if err != nil {
-		return nil, option.Bad("key", template, fmt.Sprintf("%s: %v", want, err))
+		return nil, option.Bad("key", template, fmt.Sprintf("%s: %v", use, err))
 	}
 	if !placeholder.BracesBalance(template) {
-		return nil, option.Bad("key", template, `each placeholder with both of its braces, and others as \{ and \}`)
+		return nil, option.Bad("key", template, `both braces of each placeholder, and \{ and \} for others`)
 	}
 	for i, literal := range strings.Split(text, "\x00") {
 		if i > 0 {

@@ -113,12 +113,12 @@ func TestKeyTemplates(t *testing.T) {
 // Guards the texts that are no key.
 func TestKeyTemplateErrors(t *testing.T) {
 	t.Parallel()
-	const want = `want text or placeholders, such as {client_ip}, or a word for one bucket for all`
+	const want = `use text or placeholders, such as {client_ip}, or a word for one bucket for all`
 	for template, message := range map[string]string{
-		"":        `key: got "", ` + want,
-		"\x00":    `key: got "\x00", ` + want,
-		"{a}\x00": `key: got "{a}\x00", ` + want,
-		strings.Repeat("{", 102): `key: got "` + strings.Repeat("{", 64) + `…", ` + want +
+		"":        `key: nothing given; ` + want,
+		"\x00":    `key: "\x00" is not valid; ` + want,
+		"{a}\x00": `key: "{a}\x00" is not valid; ` + want,
+		strings.Repeat("{", 102): `key: "` + strings.Repeat("{", 64) + `…" is not valid; ` + want +
 			`: too many unclosed placeholders`,
 	} {
 		if _, err := Parse(template, defaultPrefixes); err == nil || err.Error() != message {
@@ -136,7 +136,7 @@ func TestKeyBraces(t *testing.T) {
 		"{a}" + strings.Repeat("{", 50), "{http.vars.client_ip", "x-{a}-{b", `\{a}}`,
 	} {
 		_, err := Parse(template, defaultPrefixes)
-		want := fmt.Sprintf(`key: got %q, want each placeholder with both of its braces, and others as \{ and \}`, template)
+		want := fmt.Sprintf(`key: %q is not valid; use both braces of each placeholder, and \{ and \} for others`, template)
 		if err == nil || err.Error() != want {
 			t.Errorf("got error %v\nwant %s", err, want)
 		}

@@ -33,16 +33,16 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 	case text == nil && values == nil:
 		return "", fmt.Errorf("key: none given; use a text that %s can expand to", k)
 	case values != nil && len(values) != n:
-		return "", fmt.Errorf("key: number of values: got %d, want %d, one for each placeholder in %s", len(values), n, k)
+		return "", fmt.Errorf("key: %d values given; use %d, one for each placeholder in %s", len(values), n, k)
 	case values == nil && n == 0:
 		if k.Prefixes.Of(*text) != k.join(nil) {
-			return "", fmt.Errorf("key: want %s, the only key of this limit, or none", k)
+			return "", fmt.Errorf("key: not valid; use %s, the only key of this limit, or none", k)
 		}
 		return k.join(nil), nil
 	case values == nil:
 		value, ok := k.cut(*text)
 		if !ok {
-			return "", fmt.Errorf("key: want a text that %s can expand to", k)
+			return "", fmt.Errorf("key: not valid; use a text that %s can expand to", k)
 		}
 		values = []string{value}
 	}
@@ -57,12 +57,12 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 		}
 		address, err := k.Prefixes.Parse(values[i])
 		if err != nil {
-			return "", fmt.Errorf("key: want an IP address for {%s}, or a prefix of %d bits of IPv4 or %d of IPv6", p.text, k.Prefixes.IPv4, k.Prefixes.IPv6)
+			return "", fmt.Errorf("key: not valid; use an IP address for {%s}, or a prefix of %d bits of IPv4 or %d of IPv6", p.text, k.Prefixes.IPv4, k.Prefixes.IPv6)
 		}
 		values[i] = address
 	}
 	if !given {
-		return "", fmt.Errorf("key: got an empty one; a request without a key has the bucket of its client's address, want address instead")
+		return "", fmt.Errorf("key: empty; use address instead, as a request without a key has the bucket of its client's address")
 	}
 	return k.join(values), nil
 }
@@ -72,17 +72,17 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 func (k *Key) TypedAddress(text string) (string, error) {
 	placeholders := k.placeholders()
 	if len(placeholders) == 0 {
-		return "", fmt.Errorf("address: all requests have the key %s, want no address", k)
+		return "", fmt.Errorf("address: not valid here; use none, as all requests have the key %s", k)
 	}
 	if text == "" {
 		return "", nil
 	}
 	if len(k.parts) == 1 && placeholders[0].address {
-		return "", fmt.Errorf("address: the key of this limit is an address, want key")
+		return "", fmt.Errorf("address: not valid here; use key, which is an address in this limit")
 	}
 	address, err := k.Prefixes.Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("address: want an IP address, or a prefix of %d bits of IPv4 or %d of IPv6", k.Prefixes.IPv4, k.Prefixes.IPv6)
+		return "", fmt.Errorf("address: not valid; use an IP address, or a prefix of %d bits of IPv4 or %d of IPv6", k.Prefixes.IPv4, k.Prefixes.IPv6)
 	}
 	return address, nil
 }

@@ -44,10 +44,10 @@ func Cut(key string, n int) string {
 
 // Errors of Parse. They do not show the text, as it may be a secret.
 var (
-	ErrReplaced = errors.New(`got U+FFFD, which stands for what is not UTF-8, so it is unknown which key is meant; ` +
-		`want it quoted as top and bans show it, such as "\xff", or "\ufffd" for U+FFFD itself`)
-	ErrQuotes = errors.New(`got a double quote at the beginning, but no quoted text; ` +
-		`want a key that begins with one quoted as top and bans show it, such as "\"a\""`)
+	ErrReplaced = errors.New(`U+FFFD stands for what is not UTF-8, so it is unknown which key is meant; ` +
+		`use it quoted as top and bans show it, such as "\xff", or "\ufffd" for U+FFFD itself`)
+	ErrQuotes = errors.New(`a double quote begins it, but no quoted text; ` +
+		`use a key that begins with one quoted as top and bans show it, such as "\"a\""`)
 )
 
 // Parse returns the key that a text means: one that Of has returned, or that is quoted

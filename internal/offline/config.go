@@ -222,7 +222,7 @@ func (d *Config) discardWriters(cfg *caddy.Config) error {
 	}
 	for name, log := range logging.Logs {
 		if cfg.Logging.Logs[name] = log; log == nil {
-			return fmt.Errorf("setting up custom log %q: got null, want a log", name)
+			return fmt.Errorf("setting up custom log %q: it is null; use a log", name)
 		}
 		if err := discard(fmt.Sprintf("custom log %q", name), &log.BaseLog); err != nil {
 			return err

@@ -134,11 +134,11 @@ func requestOf(cmd *cobra.Command, args []string) (req request, err error) {
 	}
 	at, err := url.Parse(target)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
-		return req, fmt.Errorf("URL: got %q, want one such as https://example.com/search?q=x", target)
+		return req, fmt.Errorf("URL: %q is not valid; use one such as https://example.com/search?q=x", target)
 	}
 	r, err := http.NewRequestWithContext(cmd.Context(), method, target, http.NoBody)
 	if err != nil {
-		return req, fmt.Errorf("METHOD: got %q, want one such as GET or POST", method)
+		return req, fmt.Errorf("METHOD: %q is not valid; use one such as GET or POST", method)
 	}
 	r.Body = http.NoBody
 	r.Host = at.Host
@@ -155,7 +155,7 @@ func requestOf(cmd *cobra.Command, args []string) (req request, err error) {
 		name, value, ok := strings.Cut(field, ":")
 		value = textproto.TrimString(value)
 		if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-			return req, fmt.Errorf("header: got %q, want a field such as 'X-Api-Key: abc'", field)
+			return req, fmt.Errorf("header: %q is not valid; use a field such as 'X-Api-Key: abc'", field)
 		}
 		if strings.EqualFold(name, "Host") {
 			r.Host = value
@@ -165,7 +165,7 @@ func requestOf(cmd *cobra.Command, args []string) (req request, err error) {
 	}
 	address, _ := cmd.Flags().GetString("client-ip")
 	if _, err := netip.ParseAddr(address); err != nil {
-		return req, fmt.Errorf("client-ip: got %q, want an IP address", address)
+		return req, fmt.Errorf("client-ip: %q is not valid; use an IP address", address)
 	}
 	r.RemoteAddr = net.JoinHostPort(address, "50000")
 	user, _ := cmd.Flags().GetString("user")

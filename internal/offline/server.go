@@ -290,7 +290,7 @@ func (c *compiler) handler(h caddyhttp.MiddlewareHandler, next caddyhttp.Handler
 		return found, nil
 	}
 	if invoke, ok := h.(*caddyhttp.Invoke); ok && c.server.NamedRoutes[invoke.Name] == nil {
-		return nil, fmt.Errorf("invoke: got %q, want a named route", invoke.Name)
+		return nil, fmt.Errorf("invoke: %q is not valid; use the name of a named route", invoke.Name)
 	}
 	within := routes.In(h, c.server.NamedRoutes)
 	if len(within) == 0 {

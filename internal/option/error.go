@@ -24,10 +24,31 @@ func Errorf(option, problem string, args ...any) *Error {
 // Error returns the option and what is wrong with it.
 func (e *Error) Error() string { return e.Option + ": " + e.problem }
 
-// Bad returns the error for an option with an invalid value: one line with
-// what it got and what is valid.
-func Bad(option, got, want string) error {
-	return Errorf(option, "got %q, want %s", Shortened(Redacted(got)), want)
+// Bad returns the error for an option whose value is wrong in itself, with what to use instead.
+func Bad(option, got, use string) error {
+	if got == "" {
+		return Errorf(option, "nothing given; use %s", use)
+	}
+	return Errorf(option, "%q is not valid; use %s", Shortened(Redacted(got)), use)
+}
+
+// Needs returns the error for an option that is right in itself but needs something beside it.
+func Needs(option, got, needed string) error {
+	return Errorf(option, "%sneeds %s", shown(got), needed)
+}
+
+// Clash returns the error for an option that is right in itself but does not go with something
+// else. Its last part is a sentence: what to do about it.
+func Clash(option, got, with, instead string) error {
+	return Errorf(option, "%scan't be combined with %s; %s", shown(got), with, instead)
+}
+
+// shown returns the value of an option that begins a sentence, without that of a flag.
+func shown(got string) string {
+	if got == "" || got == "true" {
+		return ""
+	}
+	return strconv.Quote(Shortened(Redacted(got))) + " "
 }
 
 // Shortened returns the beginning of a text that is long, for an error message: clients must
@@ -60,7 +81,7 @@ func Described(text string) string {
 	if len(text) <= most && strings.Trim(text, "0123456789+-.,eE") == "" {
 		return strconv.Quote(text)
 	}
-	return fmt.Sprintf("%d bytes that are not shown", len(text))
+	return fmt.Sprintf("text of %d bytes", len(text))
 }
 
 // Redacted returns text for an error message, without the password of a URL.

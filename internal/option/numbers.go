@@ -17,15 +17,15 @@ import (
 
 // Units parses a number of units.
 func Units(text string) (int64, string) {
-	n, want := Cost(text)
-	if want == wantWhole || want == "" && n < 1 {
+	n, use := Cost(text)
+	if use == useWhole || use == "" && n < 1 {
 		return 0, "a whole number of at least 1"
 	}
-	return n, want
+	return n, use
 }
 
-// wantWhole describes a whole number that may be 0.
-const wantWhole = "a whole number"
+// useWhole describes a whole number that may be 0.
+const useWhole = "a whole number"
 
 // Cost parses the units that a request costs, which may be none.
 func Cost(text string) (int64, string) {
@@ -34,7 +34,7 @@ func Cost(text string) (int64, string) {
 	case errors.Is(err, strconv.ErrRange) || err == nil && n > bucket.MaxUnits:
 		return 0, fmt.Sprintf("a whole number of at most %d", int64(bucket.MaxUnits))
 	case err != nil:
-		return 0, wantWhole
+		return 0, useWhole
 	}
 	return int64(n), ""
 }
@@ -66,7 +66,7 @@ func Interval(text string) (time.Duration, string) {
 	d, err := caddy.ParseDuration(text)
 	switch {
 	case err == nil && strings.HasSuffix(text, "ns") && (d < time.Microsecond || d%time.Microsecond != 0):
-		return 0, "a duration with a unit, such as 500ms, 1s or 1h; a number alone is in nanoseconds"
+		return 0, "a duration with a unit (a number alone is in nanoseconds), such as 500ms, 1s or 1h"
 	case err != nil || d < time.Microsecond:
 		return 0, "a duration of at least 1µs, such as 500ms, 1s or 1h"
 	case d%time.Microsecond != 0:
@@ -80,14 +80,14 @@ type Factor uint64
 
 // ParseFactor parses a factor.
 func ParseFactor(text string) (Factor, string) {
-	const digits, want = 6, "a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2"
+	const digits, use = 6, "a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2"
 	whole, fraction, point := strings.Cut(text, ".")
 	if whole == "" || len(fraction) > digits || point && fraction == "" {
-		return 0, want
+		return 0, use
 	}
 	n, err := strconv.ParseUint(whole+fraction+strings.Repeat("0", digits-len(fraction)), 10, 64)
 	if err != nil {
-		return 0, want
+		return 0, use
 	}
 	return Factor(n), ""
 }

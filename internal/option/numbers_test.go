@@ -42,19 +42,19 @@ func TestRefusedTexts(t *testing.T) {
 	refuses(t, Units, wantUnits, units, wantFewer,
 		"562949953421313 9223372036854775807 9223372036854775808 18446744073709551616 99999999999999999999999999 "+
 			"99999999999999999999/1s 9999999999999999999999h "+strings.Repeat("9", 50)+"d")
-	refuses(t, Bits(32), "want a whole number of bits from 1 to 32", "1")
-	refuses(t, Bits(128), "want a whole number of bits from 1 to 128", "1 60")
-	refuses(t, Integer(0, 65535), "want a whole number from 0 to 65535", "0 1 60")
-	refuses(t, Integer(1, 1_000_000_000), "want a whole number from 1 to 1000000000", "1 60")
-	refuses(t, Integer(1, math.MaxInt32), "want a whole number from 1 to 2147483647", "1 60 2147483647")
-	refuses(t, Interval, "want a duration of at least 1µs, such as 500ms, 1s or 1h", "1h",
-		"want a duration of whole microseconds, such as 500ms, 1s or 1h", "1.0000001s",
-		"want a duration with a unit, such as 500ms, 1s or 1h; a number alone is in nanoseconds", "999ns 1500ns")
-	refuses(t, ParseFactor, "want a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2",
+	refuses(t, Bits(32), "use a whole number of bits from 1 to 32", "1")
+	refuses(t, Bits(128), "use a whole number of bits from 1 to 128", "1 60")
+	refuses(t, Integer(0, 65535), "use a whole number from 0 to 65535", "0 1 60")
+	refuses(t, Integer(1, 1_000_000_000), "use a whole number from 1 to 1000000000", "1 60")
+	refuses(t, Integer(1, math.MaxInt32), "use a whole number from 1 to 2147483647", "1 60 2147483647")
+	refuses(t, Interval, "use a duration of at least 1µs, such as 500ms, 1s or 1h", "1h",
+		"use a duration of whole microseconds, such as 500ms, 1s or 1h", "1.0000001s",
+		"use a duration with a unit (a number alone is in nanoseconds), such as 500ms, 1s or 1h", "999ns 1500ns")
+	refuses(t, ParseFactor, "use a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2",
 		units+" 0 1.0 1.5")
-	refuses(t, ParseRate, "want <n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, "+
+	refuses(t, ParseRate, "use <n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, "+
 		"and s, sec, second, m, min, minute, h, hr, hour, d, day or a duration", "",
-		"want <n>/<duration> with "+strings.TrimPrefix(wantFewer, "want "), "562949953421313/1s 99999999999999999999/1s")
+		"use <n>/<duration> with "+strings.TrimPrefix(wantFewer, "use "), "562949953421313/1s 99999999999999999999/1s")
 }
 
 // refuses checks the errors of a parser for what is absurd, but for the texts that it
@@ -71,7 +71,7 @@ func refuses[T any](t *testing.T, parse Parser[T], usual, accepted string, rareA
 		}
 		ofValue, ofOption := "", ""
 		if !slices.Contains(strings.Fields(accepted), text) {
-			ofOption = fmt.Sprintf("name: got %q, %s", text, want)
+			ofOption = fmt.Sprintf("name: %q is not valid; %s", text, want)
 			ofValue = ofOption + ", or a placeholder"
 		}
 		_, err := NewValue(OnLoad, "name", text, parse)
@@ -95,8 +95,8 @@ func message(err error) string {
 
 // What errors say of units, and of more than there may be.
 const (
-	wantUnits = "want a whole number of at least 1"
-	wantFewer = "want a whole number of at most 562949953421312"
+	wantUnits = "use a whole number of at least 1"
+	wantFewer = "use a whole number of at most 562949953421312"
 )
 
 // Guards what numbers of units are read: decimal digits from 1 to 2^49.

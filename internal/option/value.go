@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/textproto"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -21,9 +22,9 @@ type Value[T any] struct {
 	parse    Parser[T]
 }
 
-// Parser parses the text of a value. If that is invalid, want describes valid
-// texts; otherwise it is empty.
-type Parser[T any] func(text string) (v T, want string)
+// Parser parses the text of a value. If that is invalid, use describes what to use
+// instead, as it stands in Bad; otherwise it is empty.
+type Parser[T any] func(text string) (v T, use string)
 
 // NewValue parses an option, given its text or default.
 func NewValue[T any](resolve Resolver, option, text string, parse Parser[T]) (Value[T], error) {
@@ -40,12 +41,12 @@ func NewValue[T any](resolve Resolver, option, text string, parse Parser[T]) (Va
 		v.Template = resolved
 		return v, nil
 	}
-	var want string
-	if v.Constant, want = parse(resolved); want != "" {
+	var use string
+	if v.Constant, use = parse(resolved); use != "" {
 		if text == resolved {
-			want += ", or a placeholder"
+			use += ", or a placeholder"
 		}
-		return v, BadNumber(option, text, resolved, want)
+		return v, BadNumber(option, text, resolved, use)
 	}
 	return v, nil
 }
@@ -57,9 +58,9 @@ func Parse[T any](resolve Resolver, option, text string, parse Parser[T]) (T, er
 		var none T
 		return none, err
 	}
-	v, want := parse(resolved)
-	if want != "" {
-		return v, BadNumber(option, text, resolved, want)
+	v, use := parse(resolved)
+	if use != "" {
+		return v, BadNumber(option, text, resolved, use)
 	}
 	return v, nil
 }
@@ -95,7 +96,7 @@ func OnLoad(option, text string) (string, error) {
 		return text, nil
 	}
 	if !placeholder.BracesBalance(text) {
-		return text, Bad(option, text, "each placeholder with both of its braces")
+		return text, Bad(option, text, "both braces of each placeholder")
 	}
 	known := caddy.NewReplacer()
 	resolved, err := caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
@@ -105,9 +106,9 @@ func OnLoad(option, text string) (string, error) {
 		v, _ := known.GetString(name)
 		switch {
 		case v == "":
-			return nil, Errorf(option, "got {%s}, which is empty, want a value", name)
+			return nil, Errorf(option, "{%s} is empty; give it a value", name)
 		case strings.ContainsAny(v, "{}"):
-			return nil, Errorf(option, "got {%s}, whose value has braces, want one without", name)
+			return nil, Errorf(option, "{%s} has braces in its value; use one without", name)
 		}
 		return v, nil
 	})
@@ -123,21 +124,26 @@ func IsTemplate(text string) bool { return HasPlaceholder(text) && !json.Valid([
 
 // BadNumber returns the error for an option whose resolved text is invalid. It does
 // not show the content of files.
-func BadNumber(option, text, resolved, want string) error {
+func BadNumber(option, text, resolved, use string) error {
 	switch {
 	case text == resolved:
-		return Bad(option, text, want)
+		return Bad(option, text, use)
 	case strings.Contains(text, "{file."):
-		return Bad(option, text, "the file to contain "+want)
+		return Bad(option, text, "a file that contains "+use)
 	}
-	return Bad(option, resolved, fmt.Sprintf("%s from %s", want, Quote(text)))
+	return badFrom(option, strconv.Quote(Shortened(Redacted(resolved))), text, use)
+}
+
+// badFrom is Bad for what placeholders in a text have become.
+func badFrom(option, got, text, use string) error {
+	return Errorf(option, "%s from %s is not valid; use %s", got, Quote(text), use)
 }
 
 // ParseConstant parses an option that must not have placeholders.
 func ParseConstant[T any](option, text string, parse Parser[T]) (T, error) {
-	v, want := parse(text)
-	if want != "" {
-		return v, Bad(option, text, want)
+	v, use := parse(text)
+	if use != "" {
+		return v, Bad(option, text, use)
 	}
 	return v, nil
 }
@@ -151,9 +157,9 @@ func (v *Value[T]) At(repl *caddy.Replacer) (T, error) {
 		return v.Constant, nil
 	}
 	text := textproto.TrimString(repl.ReplaceAll(v.Template, "")) // header fields may have white space around them
-	got, want := v.parse(text)
-	if want != "" {
-		return got, Errorf(v.Option, "got %s, want %s from %s", Described(text), want, Quote(v.Template))
+	got, use := v.parse(text)
+	if use != "" {
+		return got, badFrom(v.Option, Described(text), v.Template, use)
 	}
 	return got, nil
 }

@@ -125,7 +125,7 @@ func flagsOfReplay(cmd *cobra.Command) (f replayFlags, err error) {
 		f.target /= 100
 	}
 	if err != nil || !(f.target >= 0 && f.target < 1) {
-		return f, fmt.Errorf("target: got %q, want a share from 0 to less than 1, such as 0.1%% or 0.001", f.targetText)
+		return f, fmt.Errorf("target: %q is not valid; use a share from 0 to less than 1, such as 0.1%% or 0.001", f.targetText)
 	}
 	f.asJSON, _ = flags.GetBool("json")
 	f.options = Options{Location: time.Local, Host: text("host")}
@@ -233,7 +233,7 @@ func replaceable(f *os.File, inputs []string) error {
 			other, err = os.Stdin.Stat()
 		}
 		if err == nil && os.SameFile(info, other) {
-			return fmt.Errorf("got %s, which is read as a config or a log, want another file", f.Name())
+			return fmt.Errorf("%s is read as a config or a log; use another file", f.Name())
 		}
 	}
 	begins := make([]byte, report.Recognized)
@@ -242,7 +242,7 @@ func replaceable(f *os.File, inputs []string) error {
 		return err
 	}
 	if n > 0 && !report.IsReport(begins[:n]) {
-		return fmt.Errorf("got %s, which is not a report of a replay, want a new file, or a report to replace", f.Name())
+		return fmt.Errorf("%s is not a report of a replay; use a new file, or a report to replace", f.Name())
 	}
 	return nil
 }

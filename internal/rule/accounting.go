@@ -21,7 +21,7 @@ const (
 )
 
 // ParseAccounting parses the option accounting.
-func ParseAccounting(text string) (a Accounting, want string) {
+func ParseAccounting(text string) (a Accounting, use string) {
 	switch a := Accounting(text); a {
 	case Atomic, Each, InOrder:
 		return a, ""

@@ -80,7 +80,7 @@ func (b *Bucket) Complete() error {
 			if !b.Limit.Algorithm.HasSize() {
 				most = "units of the rate"
 			}
-			return option.Bad("cost", b.Cost.String(), fmt.Sprintf("at most the %s, %d", most, numbers.Size))
+			return option.Bad("cost", b.Cost.String(), fmt.Sprintf("at most %d, the %s", numbers.Size, most))
 		}
 	}
 	if !b.Rate.IsDynamic() {
@@ -156,7 +156,7 @@ func (b *Bucket) EffectiveSize(repl *caddy.Replacer) (size int64, off bool, err 
 	}
 	if size = divisor.Divide(size); size > bucket.MaxUnits {
 		return 0, false, option.Bad("factor", divisor.String(),
-			fmt.Sprintf("one that leaves a size of at most %d", int64(bucket.MaxUnits)))
+			fmt.Sprintf("a factor that leaves a size of at most %d", int64(bucket.MaxUnits)))
 	}
 	return size, false, nil
 }

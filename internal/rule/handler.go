@@ -35,7 +35,7 @@ const (
 )
 
 // ParseOnError parses the option on_error.
-func ParseOnError(text string) (o OnError, want string) {
+func ParseOnError(text string) (o OnError, use string) {
 	switch o := OnError(text); o {
 	case OnErrorFallback, OnErrorAllow, OnErrorDeny:
 		return o, ""

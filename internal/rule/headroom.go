@@ -51,7 +51,7 @@ func (b *Bucket) checkHeadroom(numbers bucket.Limit) error {
 	}
 	switch {
 	case l.Soft > 0 && !l.Algorithm.HasSize():
-		return option.Bad("soft", fmt.Sprint(l.Soft), "another algorithm than warm_up, which has no size")
+		return option.Clash("soft", fmt.Sprint(l.Soft), "algorithm warm_up", "use another algorithm: warm_up has no size")
 	case l.MaxDelay > 0 && !l.countsPlaces():
 		if err := b.checkDelay(&least); err != nil {
 			return err
@@ -59,9 +59,9 @@ func (b *Bucket) checkHeadroom(numbers bucket.Limit) error {
 	}
 	if numbers.Size += b.headroom(&least, b.UsualCost()).units(); numbers.Validate() != nil {
 		if l.Soft == 0 {
-			return option.Errorf("max_delay", "together with size the bucket is too large, want less")
+			return option.Bad("max_delay", l.Waiting.Option, "less: together with size the bucket is too large")
 		}
-		return option.Errorf("soft", "together with size and max_delay the bucket is too large, want less")
+		return option.Bad("soft", fmt.Sprint(l.Soft), "less: together with size and max_delay the bucket is too large")
 	}
 	return nil
 }
@@ -69,21 +69,21 @@ func (b *Bucket) checkHeadroom(numbers bucket.Limit) error {
 // checkDelay returns an error if no request to b may wait for the limit's max_delay.
 func (b *Bucket) checkDelay(numbers *bucket.Limit) error {
 	l, cost := b.Limit, b.UsualCost()
-	var want string
+	var needed string
 	switch unit := numbers.DripTime(1); {
 	case !b.Counts.MayWait():
-		want = "algorithm leaky_bucket, token_bucket or warm_up with it"
+		needed = "algorithm leaky_bucket, token_bucket or warm_up"
 	case time.Duration(l.MaxDelay) < unit:
-		want = fmt.Sprintf("at least %v, in which a unit leaves", unit)
+		return option.Bad("max_delay", l.Waiting.Option, fmt.Sprintf("at least %v, the time in which one unit drips", unit))
 	case l.delayed(*numbers, cost) > 0:
 		return nil
 	case l.Algorithm.HasSize():
 		size := leastDelaying(numbers, cost) - l.Soft
-		want = fmt.Sprintf("size %d or more with it, as drip_size is %d and cost %d: otherwise more than the size could pass at once", size, numbers.DripSize, cost)
+		needed = fmt.Sprintf("size %d or more, as drip_size is %d and cost %d: otherwise more than the size could pass at once", size, numbers.DripSize, cost)
 	default:
-		want = fmt.Sprintf("a warm_up of more than %v with it: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
+		needed = fmt.Sprintf("a warm_up of more than %v: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
 	}
-	return option.Bad("max_delay", l.Waiting.Option, want)
+	return option.Needs("max_delay", l.Waiting.Option, needed)
 }
 
 // leastDelaying returns the least size of a bucket at which requests of some cost may wait,

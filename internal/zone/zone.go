@@ -42,8 +42,8 @@ const NoKey = "all"
 const MostEvents = bucket.MaxSlidingUnits
 
 // ParseEvents parses a number of events, which is at least the given one. If it can't,
-// it returns what is wanted. As there, the number may have a sign.
-func ParseEvents(text string, least int64) (events int64, want string) {
+// it returns what to use. As there, the number may have a sign.
+func ParseEvents(text string, least int64) (events int64, use string) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < least || n > MostEvents {
 		return 0, fmt.Sprintf("a whole number from %d to %d", least, MostEvents)
@@ -51,17 +51,17 @@ func ParseEvents(text string, least int64) (events int64, want string) {
 	return n, ""
 }
 
-// ParseWindow parses the length of a window. If it can't, it returns what is wanted.
-func ParseWindow(text string) (window time.Duration, want string) {
-	if window, want = option.Interval(text); want == "" && limiter.SlidingLog(1, window).Validate() != nil {
+// ParseWindow parses the length of a window. If it can't, it returns what to use.
+func ParseWindow(text string) (window time.Duration, use string) {
+	if window, use = option.Interval(text); use == "" && limiter.SlidingLog(1, window).Validate() != nil {
 		return 0, "a duration of at most 11 years"
 	}
-	return window, want
+	return window, use
 }
 
 // ParseJitter parses the share of the wait by which Retry-After may be longer. If it
-// can't, it returns what is wanted.
-func ParseJitter(text string) (share float64, want string) {
+// can't, it returns what to use.
+func ParseJitter(text string) (share float64, use string) {
 	share, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(share >= 0 && share <= 1) {
 		return 0, "a share of the wait from 0 to 1, such as 0.1 for 10 %"
