@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -168,5 +169,33 @@ func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 	}
 	if took := load(config{global: silent.global, site: "header X y\n" + oneLimit}); took >= connectWait {
 		t.Errorf("a config whose Redis is known took %v", took)
+	}
+}
+
+// TestClusterWithoutOption guards that a server of a cluster which is given without the option
+// cluster is told with the first requests, by a line that says so: with one limit another server
+// has the key, and with two it refuses keys of several slots.
+func TestClusterWithoutOption(t *testing.T) {
+	addr := redistest.StartCluster(t, 3).Addrs()[0]
+	for name, site := range map[string]string{
+		"one limit":  "rate_limit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nrespond ok",
+		"two limits": "rate_limit {\nlimit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nlimit b {\nkey all\nsize 99\ndrip_rate 1h\n}\n}\nrespond ok",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startConfig(t, config{global: redisGlobal(addr, slowly), site: site})
+			for i := range 20 { // of some keys it has the slot
+				if a := s.get("/?" + strconv.Itoa(i)); a.StatusCode != 200 {
+					t.Fatalf("got %s, want what this Caddy decides", a)
+				}
+			}
+			eventually(t, "a line", func() bool {
+				for _, e := range append(s.log("error", "rate_limit"), s.log("warn", "rate_limit")...) {
+					if e["reason"] == "moved" && e["look_at"] == "cluster" && strings.Contains(e["error"].(string), "add the option cluster") {
+						return true
+					}
+				}
+				return false
+			})
+		})
 	}
 }

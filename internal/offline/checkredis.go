@@ -142,8 +142,7 @@ func (c *checker) tryBucket(ctx context.Context, store *limiter.Redis, b limiter
 	}
 	switch {
 	case err != nil:
-		c.advise("redis", "A request could not be decided: "+err.Error()+".",
-			"Use a server that docs/redis.md lists, and a user with the permissions there.")
+		c.advise("redis", "A request could not be decided: "+err.Error()+".", remedy(err))
 	case decisions[0].Denied || decisions[0].Remaining != 700:
 		c.advise("redis", fmt.Sprintf("A bucket of 1000 that was charged 300 has room for %d more.", decisions[0].Remaining),
 			"Use a server that docs/redis.md lists.")
@@ -175,6 +174,23 @@ func serverName(info map[string]string) string {
 		}
 	}
 	return "unknown"
+}
+
+// remedy returns what to do about a request that a server could not decide.
+func remedy(err error) string {
+	var failed interface {
+		error
+		Reason() string
+	}
+	if errors.As(err, &failed) {
+		switch failed.Reason() {
+		case "moved":
+			return "Add the option cluster."
+		case "noauth", "wrongpass":
+			return "Correct username and password."
+		}
+	}
+	return "Use a server that docs/redis.md lists, and a user with the permissions there."
 }
 
 // refused reports whether err is a server's reply.

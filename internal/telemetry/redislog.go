@@ -91,6 +91,8 @@ func lookAt(reason string) zap.Field {
 		options = "username and password; of sentinels, sentinel_username and sentinel_password"
 	case "noperm":
 		options = "username and key_prefix, and the permissions in docs/redis.md"
+	case "moved":
+		options = "cluster"
 	case "dns":
 		options = "the address after redis"
 	case "tls":

@@ -11,7 +11,8 @@ const module = "github.com/seed-387a6c65/caddy-ratelimit"
 
 // TestDockerfiles guards that both images are built of images of fixed versions, with
 // the Caddy that the Makefile builds: that of the checkout by its command, the other one
-// with the version of this module that the changelog has.
+// with the version of this module that the changelog has, and without a file capability, with
+// which no container could run it that has dropped all.
 func TestDockerfiles(t *testing.T) {
 	words := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	submatch := func(text, expr string) string {
@@ -27,7 +28,7 @@ func TestDockerfiles(t *testing.T) {
 	released := submatch(read(t, root, "CHANGELOG.md"), `(?m)^## (\d+\.\d+\.\d+)`)
 
 	for name, want := range map[string]string{
-		"Dockerfile": "RUN xcaddy build " + caddy + " --with " + module + "@v" + released,
+		"Dockerfile": "RUN XCADDY_SETCAP=0 xcaddy build " + caddy + " --with " + module + "@v" + released,
 		"checkout.Dockerfile": "go tool -modfile=tools/go.mod xcaddy " +
 			strings.NewReplacer("$(CADDY_VERSION)", caddy, "./caddy", "/usr/bin/caddy").Replace(build),
 	} {

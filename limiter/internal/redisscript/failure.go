@@ -177,8 +177,9 @@ var replies = map[string]ServerError{
 	"WRONGPASS":   {reason: "wrongpass", text: "does not accept the user or password", counts: true, lasts: true},
 	"NOPERM":      {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"CLUSTERDOWN": {reason: "clusterdown", text: "serves no such slot, a part of its cluster is down"},
-	"MOVED":       {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
-	"ASK":         {reason: "moved", text: "is a cluster's and not the one to ask; is the option for clusters set?", elsewhere: true},
+	"MOVED":       {reason: "moved", text: "is a server of a cluster, and another one has the key; add the option cluster if it is missing", elsewhere: true},
+	"ASK":         {reason: "moved", text: "is a server of a cluster, and another one has the key; add the option cluster if it is missing", elsewhere: true},
+	"CROSSSLOT":   {reason: "moved", text: "is a server of a cluster; add the option cluster", counts: true, lasts: true},
 	"TRYAGAIN":    {reason: "tryagain", text: "is moving the slot to another server", elsewhere: true},
 }
 

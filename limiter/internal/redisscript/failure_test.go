@@ -73,6 +73,7 @@ func TestFailureReasons(t *testing.T) {
 		{replyError("ERR The user executing the script can't run this command or subcommand"), "noperm", "counts writes"},
 		{replyError("NOSCRIPT No matching script."), "error", "counts unrun"},
 		{replyError("ASK 1 127.0.0.1:7000"), "moved", "elsewhere unrun"},
+		{replyError("CROSSSLOT Keys in request don't hash to the same slot"), "moved", "counts unrun"},
 		{replyError("TRYAGAIN Multiple keys request during rehashing of slot"), "tryagain", "elsewhere unrun"},
 		{replyError("CLUSTERDOWN The cluster is down"), "clusterdown", "unrun"},
 		{replyError("ERR max number of clients + cluster connections reached"), "maxclients", "counts"},
