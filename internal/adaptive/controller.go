@@ -33,8 +33,9 @@ const (
 
 	// A window ends after shortWindow if it has manyAnswers, after longWindow if it has
 	// fewAnswers, or so many slow failures besides, and after lastWindow in any case; the last
-	// two are at least twice the latency.
-	shortWindow = 500 * time.Millisecond
+	// two are at least twice the latency. In a shorter window a pause of the upstream, such as one
+	// of its garbage collector, would look like an overload.
+	shortWindow = time.Second
 	longWindow  = 2 * time.Second
 	lastWindow  = 10 * time.Second
 	manyAnswers = 30
