@@ -316,6 +316,38 @@ func TestReplayAdvisesLeases(t *testing.T) {
 	}
 }
 
+// TestReplayAdvisesLatency guards when a replay says that the latency of a limit which follows
+// the load may be too low: if enough requests that met it were answered, in more than a third
+// of that on average.
+func TestReplayAdvisesLatency(t *testing.T) {
+	t.Parallel()
+	const advice = "Its requests took 200ms on average. Its latency, 500ms, should be at least three times what is usual until responses begin: 600ms, unless"
+	lines := func(n int, path string, a logged) (all string) {
+		for i := range n {
+			all += answeredLine(time.Duration(i)*ms, "192.0.2.1", path, a)
+		}
+		return all
+	}
+	for _, tc := range []struct {
+		name, log string
+		want      bool
+	}{
+		{"slow", lines(30, "/up", logged{took: 200 * ms, status: 200}), true},
+		{"slow, and others fast", lines(30, "/up", logged{took: 200 * ms, status: 200}) + lines(300, "/", logged{status: 200}), true},
+		{"slow, and failures fast", lines(30, "/up", logged{took: 200 * ms, status: 200}) + lines(300, "/up", logged{status: 503}), true},
+		{"fast enough", lines(30, "/up", logged{took: 166 * ms, status: 200}), false},
+		{"few", lines(29, "/up", logged{took: 200 * ms, status: 200}), false},
+		{"turned away", lines(30, "/up", logged{took: 200 * ms, status: 429}), false},
+		{"no durations", strings.Repeat(commonLine(20, "192.0.2.1", "/up"), 30), false},
+	} {
+		config := configFile(t, "example.com {\nrate_limit /up up {\nconcurrency auto\n}\nrespond ok\n}\n")
+		out := runCommand(t, "replay", "--config", config, logFile(t, tc.log)).out
+		if got := strings.Contains(out, advice); got != tc.want || strings.Contains(out, "latency") != tc.want {
+			t.Errorf("%s: advice %t, want %t:\n%s", tc.name, got, tc.want, out)
+		}
+	}
+}
+
 // TestReplayClients guards that the virtual host of a line is not taken for its client, and
 // that a log without clients that can be told apart says so first, or is refused.
 func TestReplayClients(t *testing.T) {

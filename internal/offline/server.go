@@ -328,9 +328,9 @@ type run struct {
 }
 
 // Visit is called for each handler of limits that a request reaches, with the buckets
-// that the request has to pass: at least one. It must not keep q. If they could not
-// be determined, err says why, and the request ends. It returns whether the request is
-// passed on.
+// that the request has to pass, those of limits that follow the load too: at least one.
+// It must not keep q. If they could not be determined, err says why, and the request
+// ends. It returns whether the request is passed on.
 type Visit func(h *Handler, q *rule.Request, err error) bool
 
 // newRun returns a run that calls visit.
@@ -434,7 +434,7 @@ func (run *run) meet(h *Handler, r *http.Request) bool {
 		run.visit(h, q, err)
 		return false
 	}
-	return len(q.Entries()) == 0 || run.visit(h, q, nil)
+	return len(q.Entries())+len(q.Loads()) == 0 || run.visit(h, q, nil)
 }
 
 // Header implements http.ResponseWriter.

@@ -467,8 +467,8 @@ func (p *replay) notes(several bool) (notes []string) {
 		add(p.hostless, "has no host in the log, and the config has several or any: name one with --host.",
 			"have no host in the log, and the config has several or any: name one with --host.")
 	}
-	for _, path := range p.following {
-		notes = append(notes, prefix+"Limit "+path+" follows the load, which a log does not tell: it denies nothing here.")
+	for _, l := range p.following {
+		notes = append(notes, prefix+l.note())
 	}
 	if p.requests == 0 && len(p.limits)+len(p.following) == 0 {
 		notes = append(notes, prefix+"The config has no limits.")

@@ -30,7 +30,7 @@ type replay struct {
 	roomy     *roomyStore   // of the sizes that keys need
 	now       time.Duration // on the store's clock
 	limits    []*replayedLimit
-	following []string // limits that follow the load, which a log does not tell
+	following []*followingLimit
 	of        map[*rule.Bucket]*replayedLimit
 	host      string // of requests whose log does not tell
 
@@ -110,7 +110,7 @@ func newReplay(config *offline.Config, opt Options) *replay {
 func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
 	for _, l := range limits {
 		if l.Limit.Load != nil {
-			p.following = append(p.following, l.Path)
+			p.following = append(p.following, &followingLimit{path: l.Path, bucket: l.Bucket, latency: l.Limit.Load.Options.Latency})
 			continue
 		}
 		if l.Off || p.of[l.Bucket] != nil {
@@ -216,6 +216,9 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 		p.reject(rule.Response{})
 		return false
 	}
+	if p.time(q); len(q.Entries()) == 0 {
+		return true
+	}
 	if len(p.entry.Redacted) > 0 || p.entry.Headers != accesslog.AllHeaders {
 		if p.withhold(q) == len(q.Entries()) {
 			return true
@@ -287,6 +290,46 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 		p.rejected, p.rejection = before, rule.Response{Status: http.StatusTooManyRequests}
 	}
 	return !denied
+}
+
+// followingLimit is a limit that follows the load, which a log does not tell.
+type followingLimit struct {
+	path     string
+	bucket   *rule.Bucket
+	latency  time.Duration
+	answered int64
+	took     time.Duration // that all answers did, until they ended
+}
+
+// time notes how long the request took at the limits that follow the load, if it was answered.
+func (p *replay) time(q *rule.Request) {
+	e := p.entry
+	if e.Duration < 0 || e.Status < http.StatusOK || e.Status >= statusClientLeft || e.Status == http.StatusTooManyRequests {
+		return
+	}
+	for i := range q.Loads() {
+		for _, l := range p.following {
+			if l.bucket == q.Loads()[i].Bucket {
+				l.answered++
+				l.took += time.Duration(e.Duration)
+			}
+		}
+	}
+}
+
+// note returns what to know about l.
+func (l *followingLimit) note() string {
+	const enough, times = 30, 3
+	text := "Limit " + l.path + " follows the load, which a log does not tell: it denies nothing here."
+	if l.answered < enough {
+		return text
+	}
+	mean := (l.took / time.Duration(l.answered)).Round(time.Millisecond)
+	if times*mean <= l.latency {
+		return text
+	}
+	return text + fmt.Sprintf(" Its requests took %v on average. Its latency, %v, should be at least three times what is usual until responses begin: "+
+		"%v, unless the upstream was busy or sending took long.", mean, l.latency, min(times*mean, time.Minute))
 }
 
 // withhold leaves out the buckets whose key the log does not tell. It returns how many.
