@@ -114,9 +114,9 @@ fuzz:
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript
 
 # Cause every fault for as long as test/faults/results.md says, and write its
-# table: about half an hour.
+# table: some fifty minutes.
 faults: programs
-	cd test/faults && go test -count=1 -timeout 1h -v . -long -table results.md
+	cd test/faults && go test -count=1 -timeout 90m -v . -long -table results.md
 
 # Let three nodes run for long, with reloads and closed connections, and write what
 # they held and admitted to test/faults/results.md.

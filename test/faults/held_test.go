@@ -27,16 +27,21 @@ func upgrading(tr *trial) string {
 		if r.URL.Path != "/upgrade" {
 			return
 		}
-		w.Header().Set("Connection", "Upgrade")
-		w.Header().Set("Upgrade", "echo")
-		w.WriteHeader(http.StatusSwitchingProtocols)
-		if conn, _, err := w.(http.Hijacker).Hijack(); err == nil {
-			defer conn.Close()
-			_, _ = io.Copy(conn, conn)
-		}
+		upgrade(w)
 	}))
 	tr.Cleanup(upstream.Close)
 	return strings.TrimPrefix(upstream.URL, "http://")
+}
+
+// upgrade upgrades a connection, and sends back what comes.
+func upgrade(w http.ResponseWriter) {
+	w.Header().Set("Connection", "Upgrade")
+	w.Header().Set("Upgrade", "echo")
+	w.WriteHeader(http.StatusSwitchingProtocols)
+	if conn, _, err := w.(http.Hijacker).Hijack(); err == nil {
+		defer conn.Close()
+		_, _ = io.Copy(conn, conn)
+	}
 }
 
 // killedWhileHolding has two upgraded connections fill a limit on requests in progress,
