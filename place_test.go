@@ -171,3 +171,69 @@ func TestPlaceElsewhere(t *testing.T) {
 		t.Errorf("got %s", a)
 	}
 }
+
+// TestNoUseToWait guards that a request is denied at once which would not be admitted in the
+// end either: one that costs more than the limit holds, also behind others that wait, and one
+// for which another limit has no room.
+func TestNoUseToWait(t *testing.T) {
+	u := newTurns(t)
+	s := startSite(t, "rate_limit {\nlimit x {\nkey all\nconcurrency 2\ncost {query.cost}\nmax_delay 1m\n}\nlimit other {\nmatch query other=*\nkey all\nsize 1\ndrip_rate 1h\n}\n}\nreverse_proxy "+u.addr)
+	denied := func(when string) {
+		t.Helper()
+		start := time.Now()
+		if a := s.get("/?cost=3"); a.StatusCode != 429 || a.Header.Get("Retry-After") != "" || time.Since(start) > 10*time.Second {
+			t.Errorf("%s: %s after %v, want a denial without a time to retry", when, a, time.Since(start))
+		}
+	}
+	denied("idle")
+	var open sync.WaitGroup
+	open.Go(func() { s.get("/?cost=2&other=1") })
+	<-u.arrived
+	open.Go(func() { s.get("/?cost=2") })
+	eventually(t, "a request waits", func() bool { return waitingAt(t, "x") == 1 })
+	denied("behind one that waits")
+	u.end <- struct{}{}
+	<-u.arrived
+	if a := s.get("/?cost=2&other=1"); a.StatusCode != 429 || a.Header.Get("Retry-After") != "3600" {
+		t.Errorf("without room at another limit: %s", a)
+	}
+	u.end <- struct{}{}
+	open.Wait()
+}
+
+// TestMorePlacesAfterReload guards that requests which wait while a reload allows more of them
+// get the new places, however many come.
+func TestMorePlacesAfterReload(t *testing.T) {
+	u := newTurns(t)
+	c := config{site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
+	c.site = strings.Replace(c.site, "max_waiting 3", "max_waiting 100", 1)
+	s := startConfig(t, c)
+	ctx, stop := context.WithCancel(t.Context())
+	var open sync.WaitGroup
+	come := func() { open.Go(func() { ask(ctx, s.url("/")) }) }
+	come()
+	<-u.arrived
+	open.Go(func() {
+		for ctx.Err() == nil {
+			come()
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	time.Sleep(1500 * time.Millisecond) // so that those before leave without a place
+	c.site = strings.Replace(c.site, "concurrency 1", "concurrency 4", 1)
+	if err := s.load(c); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		select {
+		case <-u.arrived:
+		case <-time.After(patience):
+			t.Fatal("no request got a new place")
+		}
+	}
+	stop()
+	for range 4 {
+		u.end <- struct{}{}
+	}
+	open.Wait()
+}

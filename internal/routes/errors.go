@@ -54,8 +54,14 @@ type errorRoutes struct {
 	// handler was not found: handlers of other plugins may contain routes.
 	destinations
 
-	hasSubroutes bool            // whether any subroute has error routes
-	filters      []requestFilter // one for each error route of the server
+	hasSubroutes bool         // whether any subroute has error routes
+	filters      []errorRoute // one for each error route of the server
+}
+
+// errorRoute is what is known of one beforehand.
+type errorRoute struct {
+	requests requestFilter
+	statuses *statuses
 }
 
 // errorRoutesOf returns the error routes of srv that may handle the errors of h.
@@ -65,7 +71,8 @@ func errorRoutesOf(srv *caddyhttp.Server, h caddyhttp.MiddlewareHandler) *errorR
 	if srv.Errors != nil {
 		s.routes(srv.Errors.Routes, destinations{inErrorRoute: toNone})
 		for i := range srv.Errors.Routes {
-			s.found.filters = append(s.found.filters, newRequestFilter(srv.Errors.Routes[i].MatcherSets))
+			route := &srv.Errors.Routes[i]
+			s.found.filters = append(s.found.filters, errorRoute{newRequestFilter(route.MatcherSets), statusesOf(route)})
 		}
 	}
 	return &s.found
@@ -159,7 +166,7 @@ func (e *errorRoutes) maySee(r *http.Request, status int) bool {
 	switch {
 	case dest&toNone != 0:
 		return false
-	case dest == toSubroute || e.matchFilters(r):
+	case dest == toSubroute || e.matchFilters(r, status):
 		return true
 	case dest == toServer:
 		return false
@@ -167,10 +174,11 @@ func (e *errorRoutes) maySee(r *http.Request, status int) bool {
 	return status < http.StatusInternalServerError
 }
 
-// matchFilters reports whether the server has error routes for the site of r.
-func (e *errorRoutes) matchFilters(r *http.Request) bool {
+// matchFilters reports whether the server has error routes for the site of r that may handle
+// the status.
+func (e *errorRoutes) matchFilters(r *http.Request, status int) bool {
 	for i := range e.filters {
-		if e.filters[i].match(r) {
+		if f := &e.filters[i]; f.statuses.has(status) && f.requests.match(r) {
 			return true
 		}
 	}

@@ -47,12 +47,13 @@ type line struct {
 	waits list.List // of *waiter, in the order in which they came
 	turns int       // how many have a turn
 	freed int       // places that were freed while nobody waited and some had turns, at most so many as these
+	asked time.Time // when one last had a turn without a place that was known to be free
 }
 
 // waiter is a request in a line.
 type waiter struct {
-	number uint64 // in the order in which they came
-	turn   chan struct{}
+	number uint64        // in the order in which they came
+	turn   chan bool     // whether the turn is a guess: no place is known to be free
 	at     *list.Element // nil if it has a turn
 }
 
@@ -84,7 +85,7 @@ func (s *Lines) join(key lineKey, turn bool) *waiter {
 		s.open.Add(1)
 	}
 	s.last++
-	own := &waiter{number: s.last, turn: make(chan struct{}, 1)}
+	own := &waiter{number: s.last, turn: make(chan bool, 1)}
 	if turn {
 		l.turns++
 	} else {
@@ -125,6 +126,7 @@ func (s *Lines) takeTurn(key lineKey, own *waiter) bool {
 		return false
 	}
 	l.next()
+	l.asked = time.Now()
 	return true
 }
 
@@ -136,15 +138,22 @@ func (l *line) next() *waiter {
 	return first
 }
 
-// leave removes one from a line. If there may be another place, the next one has a turn.
+// leave removes one from a line. The next one has a turn if there may be another place; and if
+// the first has not had one of late, as it would not either if those before it went on leaving
+// without.
 func (s *Lines) leave(key lineKey, own *waiter, another bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
-	if own.at != nil {
+	if own.at == nil {
+		l.turns--
+	} else {
+		another = l.waits.Front() == own.at && time.Since(l.asked) >= askEvery
 		l.waits.Remove(own.at)
-	} else if l.turns--; another {
-		l.wake()
+	}
+	if another {
+		l.asked = time.Now()
+		l.wake(true)
 	}
 	if l.freed = min(l.freed, l.turns); l.turns == 0 && l.waits.Len() == 0 {
 		delete(s.byKey, key)
@@ -160,14 +169,14 @@ func (s *Lines) wake(key lineKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.byKey[key]; l != nil {
-		l.wake()
+		l.wake(false)
 	}
 }
 
-// wake is Lines.wake, of l.
-func (l *line) wake() {
+// wake gives the next one a turn, of which guess says whether no place is known to be free.
+func (l *line) wake(guess bool) {
 	if l.waits.Len() > 0 {
-		l.next().turn <- struct{}{}
+		l.next().turn <- guess
 		return
 	}
 	l.freed = min(l.freed+1, l.turns)
@@ -194,12 +203,12 @@ func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bo
 		return
 	}
 	lines, key, start := e.Limit.Waiting.Lines, e.line(class), time.Now()
-	own, polled, found := lines.join(key, asked), false, false
+	own, guess, found := lines.join(key, asked), false, false
 	over, look := time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay)))), time.NewTicker(lookEvery)
 	defer func() {
 		over.Stop()
 		look.Stop()
-		lines.leave(key, own, polled || !found)
+		lines.leave(key, own, guess || !found)
 		e.endWait()
 		o.AddDelay(time.Since(start))
 	}()
@@ -214,11 +223,11 @@ func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bo
 			}
 		}
 		select {
-		case <-own.turn:
-			turn, polled = true, false
+		case guess = <-own.turn:
+			turn = true
 		case <-look.C:
 			if turn = lines.takeTurn(key, own); turn {
-				polled = true
+				guess = true
 				look.Reset(askEvery)
 			}
 		case <-over.C:
@@ -235,7 +244,7 @@ func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bo
 // behind returns the first entry of a store in whose line others wait, or nil.
 func (q *Request) behind() *Entry {
 	for i := range q.entries {
-		if e := &q.entries[i]; e.Limit.inLine() && !e.Ask.DryRun && e.Limit.Waiting.anyone(e.line(0)) {
+		if e := &q.entries[i]; e.Limit.inLine() && !e.Ask.DryRun && e.Ask.Cost <= e.Ask.Limit.Size && e.Limit.Waiting.anyone(e.line(0)) {
 			return e
 		}
 	}
@@ -248,7 +257,7 @@ func (q *Request) placeless() (first *Entry) {
 	for i := range q.entries {
 		switch e := &q.entries[i]; {
 		case !e.Denies():
-		case !e.Limit.inLine():
+		case !e.Limit.inLine(), e.Decision.Never:
 			return nil
 		case first == nil:
 			first = e
@@ -278,7 +287,7 @@ func (q *Request) askInLine(s limiter.Store, how *How) (err error) {
 			how.Outcome.AddWait(waited - how.Outcome.Waited()) // each time anew
 			err, asked = q.ask(s, how, 0, len(q.entries)), true
 			short = q.placeless()
-			return err == nil && short == nil, err != nil || short != in
+			return err == nil && q.firstDenied() < 0, err != nil || short != in
 		})
 		if err != nil {
 			return err
@@ -287,7 +296,7 @@ func (q *Request) askInLine(s limiter.Store, how *How) (err error) {
 	switch {
 	case !asked:
 		q.denyUnasked(short, how)
-	case short == nil && in != nil:
+	case in != nil && q.firstDenied() < 0:
 		in.Policy.Counters.CountDelayed(q.stripe)
 	}
 	return nil

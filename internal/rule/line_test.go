@@ -159,6 +159,47 @@ func TestLineEnds(t *testing.T) {
 	})
 }
 
+// TestLineGoesOnAsking guards that places of which nobody tells are found all at once, also
+// where so many come and leave that none waits for long after those before it have left.
+func TestLineGoesOnAsking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, every := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+			for _, most := range []time.Duration{20 * time.Millisecond, 250 * time.Millisecond, time.Second, 1010 * time.Millisecond} {
+				p := newPlaces(0, most)
+				p.limit.MaxWaiting = 1e6
+				var all sync.WaitGroup
+				var got []time.Duration
+				var start time.Time
+				come := func(n int) {
+					for range n {
+						all.Go(func() {
+							if p.take(t.Context()) {
+								p.mu.Lock()
+								got = append(got, time.Since(start))
+								p.mu.Unlock()
+							}
+						})
+						time.Sleep(every)
+					}
+				}
+				come(int(3 * time.Second / every))
+				start = time.Now()
+				for range 5 {
+					p.leave(false)
+				}
+				come(max(10, int(time.Second/every)))
+				all.Wait()
+				slices.Sort(got)
+				// Where nobody waits when they are freed, those who come find them.
+				if bound := lookEvery + askEvery + 5*every; len(got) < 5 || got[4] > bound {
+					t.Errorf("one each %v that waits %v: got places after %v, want 5 within %v", every, most, got, bound)
+				}
+				p.checkEmpty(t)
+			}
+		}
+	})
+}
+
 // TestLineLosesNoPlace guards, with random requests that come, leave and free places at once,
 // that no place is free while anybody waits for one.
 func TestLineLosesNoPlace(t *testing.T) {
