@@ -482,7 +482,7 @@ func TestBanCommands(t *testing.T) {
 		"banned for   1m0s\n"+
 		"retry after  1m0s\n"+
 		"empties in   1s\n")
-	runCommand(t, "unban", address, "login", "a").want(t, 0, "The ban of a at limit login is lifted. It would have lasted for 1m0s.\n")
+	runCommand(t, "unban", address, "login", "a").want(t, 0, "The ban of a at limit login is lifted. It would have lasted for 1m0s. Its bucket stays as it is; reset empties it too.\n")
 	runCommand(t, "unban", address, "login", "a").want(t, 0, "There is no ban of a at limit login.\n")
 	runCommand(t, "ban", address, "default", "192.0.2.1", "1h").want(t, 1, "Error: limit: it does not ban; use one with ban, such as ban 10m\n")
 	runCommand(t, "ban", address, "login", "a").want(t, 1, "Error: DURATION: \"a\" is not valid; use a duration behind LIMIT and KEY, such as 10m\n")

@@ -12,7 +12,8 @@ func TestKeysOfProxies(t *testing.T) {
 	const (
 		trust    = "servers {\ntrusted_proxies static 127.0.0.0/8\n}"
 		other    = "servers {\ntrusted_proxies static 192.0.2.1\n}"
-		servers  = "servers {\n\ttrusted_proxies static private_ranges\n}"
+		servers  = "servers {\n\ttrusted_proxies static private_ranges\n\ttrusted_proxies_strict\n}"
+		byField  = "servers {\n\ttrusted_proxies static private_ranges\n\tclient_ip_headers "
 		clientIP = "Use {client_ip}, which is the address that the proxy reports."
 	)
 	block := func(option string) string { return "rate_limit a {\nsize 5\n" + option + "\n}" }
@@ -20,9 +21,9 @@ func TestKeysOfProxies(t *testing.T) {
 		{"default key", "", block(""), "X-Forwarded-For: 192.0.2.7", servers},
 		{"remote_host", "", block("key {remote_host}"), "X-Forwarded-For: 192.0.2.7", servers},
 		{"Forwarded", "", block(""), "Forwarded: for=192.0.2.7", servers},
-		{"CF-Connecting-IP", "", block(""), "CF-Connecting-IP: 192.0.2.7", servers},
-		{"X-Real-IP", "", block(""), "X-Real-IP: 192.0.2.7", servers},
-		{"zone", "", "rate_limit {\nzone a {\nkey {remote_host}\nevents 5\nwindow 1m\n}\n}", "X-Real-IP: 192.0.2.7", servers},
+		{"CF-Connecting-IP", "", block(""), "CF-Connecting-IP: 192.0.2.7", byField + "CF-Connecting-IP\n}"},
+		{"X-Real-IP", "", block(""), "X-Real-IP: 192.0.2.7", byField + "X-Real-IP\n}"},
+		{"zone", "", "rate_limit {\nzone a {\nkey {remote_host}\nevents 5\nwindow 1m\n}\n}", "X-Real-IP: 192.0.2.7", byField + "X-Real-IP\n}"},
 		{"remote_host of a trusted proxy", trust, block("key {remote_host}"), "X-Forwarded-For: 192.0.2.7", clientIP},
 		{"no proxy", "", block(""), "X-Other: 192.0.2.7", ""},
 		{"key by header", "", block("key {header.X-Key}{client_ip}"), "X-Forwarded-For: 192.0.2.7", ""},

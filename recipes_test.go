@@ -314,8 +314,8 @@ func recipeWordPress(r recipe) {
 	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
 	r.want("right passwords", s.statuses(10, "POST", "/wp-login.php?status=302"), "map[302:10]")
 	r.want("the form", s.statuses(10, "GET", "/wp-login.php"), "map[200:10]")
-	r.want("wrong passwords", s.statuses(7, "POST", "/wp-login.php"), "map[200:5 403:2]")
-	r.want("the page by another path", s.statuses(3, "POST", "/wp-login.php/x"), "map[403:3]")
+	r.want("wrong passwords", s.statuses(7, "POST", "/wp-login.php"), "map[200:5 429:2]")
+	r.want("the page by another path", s.statuses(3, "POST", "/wp-login.php/x"), "map[429:3]")
 }
 
 func recipeGRPC(r recipe) {

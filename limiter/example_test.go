@@ -154,7 +154,7 @@ func ExampleSummarize() {
 // its Fallback.
 func ExampleRedis() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
-		Addresses: []string{"127.0.0.1:1"},
+		Addresses: []string{"127.0.0.1:1"}, // nobody answers there, so the Memory decides
 		KeyPrefix: "rl:",
 		Timeout:   50 * time.Millisecond,
 		Fallback:  limiter.NewMemory(),
@@ -181,7 +181,7 @@ func ExampleRedis() {
 // Without a Fallback, the caller has to decide when Redis does not answer in time.
 func ExampleErrUnavailable() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
-		Addresses: []string{"127.0.0.1:1"},
+		Addresses: []string{"127.0.0.1:1"}, // nobody answers there, so the Memory decides
 		Timeout:   50 * time.Millisecond,
 	})
 	if err != nil {

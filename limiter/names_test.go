@@ -129,3 +129,15 @@ func TestAlgorithmsFitTheirField(t *testing.T) {
 		t.Errorf("algorithm %d does not fit", last)
 	}
 }
+
+// TestLettersDiffer guards that no two algorithms have values under the same key: each would
+// take those of the other for none.
+func TestLettersDiffer(t *testing.T) {
+	by := make(map[byte]bucket.Algorithm)
+	for i, k := range bucket.Algorithms {
+		if other, ok := by[k.Letter]; ok {
+			t.Errorf("%v and %v both have the letter %q", other, bucket.Algorithm(i), k.Letter) //nolint:gosec // there are few
+		}
+		by[k.Letter] = bucket.Algorithm(i) //nolint:gosec // likewise
+	}
+}

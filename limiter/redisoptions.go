@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -88,8 +89,8 @@ func (opt RedisOptions) Validate() error {
 	switch n := len(opt.Addresses); {
 	case n < 1 || n > RedisMaxAddresses:
 		return fmt.Errorf("%d addresses: must be from 1 to %d", n, RedisMaxAddresses)
-	case slices.Contains(opt.Addresses, ""):
-		return errors.New("addresses: one is empty")
+	case slices.ContainsFunc(opt.Addresses, func(a string) bool { return !isAddress(a) }):
+		return errors.New("addresses: each must be host:port, or the path of a socket")
 	case len(opt.KeyPrefix) > RedisMaxPrefix || strings.ContainsAny(opt.KeyPrefix, "{}"):
 		return fmt.Errorf("key prefix: must have no braces and at most %d bytes", RedisMaxPrefix)
 	case opt.DB < 0 || opt.DB > RedisMaxDB:
@@ -114,6 +115,15 @@ func (opt RedisOptions) Validate() error {
 		}
 	}
 	return nil
+}
+
+// isAddress reports whether a is a host and a port, or the path of a socket.
+func isAddress(a string) bool {
+	if strings.Contains(a, "/") {
+		return !strings.Contains(a, "://")
+	}
+	host, port, err := net.SplitHostPort(a)
+	return err == nil && host != "" && port != ""
 }
 
 // forScripts returns the options for the client that runs the script.

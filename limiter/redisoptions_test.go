@@ -59,6 +59,8 @@ func TestNewRedisRejectsInvalidOptions(t *testing.T) {
 		"nothing":            {},
 		"nothing, cluster":   {Cluster: true},
 		"nothing, sentinels": {MasterName: "m"},
+		"no port":            {Addresses: []string{"127.0.0.1:1", "localhost"}, Timeout: time.Second},
+		"a URL":              {Addresses: []string{"redis://127.0.0.1:1"}, Timeout: time.Second},
 		"a negative timeout": {Addresses: []string{"127.0.0.1:1"}, Timeout: -1},
 		"a negative number":  {Addresses: []string{"127.0.0.1:1"}, Timeout: time.Second, DB: -1},
 	} {

@@ -184,6 +184,9 @@ func (c *Controller) end(length time.Duration) {
 	default:
 		c.verdict, c.limit = Idle, c.limit+(room-c.limit)/10
 	}
+	if c.mean > c.options.Latency && c.verdict == Filling { // also with no more than the least
+		c.verdict = Slow
+	}
 	c.limit = min(max(c.limit, least), most)
 
 	above := 0

@@ -104,7 +104,7 @@ func printBan(w io.Writer, path string, a *adminjson.Ban) {
 	case a.Left == 0:
 		fmt.Fprintf(w, "There is no ban of %s%s.\n", of, where)
 	case path == "unban":
-		fmt.Fprintf(w, "The ban of %s is lifted%s. It would have lasted for %s.\n", of, where, left)
+		fmt.Fprintf(w, "The ban of %s is lifted%s. It would have lasted for %s. Its bucket stays as it is; reset empties it too.\n", of, where, left)
 	default:
 		fmt.Fprintf(w, "Banned %s for %s%s.\n", of, left, where)
 	}

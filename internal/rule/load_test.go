@@ -81,6 +81,9 @@ func TestSlowAtMin(t *testing.T) {
 			}
 		}
 	}
+	if v := c.State(now).Verdict; v != adaptive.Slow {
+		t.Errorf("the verdict is %v", v)
+	}
 	if logs.Len() != 1 {
 		t.Fatalf("%d lines, want 1", logs.Len())
 	}

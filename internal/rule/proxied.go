@@ -65,7 +65,7 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 	}
 	switch state {
 	case watchUntrusted:
-		found, remedy = mayBePrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr), trustPrivate
+		found, remedy = mayBePrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr), trustProxy(r.Header)
 	case watchTrusted:
 		trusted, _ := caddyhttp.GetVar(r.Context(), caddyhttp.TrustedProxyVarKey).(bool)
 		found, remedy = trusted && isForwarded(r.Header), "Use {client_ip}, which is the address that the proxy reports."
@@ -76,9 +76,19 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 	return true, remedy
 }
 
-// trustPrivate is the remedy for a proxy that is not trusted.
-const trustPrivate = "Use {client_ip}, and write into the global options, with the proxy's addresses alone if others are private too:\n" +
-	"servers {\n\ttrusted_proxies static private_ranges\n}"
+// trustProxy returns the remedy for a proxy that is not trusted and sends these fields. Without
+// the second option, clients could choose their address by a field to which proxies add.
+func trustProxy(h http.Header) string {
+	option := "trusted_proxies_strict"
+	switch {
+	case len(h["Cf-Connecting-Ip"]) > 0:
+		option = "client_ip_headers CF-Connecting-IP"
+	case len(h["X-Forwarded-For"]) == 0 && len(h["X-Real-Ip"]) > 0:
+		option = "client_ip_headers X-Real-IP"
+	}
+	return "Use {client_ip}, and write into the global options, with the proxy's addresses alone if others are private too:\n" +
+		"servers {\n\ttrusted_proxies static private_ranges\n\t" + option + "\n}"
+}
 
 // trustsProxies reports whether a server has trusted proxies, or whether that can't be found
 // out: Caddy keeps them in a field that is not exported, and drops their config.
