@@ -231,7 +231,7 @@ func TestHeaderDirectiveOnDenials(t *testing.T) {
 		{"outside, with error routes", outside, shaped, all, "shaped"},
 		{"in error routes", "", "handle_errors {\n" + outside + "respond shaped\n}", less, "shaped"},
 		{"in error routes that answer nothing", "", "handle_errors {\n" + outside + "}", less, ""},
-		{"in error routes for others", outside, "handle_errors 5xx {\n" + outside + "}", all, ""},
+		{"in error routes for others", outside, "handle_errors 5xx {\n" + outside + "}", less, plainDenial},
 		{"replaced in error routes", "", "handle_errors {\nheader >X-RateLimit-Clear many\nrespond shaped\n}",
 			"429 limit=1 remaining=0 clear=many reset=1.000 retry-after=1", "shaped"},
 		{"intercepted", "intercept {\nreplace_status 503\n}\n", "", "503" + all[3:], plainDenial},

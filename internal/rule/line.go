@@ -117,12 +117,13 @@ func (s *Lines) yield(key lineKey, own *waiter) (again bool) {
 	return false
 }
 
-// takeTurn gives one that waits a turn if it is the first, and reports whether it is.
+// takeTurn gives one that waits a turn if it is the first, and nobody has one, and reports
+// whether it does.
 func (s *Lines) takeTurn(key lineKey, own *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
-	if own.at == nil || l.waits.Front() != own.at {
+	if own.at == nil || l.waits.Front() != own.at || l.turns > 0 {
 		return false
 	}
 	l.next()
@@ -138,20 +139,24 @@ func (l *line) next() *waiter {
 	return first
 }
 
-// leave removes one from a line. The next one has a turn if there may be another place; and if
-// the first has not had one of late, as it would not either if those before it went on leaving
-// without.
-func (s *Lines) leave(key lineKey, own *waiter, another bool) {
+// leave removes one from a line. If it leaves its turn unused, the next one has it. And the next
+// one may guess, if nobody has a turn: if the guess of this one was right; or if it was the first
+// and nobody has guessed of late, as nobody would if all went on leaving so.
+func (s *Lines) leave(key lineKey, own *waiter, guess, found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
+	mayGuess := guess && found
 	if own.at == nil {
 		l.turns--
 	} else {
-		another = l.waits.Front() == own.at && time.Since(l.asked) >= askEvery
+		mayGuess = l.waits.Front() == own.at && time.Since(l.asked) >= askEvery
 		l.waits.Remove(own.at)
 	}
-	if another {
+	switch {
+	case own.at == nil && !found:
+		l.wake(guess)
+	case mayGuess && l.turns == 0:
 		l.asked = time.Now()
 		l.wake(true)
 	}
@@ -208,7 +213,7 @@ func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bo
 	defer func() {
 		over.Stop()
 		look.Stop()
-		lines.leave(key, own, guess || !found)
+		lines.leave(key, own, guess, found)
 		e.endWait()
 		o.AddDelay(time.Since(start))
 	}()
@@ -268,24 +273,30 @@ func (q *Request) placeless() (first *Entry) {
 
 // askInLine asks a store about all entries, as often as the request may wait for places. It
 // does not wait without an Outcome, as in a replay.
-func (q *Request) askInLine(s limiter.Store, how *How) (err error) {
-	short, asked := q.behind(), false
+func (q *Request) askInLine(s limiter.Store, how *How) error {
+	short := q.behind()
 	if short == nil || how.Outcome == nil {
-		if err = q.ask(s, how, 0, len(q.entries)); err != nil || how.Outcome == nil {
+		if err := q.ask(s, how, 0, len(q.entries)); err != nil || how.Outcome == nil {
 			return err
 		}
 		if short = q.placeless(); short == nil {
 			return nil
 		}
-		asked = true
+		return q.waitForPlaces(s, *how, short, true)
 	}
+	return q.waitForPlaces(s, *how, short, false)
+}
+
+// waitForPlaces is askInLine of a request that has found no place at short, or has not asked
+// since others wait for those.
+func (q *Request) waitForPlaces(s limiter.Store, how How, short *Entry, asked bool) (err error) {
 	waited, since := how.Outcome.Waited(), time.Now()
 	var in *Entry // in whose line it waits
 	for short != nil && short != in && !q.left && time.Since(since) < time.Duration(short.Limit.MaxDelay) {
 		in = short
 		q.wait(in, 0, since, asked, how.Outcome, func() (found, done bool) {
 			how.Outcome.AddWait(waited - how.Outcome.Waited()) // each time anew
-			err, asked = q.ask(s, how, 0, len(q.entries)), true
+			err, asked = q.ask(s, &how, 0, len(q.entries)), true
 			short = q.placeless()
 			return err == nil && q.firstDenied() < 0, err != nil || short != in
 		})
@@ -295,8 +306,8 @@ func (q *Request) askInLine(s limiter.Store, how *How) (err error) {
 	}
 	switch {
 	case !asked:
-		q.denyUnasked(short, how)
-	case in != nil && q.firstDenied() < 0:
+		q.denyUnasked(short, &how)
+	case q.firstDenied() < 0:
 		in.Policy.Counters.CountDelayed(q.stripe)
 	}
 	return nil

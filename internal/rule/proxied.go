@@ -65,7 +65,9 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 	}
 	switch state {
 	case watchUntrusted:
-		found, remedy = mayBePrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr), trustProxy(r.Header)
+		if found = mayBePrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr); found {
+			remedy = trustProxy(r.Header)
+		}
 	case watchTrusted:
 		trusted, _ := caddyhttp.GetVar(r.Context(), caddyhttp.TrustedProxyVarKey).(bool)
 		found, remedy = trusted && isForwarded(r.Header), "Use {client_ip}, which is the address that the proxy reports."
