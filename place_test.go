@@ -208,9 +208,10 @@ func TestMorePlacesAfterReload(t *testing.T) {
 	c := config{site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
 	c.site = strings.Replace(c.site, "max_waiting 3", "max_waiting 100", 1)
 	s := startConfig(t, c)
+	url := s.url("/")
 	ctx, stop := context.WithCancel(t.Context())
 	var open sync.WaitGroup
-	come := func() { open.Go(func() { ask(ctx, s.url("/")) }) }
+	come := func() { open.Go(func() { ask(ctx, url) }) }
 	come()
 	<-u.arrived
 	open.Go(func() {

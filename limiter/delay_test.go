@@ -93,7 +93,7 @@ func TestDelayKeepsBound(t *testing.T) {
 		}
 	})
 	t.Logf("%d waited, %d were denied, and %d because of their cost", waited, full, never)
-	if min(waited, full, never) < 200 {
+	if min(waited, full, never) < 35*few(6) {
 		t.Errorf("%d waited, %d were denied, and %d because of their cost: the test covers too little", waited, full, never)
 	}
 }
