@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -208,10 +209,11 @@ func TestMorePlacesAfterReload(t *testing.T) {
 	c := config{site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
 	c.site = strings.Replace(c.site, "max_waiting 3", "max_waiting 100", 1)
 	s := startConfig(t, c)
-	url := s.url("/")
+	var url atomic.Value // another one after the reload
+	url.Store(s.url("/"))
 	ctx, stop := context.WithCancel(t.Context())
 	var open sync.WaitGroup
-	come := func() { open.Go(func() { ask(ctx, url) }) }
+	come := func() { open.Go(func() { ask(ctx, url.Load().(string)) }) }
 	come()
 	<-u.arrived
 	open.Go(func() {
@@ -225,6 +227,7 @@ func TestMorePlacesAfterReload(t *testing.T) {
 	if err := s.load(c); err != nil {
 		t.Fatal(err)
 	}
+	url.Store(s.url("/"))
 	for range 3 {
 		select {
 		case <-u.arrived:
