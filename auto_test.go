@@ -190,14 +190,7 @@ func TestAutoLeaves(t *testing.T) {
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/up":
-			conn, buffered, err := http.NewResponseController(w).Hijack()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer conn.Close()
-			fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-			_, _ = io.Copy(conn, buffered)
+			upgrade(t, w, r)
 		case "/events", "/body":
 			if r.URL.Path == "/events" {
 				w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")

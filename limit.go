@@ -243,8 +243,8 @@ type Limit struct {
 	// Only for leaky and token buckets, and `warm_up`.
 	//
 	// With `concurrency`, static or `auto`, a request waits for a place instead, in its process,
-	// first come, first served. With Redis it is told of places that this process frees, and
-	// asks every 100 ms for those that others do. It is charged once it has a place. Not with
+	// first come, first served. With Redis, the first one also asks now and then, at most every
+	// 100 ms, for places that other processes free. A request is charged once it has a place. Not with
 	// another `accounting` than `atomic`, or beside `count_denied`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty"`
 

@@ -148,17 +148,21 @@ func TestProtocols(t *testing.T) {
 // newWebSocket starts a server that takes over connections and sends back what
 // comes over them, and returns its host:port.
 func newWebSocket(t testing.TB) string {
-	return newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		conn, rw, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+
-			r.Header.Get("Upgrade")+"\r\nX-RateLimit-Limit: 5000\r\n\r\n")
-		io.Copy(conn, rw)
-	})
+	return newUpstream(t, func(w http.ResponseWriter, r *http.Request) { upgrade(t, w, r) })
+}
+
+// upgrade answers a request that wants its connection upgraded, and sends back what comes over
+// it.
+func upgrade(t testing.TB, w http.ResponseWriter, r *http.Request) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer conn.Close()
+	io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+
+		r.Header.Get("Upgrade")+"\r\nX-RateLimit-Limit: 5000\r\n\r\n")
+	io.Copy(conn, rw)
 }
 
 // connect opens a WebSocket by CONNECT in a stream of HTTP/2, until the test ends, and

@@ -426,17 +426,9 @@ func TestDeniedRequestsHoldNothing(t *testing.T) {
 // closed.
 func TestConcurrencyOfUpgrades(t *testing.T) {
 	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Upgrade") == "" {
-			return
+		if r.Header.Get("Upgrade") != "" {
+			upgrade(t, w, r)
 		}
-		conn, buffered, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-		_, _ = io.Copy(conn, buffered)
 	})
 	s := startSite(t, "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy "+upstream)
 	open := func() net.Conn {

@@ -33,7 +33,7 @@ func (b *Bucket) headroom(numbers *bucket.Limit, cost int64) (h headroom) {
 		return h
 	}
 	h.soft = l.Soft
-	if l.MaxDelay > 0 && !l.countsPlaces() {
+	if l.waitsForRoom() {
 		h.delayed = l.delayed(*numbers, cost)
 	}
 	return h
@@ -52,7 +52,7 @@ func (b *Bucket) checkHeadroom(numbers bucket.Limit) error {
 	switch {
 	case l.Soft > 0 && !l.Algorithm.HasSize():
 		return option.Clash("soft", fmt.Sprint(l.Soft), "algorithm warm_up", "use another algorithm: warm_up has no size")
-	case l.MaxDelay > 0 && !l.countsPlaces():
+	case l.waitsForRoom():
 		if err := b.checkDelay(&least); err != nil {
 			return err
 		}

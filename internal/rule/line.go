@@ -13,8 +13,8 @@ import (
 
 // A request that has no place at a limit on requests in progress may wait for one by
 // max_delay, in a line of this process: first come, first served. Each place that is freed
-// here gives the next one its turn, in which it asks for it like any other request. What other
-// instances free nobody tells, so the first in line asks now and then.
+// here gives the next one its turn, in which it asks for it like any other request. Nobody tells
+// of places that other instances free, so the first in line also asks now and then.
 
 const (
 	// askEvery is how often the first in a line asks without having been given a turn.
@@ -42,7 +42,7 @@ type lineKey struct {
 	class     adaptive.Class // of a limit that follows the load
 }
 
-// line is what waits for places of one key. Who has a turn is in it, and does not wait.
+// line has the requests that wait for places of one key, and those among them that have a turn.
 type line struct {
 	waits list.List // of *waiter, in the order in which they came
 	turns int       // how many have a turn
@@ -189,6 +189,9 @@ func (l *line) wake(guess bool) {
 
 // inLine reports whether requests that l has no place for may wait in line.
 func (l *Limit) inLine() bool { return l.MaxDelay > 0 && l.countsPlaces() }
+
+// waitsForRoom reports whether requests may wait until units have left l.
+func (l *Limit) waitsForRoom() bool { return l.MaxDelay > 0 && !l.countsPlaces() }
 
 // countsPlaces reports whether l limits the requests in progress.
 func (l *Limit) countsPlaces() bool { return l.Settlement.InProgress || l.Load != nil }

@@ -155,8 +155,11 @@ func (p *place) leaveAt(now time.Time, answered bool) {
 	if p.controller.Finish(p.since, now, answered) {
 		p.limit.Reporter.slowAtMin(p.limit, p.controller.State(now).Mean)
 	}
-	for p.line.class = adaptive.High; p.limit.inLine() && int(p.line.class) < adaptive.Classes; p.line.class++ {
-		p.limit.Waiting.wake(p.line)
+	if !p.limit.inLine() {
+		return
+	}
+	for _, class := range [...]adaptive.Class{adaptive.High, adaptive.Normal, adaptive.Low} {
+		p.limit.Waiting.wake(lineKey{p.line.name, p.line.key, class})
 	}
 }
 
