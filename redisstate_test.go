@@ -176,15 +176,15 @@ func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 // cluster is told with the first requests, by a line that says so: with one limit another server
 // has the key, and with two it refuses keys of several slots.
 func TestClusterWithoutOption(t *testing.T) {
-	addr := redistest.StartCluster(t, 3).Addrs()[0]
-	for name, site := range map[string]string{
-		"one limit":  "rate_limit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nrespond ok",
-		"two limits": "rate_limit {\nlimit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nlimit b {\nkey all\nsize 99\ndrip_rate 1h\n}\n}\nrespond ok",
+	servers := redistest.StartCluster(t, 3).Addrs() // one each, as lines about a server are not repeated
+	for i, tc := range []struct{ name, site string }{
+		{"one limit", "rate_limit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nrespond ok"},
+		{"two limits", "rate_limit {\nlimit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nlimit b {\nkey all\nsize 99\ndrip_rate 1h\n}\n}\nrespond ok"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, config{global: redisGlobal(addr, slowly), site: site})
-			for i := range 20 { // of some keys it has the slot
-				if a := s.get("/?" + strconv.Itoa(i)); a.StatusCode != 200 {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startConfig(t, config{global: redisGlobal(servers[i], slowly), site: tc.site})
+			for n := range 20 { // of some keys it has the slot
+				if a := s.get("/?" + strconv.Itoa(n)); a.StatusCode != 200 {
 					t.Fatalf("got %s, want what this Caddy decides", a)
 				}
 			}
