@@ -82,21 +82,29 @@ func sendHTTP1(t *testing.T, addr, method string, fields []sentField, body strin
 	return fmt.Sprint(res.StatusCode), res.Header
 }
 
-// sendHTTP2 is a sender over HTTP/2, by frames, since a client would not send all of them.
-func sendHTTP2(t *testing.T, addr, method string, fields []sentField, body string) (string, http.Header) {
+// openStream sends the header of a request in stream 1 of a connection of HTTP/2 with
+// settings, and returns its frames.
+func openStream(t *testing.T, addr, method, path string, fields []sentField, end bool, settings ...http2.Setting) *http2.Framer {
 	t.Helper()
 	conn := dial(t, addr)
-	defer conn.Close()
 	io.WriteString(conn, http2.ClientPreface)
 	framer := http2.NewFramer(conn, conn)
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	framer.WriteSettings()
+	framer.WriteSettings(settings...)
+	framer.WriteWindowUpdate(0, 1<<20)
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
-	for _, f := range append([]sentField{{":method", method}, {":scheme", "http"}, {":authority", addr}, {":path", "/"}}, fields...) {
+	for _, f := range append([]sentField{{":method", method}, {":scheme", "http"}, {":authority", addr}, {":path", path}}, fields...) {
 		encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(f.name), Value: f.value})
 	}
-	framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: body == ""})
+	framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: end})
+	return framer
+}
+
+// sendHTTP2 is a sender over HTTP/2, by frames, since a client would not send all of them.
+func sendHTTP2(t *testing.T, addr, method string, fields []sentField, body string) (string, http.Header) {
+	t.Helper()
+	framer := openStream(t, addr, method, "/", fields, body == "")
 	for sent := 0; sent < len(body); sent += 16000 {
 		end := min(sent+16000, len(body))
 		framer.WriteData(1, end == len(body), []byte(body[sent:end]))

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"golang.org/x/net/http2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
@@ -539,6 +541,42 @@ func TestActualCostOfHead(t *testing.T) {
 		s.send(method, "/")
 		if got, want := level(t, "bytes"), []int64{5, 5, 10}[i]; got.Units != want || got.Held != 0 {
 			t.Errorf("after %s: got %+v, want %d units", method, got, want)
+		}
+	}
+}
+
+// TestActualCostOfResetStreams guards that bytes that are sent over HTTP/2 count when the client
+// takes all but the last one, and then resets the stream.
+func TestActualCostOfResetStreams(t *testing.T) {
+	const length = 128_000 // so that the last of what is written at once is not small
+	body := strings.Repeat("x", length)
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/file", []byte(body), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) })
+	s := startConfig(t, config{
+		global: "servers {\nprotocols h1 h2c\n}",
+		site: "rate_limit bytes {\nkey {path}\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
+			"root " + dir + "\nfile_server /file\nreverse_proxy /proxy " + upstream + "\n" +
+			"respond /text " + body + "\nrespond /nothing text 204",
+	})
+	for path, want := range map[string]int64{"/file": length, "/proxy": length, "/text": length, "/nothing": 0} {
+		stream := openStream(t, s.addr, "GET", path, nil, true, http2.Setting{ID: http2.SettingInitialWindowSize, Val: length - 1})
+		for read, ended := 0, false; read < length-1 && !ended; {
+			frame, err := stream.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if data, ok := frame.(*http2.DataFrame); ok {
+				read += len(data.Data())
+			}
+			ended = frame.Header().StreamID == 1 && frame.Header().Flags.Has(http2.FlagDataEndStream)
+		}
+		stream.WriteRSTStream(1, http2.ErrCodeCancel)
+		eventually(t, "nothing is held", func() bool { return levelOf(t, "bytes", path).Held == 0 })
+		if got := levelOf(t, "bytes", path).Units; got != want {
+			t.Errorf("%s: %d were charged, want %d", path, got, want)
 		}
 	}
 }

@@ -364,17 +364,26 @@ func (s *settler) WriteHeader(status int) {
 	s.ResponseWriter.WriteHeader(status)
 }
 
-// Write implements http.ResponseWriter.
+// Write implements http.ResponseWriter. Over HTTP/2 a write that fails counts as a whole,
+// since n says nothing then: a client that resets the stream after all but the last byte would
+// get the rest of them for nothing.
 func (s *settler) Write(b []byte) (int, error) {
 	s.begin(http.StatusOK)
 	n, err := s.ResponseWriter.Write(b)
-	s.bytes.Add(int64(n))
+	sent := n
+	if err != nil && s.request.ProtoMajor == 2 && !errors.Is(err, http.ErrBodyNotAllowed) {
+		sent = len(b)
+	}
+	s.bytes.Add(int64(sent))
 	return n, err
 }
 
-// ReadFrom implements io.ReaderFrom, which lets files be sent without copying.
+// ReadFrom implements io.ReaderFrom, which lets files be sent without copying, but not over HTTP/2.
 func (s *settler) ReadFrom(r io.Reader) (int64, error) {
 	s.begin(http.StatusOK)
+	if s.request.ProtoMajor == 2 {
+		return io.Copy(struct{ io.Writer }{s}, r)
+	}
 	n, err := s.ResponseWriterWrapper.ReadFrom(r)
 	s.bytes.Add(n)
 	return n, err
