@@ -103,6 +103,18 @@ func TestPlacesThatLimitNothing(t *testing.T) {
 			"Its cost has {http.vars.cost}, which vars sets behind this limit, so here it is empty, and", ofRoute + "vars first."},
 		{"size that is set before", "", "map {host} {plan} {\ndefault 3\n}\nrate_limit a {\nsize {plan}\n}\n" + proxy, "", ""},
 
+		{"path without a slash", "", limit("match path search*") + proxy, "Its matcher has the path search*, which no request has: all begin with a slash.", "Write /search*."},
+		{"one path without a slash", "", limit("match path /login admin") + proxy, "Its matcher has the path admin, which", "Write /admin."},
+		{"path without a slash, of the directive", "", "@s path search\nrate_limit @s 5/s\n" + proxy, "Its matcher has the path search, which", "Write /search."},
+		{"path without a slash, excepted", "", limit("match not path health") + proxy, "Its matcher has the path health, which", "Write /health."},
+		{"path with a query", "", limit("match path /index.php?page=login") + proxy, "Its matcher has the path /index.php?page=login, which no request has: a path ends before the question mark.", "Write path /index.php, and query page=login beside it."},
+		{"path by its end", "", limit("match path *.php") + proxy, "", ""},
+		{"path by a pattern", "", limit("match path /a?c [/]a %2Fa {vars.a}") + proxy, "", ""},
+		{"host with a port", "", limit("match host a.com:8080") + proxy, "Its matcher has the host a.com:8080, which no request has: a host has no scheme, port or path.", "Write a.com."},
+		{"host with a scheme", "", limit("match host b.com https://a.com/") + proxy, "Its matcher has the host https://a.com/, which", "Write a.com."},
+		{"host in brackets", "", limit("match host [::1]") + proxy, "Its matcher has the host [::1], which", "Write ::1."},
+		{"other hosts", "", limit("match host a.com *.b.com ::1 192.0.2.1 {env.HOST}:80") + proxy, "", ""},
+
 		{"401 behind authentication", "order rate_limit before reverse_proxy", limit(counts) + basicAuth + proxy,
 			"It counts the status 401, and the basic_auth directive before it answers wrong passwords, so they do not count.", putIt},
 		{"401 behind authentication, of a user", "", "route {\n" + basicAuth + limit(counts+"\nkey {http.auth.user.id}") + proxy + "}", "", ""},

@@ -2,11 +2,8 @@ package rule
 
 import (
 	"iter"
-	"net/textproto"
 	"slices"
 	"strings"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
@@ -124,57 +121,4 @@ func (l *Limit) countsUnauthorized() bool {
 	return l.Settlement.Count != nil && slices.ContainsFunc(l.Settlement.Count.StatusCode, func(code int) bool {
 		return code == unauthorized || code == unauthorized/100
 	})
-}
-
-// matcherFlaws returns what is wrong with what matchers read, if it is only set behind their
-// limit.
-func matcherFlaws(sets caddyhttp.MatcherSets, around *routes.Around) (found []key.Flaw) {
-	for _, set := range sets {
-		for _, m := range set {
-			for _, name := range readBy(m) {
-				if f, ok := key.MatcherFlaw(name, around); ok && !slices.Contains(found, f) {
-					found = append(found, f)
-				}
-			}
-		}
-	}
-	return found
-}
-
-// readBy returns the placeholders of what a matcher needs to have a value.
-func readBy(matcher any) (names []string) {
-	field := func(name string) {
-		names = append(names, "http.request.header."+textproto.CanonicalMIMEHeaderKey(name))
-	}
-	variable := func(name string) {
-		if in := placeholder.In(name); len(in) > 0 {
-			names = append(names, in...)
-		} else {
-			names = append(names, "http.vars."+name)
-		}
-	}
-	switch m := matcher.(type) {
-	case *caddyhttp.MatchHeader:
-		for name, values := range *m {
-			if values != nil { // otherwise the field must not be there
-				field(name)
-			}
-		}
-	case *caddyhttp.MatchHeaderRE:
-		for name := range *m {
-			field(name)
-		}
-	case *caddyhttp.VarsMatcher:
-		for name := range *m {
-			variable(name)
-		}
-	case *caddyhttp.MatchVarsRE:
-		for name := range *m {
-			variable(name)
-		}
-	case *caddyhttp.MatchExpression:
-		names = placeholder.In(m.Expr)
-	}
-	slices.Sort(names)
-	return names
 }
