@@ -306,6 +306,7 @@ func TestHelp(t *testing.T) {
 // TestCommandsRefuseBadInput guards the one line that a command says to input that
 // it can't use, and exit status 1.
 func TestCommandsRefuseBadInput(t *testing.T) {
+	singleGoroutine(t)
 	_, a := startWithAdmin(t, config{site: cliSite})
 	address := "--address=" + a.addr
 	nobody := redistest.FreeAddr(t)

@@ -79,6 +79,7 @@ func codeBlocks(t *testing.T, path string) []codeBlock {
 // one of language `json` is valid as a configuration or as a handler. The other
 // languages have tests of their own below, and a language without a test fails.
 func TestDocumentedCode(t *testing.T) {
+	singleGoroutine(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -126,6 +127,7 @@ func TestDocumentedCode(t *testing.T) {
 // TestSnippetsPassCheck guards that `caddy rate-limit check` has no warning for what people
 // copy from the documents, unless the text after the code says that it has.
 func TestSnippetsPassCheck(t *testing.T) {
+	singleGoroutine(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 // line, \n a line break within quotes and \t a tab. The line "in" above rows is the
 // configuration around them, which are at its three dots; "env" sets a variable.
 func TestOptions(t *testing.T) {
+	singleGoroutine(t)
 	files, err := filepath.Glob("testdata/options/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found no files: %v", err)

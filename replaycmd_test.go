@@ -351,6 +351,7 @@ func TestReplayAdvisesLatency(t *testing.T) {
 // TestReplayClients guards that the virtual host of a line is not taken for its client, and
 // that a log without clients that can be told apart says so first, or is refused.
 func TestReplayClients(t *testing.T) {
+	singleGoroutine(t)
 	t.Parallel()
 	const n = 200
 	lines := func(fields string) string {
