@@ -46,7 +46,8 @@ func matcherFlaws(sets caddyhttp.MatcherSets, around *routes.Around) (found []ke
 	return found
 }
 
-// pathFlaw returns why no path matches a pattern, if none does for sure.
+// pathFlaw returns why no path matches a pattern, if none does. A question mark stands for any
+// character there, which nobody means who writes a query.
 func pathFlaw(pattern string) (key.Flaw, bool) {
 	if path, query, ok := strings.Cut(pattern, "?"); ok && strings.Contains(query, "=") {
 		return unmatched("path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s beside it.", path, query)), true
@@ -57,7 +58,7 @@ func pathFlaw(pattern string) (key.Flaw, bool) {
 	return unmatched("path", pattern, "all begin with a slash", fmt.Sprintf("Write /%s.", pattern)), true
 }
 
-// hostFlaw returns why no host matches a pattern, if none does for sure.
+// hostFlaw returns why no host matches a pattern, if none does.
 func hostFlaw(pattern string) (key.Flaw, bool) {
 	host := pattern
 	if _, rest, ok := strings.Cut(host, "://"); ok {
