@@ -42,6 +42,7 @@ type tabs struct {
 	all     map[string]*tab
 	number  int64 // the latest of a tab
 	running bool
+	closed  bool // whether nothing is sent any more
 }
 
 // tab is what this process holds of one bucket in a server, as held.lua says: it tells the
@@ -69,6 +70,7 @@ type tab struct {
 	renewal  *renewal // until it is answered
 	moved    int64    // units that a Memory holds too
 	owed     []owed
+	paid     bool // whether close has charged what requests in progress hold
 
 	heard   time.Duration // when the last call was sent that the server has answered
 	renewed time.Duration // and the last renewal
@@ -403,8 +405,10 @@ func (n *tabs) end(k *kept, charge int64) (rest int64, here bool) {
 	}
 	k.query.buckets[0].held.charge = charge
 	k.running = false
-	t.running--
-	delete(t.open, k)
+	if _, open := t.open[k]; open { // and was not let go, since the store is being closed
+		t.running--
+		delete(t.open, k)
+	}
 	if k.moved() && k.inServer {
 		t.moved -= k.cost()
 	}
@@ -438,7 +442,7 @@ func (n *tabs) advance(t *tab, again bool) {
 // next returns the next call for t, or nil if there is nothing to tell. Again says whether
 // what was not answered is to be sent again.
 func (t *tab) next(again bool) *query {
-	if t.tabs.store.closed.Load() || t.isIdle() {
+	if t.tabs.closed || t.isIdle() {
 		return nil
 	}
 	if t.renewal == nil && t.doubt {
@@ -632,10 +636,14 @@ func (t *tab) notTold(err error) (here []owed) {
 // account has the fallback take over the answer to q, which includes what is known, and
 // charge what is not. The level of a server in another place than that where buckets are now
 // is not taken over: it may include what another store accounts for, whose server would be
-// told that level and charge it too.
+// told that level and charge it too. Nor is one that includes what close has charged for
+// requests in progress: that is charged here when they end.
 func (n *tabs) account(q *query, outcomes []outcome, known, unknown []owed, err error) {
 	f := n.store.fallback
-	charge, elsewhere := int64(0), f != nil && !f.hasLead()
+	n.mu.Lock()
+	charge, elsewhere := int64(0), q.tab.paid
+	n.mu.Unlock()
+	elsewhere = elsewhere || f != nil && !f.hasLead()
 	for _, o := range known {
 		charge += o.charge
 		elsewhere = elsewhere || !o.kept.accounts
@@ -660,7 +668,7 @@ func (n *tabs) run() {
 	for {
 		time.Sleep(tellEvery)
 		n.mu.Lock()
-		if len(n.all) == 0 || n.store.closed.Load() {
+		if len(n.all) == 0 || n.closed {
 			n.running = false
 			n.mu.Unlock()
 			return
@@ -702,7 +710,7 @@ func (n *tabs) tick() {
 			now = n.store.clock()
 		}
 		n.mu.Lock()
-		if n.store.closed.Load() {
+		if n.closed {
 			break
 		}
 	}
@@ -710,53 +718,72 @@ func (n *tabs) tick() {
 }
 
 // close charges what requests still hold, as a server would in the end, so that others need
-// not wait for that: the process ends, and the requests with it. It waits for the answers
-// for no longer than a request would. What is owed no longer counts as in flight, but as
-// charged: no answer is followed any more, and the Memory may go on with another store.
+// not wait for that: the process ends, and the requests with it. What another store has
+// decided is only let go. It waits until the servers know all that, but no longer than a
+// request would. What is owed then no longer counts as in flight, but as charged: no answer
+// is followed any more, and the Memory may go on with another store.
 func (n *tabs) close() {
-	var answers sync.WaitGroup
+	until := time.Now().Add(n.store.timeout)
+	var moved []*kept
+	n.mu.Lock()
+	all := slices.Collect(maps.Values(n.all))
+	for _, t := range all {
+		moved = append(moved, t.letGo()...)
+	}
+	n.mu.Unlock()
+	n.store.fallback.forgotten(moved)
+	for _, t := range all {
+		n.advance(t, true)
+	}
+	for _, t := range all {
+		for !n.settled(t) && time.Now().Before(until) {
+			time.Sleep(time.Millisecond)
+		}
+	}
 	var left []owed
 	n.mu.Lock()
-	calls := make([]*query, 0, len(n.all))
-	for _, t := range n.all {
+	n.closed = true
+	for _, t := range all {
 		left = append(left, t.owed...)
 		t.owed = nil
-		if t.renewal != nil || t.receipt < 0 {
-			continue
-		}
-		for k := range t.open {
-			if k.counted && k.running && k.host == nil {
-				t.charged += k.cost()
-			}
-			if k.counted && k.running {
-				t.ended += k.cost()
-			}
-		}
-		calls = append(calls, t.call(whatSettle))
 	}
 	n.mu.Unlock()
 	for _, o := range left {
 		n.store.fallback.charge(o.kept.query)
 	}
-	for _, q := range calls {
-		answers.Add(1)
-		q.Done = func(error) {
-			n.store.fallback.drop(q)
-			answers.Done()
-		}
-		if err := n.store.client.Submit(redisscript.Deadline{At: time.Now().Add(n.store.timeout)}, &q.Call); err != nil {
-			q.Done(err)
-		}
+}
+
+// letGo has t hold nothing more that is held for certain, and returns what another store has
+// decided of that.
+func (t *tab) letGo() (moved []*kept) {
+	if r := t.renewal; r != nil {
+		r.running = slices.DeleteFunc(r.running, func(k *kept) bool { return k.running && k.host != nil })
 	}
-	answered := make(chan struct{})
-	go func() {
-		answers.Wait()
-		close(answered)
-	}()
-	select {
-	case <-answered:
-	case <-time.After(n.store.timeout):
+	for k := range t.open {
+		if !k.running {
+			continue
+		}
+		if k.host != nil {
+			k.inServer = false
+			moved = append(moved, k)
+		} else if k.counted {
+			t.charged += k.cost()
+			t.paid = true
+		}
+		if k.counted {
+			t.ended += k.cost()
+		}
+		delete(t.open, k)
 	}
+	t.running, t.moved = 0, 0
+	return moved
+}
+
+// settled reports whether nothing is left of t to be settled.
+func (n *tabs) settled(t *tab) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return t.isIdle()
 }
 
 // hand has req.Held settle what req holds now that it is decided, or lets it go if the
