@@ -26,6 +26,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -40,7 +41,7 @@ type admin struct {
 
 // newAdmin returns a client of the admin endpoint at an address.
 func newAdmin(t testing.TB, addr string) *admin {
-	client := &http.Client{Transport: freshConnections(""), Timeout: patience}
+	client := &http.Client{Transport: caddytest.FreshConnections(""), Timeout: patience}
 	return &admin{t: t, addr: addr, scheme: "http", header: http.Header{}, client: client}
 }
 
@@ -821,7 +822,7 @@ func TestAdminOnUnixSocket(t *testing.T) {
 	socket := filepath.Join(tempDir(t), "admin")
 	s := startConfig(t, config{site: adminSite, admin: "unix/" + socket})
 	a := newAdmin(t, "caddy")
-	a.client.Transport = freshConnections(socket)
+	a.client.Transport = caddytest.FreshConnections(socket)
 	s.get("/old")
 	wantJSON(t, a.ask("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`), `{"level": 1}`)
 	wantJSON(t, a.ask("GET", "status", ""), `{"store": "memory"}`)

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
@@ -332,7 +333,7 @@ func TestClientsWithoutAddress(t *testing.T) {
 				sites: "http:// {\nbind unix/" + socket + "\nlog\nrate_limit {\nkey " + tc.key +
 					"\nsize 9\n}\nrespond {http.rate_limit.limit}\n}",
 			})
-			s.client.Transport = freshConnections(socket)
+			s.client.Transport = caddytest.FreshConnections(socket)
 			var left []string
 			for _, address := range []string{"192.0.2.1", "192.0.2.2"} {
 				var header []string

@@ -21,7 +21,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -302,26 +301,6 @@ func (s *server) sendContext(ctx context.Context, method, path string, header ..
 	return answer{res, string(body)}
 }
 
-// resending is a transport that sends a request again if its connection was closed
-// before there was an answer: a server that a reload replaces does that to connections
-// it has accepted and not read from.
-type resending struct{ http.RoundTripper }
-
-func (r resending) RoundTrip(req *http.Request) (*http.Response, error) {
-	for tries := 1; ; tries++ {
-		res, err := r.RoundTripper.RoundTrip(req)
-		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-		if !closed || tries == 4 {
-			return res, err
-		}
-		if req.GetBody != nil {
-			if req.Body, err = req.GetBody(); err != nil {
-				return nil, err
-			}
-		}
-	}
-}
-
 // dial opens a connection to a server, until the test ends.
 func dial(t testing.TB, addr string) net.Conn {
 	t.Helper()
@@ -334,18 +313,6 @@ func dial(t testing.TB, addr string) net.Conn {
 		t.Fatal(err)
 	}
 	return conn
-}
-
-// freshConnections returns a transport that opens a connection for each request: to
-// the unix socket at the given path or, if that is empty, to the request's host.
-func freshConnections(socket string) resending {
-	transport := &http.Transport{DisableKeepAlives: true}
-	if socket != "" {
-		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}
-	}
-	return resending{transport}
 }
 
 // from makes s send from another loopback address, as another client would.

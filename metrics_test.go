@@ -22,6 +22,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -88,7 +89,7 @@ func scrapeAs(t testing.TB, addr, format string) []byte {
 	if strings.HasPrefix(addr, "/") {
 		socket, host = addr, "localhost"
 	}
-	client := http.Client{Timeout: patience, Transport: freshConnections(socket)}
+	client := http.Client{Timeout: patience, Transport: caddytest.FreshConnections(socket)}
 	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+host+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -110,7 +111,7 @@ func TestWaysToReachRedis(t *testing.T) {
 // getUnix returns what a server on a unix socket has under path.
 func getUnix(t testing.TB, socket, path string) string {
 	t.Helper()
-	client := &http.Client{Timeout: patience, Transport: freshConnections(socket)}
+	client := &http.Client{Timeout: patience, Transport: caddytest.FreshConnections(socket)}
 	res, err := client.Get("http://127.0.0.1" + path)
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -385,7 +386,7 @@ type reloadable struct {
 func startAdmin(t *testing.T, c config) *reloadable {
 	t.Helper()
 	c.admin = redistest.FreeAddr(t)
-	return &reloadable{t, startProcess(t, c), c.admin, &http.Client{Transport: freshConnections("")}}
+	return &reloadable{t, startProcess(t, c), c.admin, &http.Client{Transport: caddytest.FreshConnections("")}}
 }
 
 // load has the process run c.

@@ -7,10 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -115,4 +118,36 @@ func Retry(start func() error) (err error) {
 		}
 	}
 	return err
+}
+
+// FreshConnections returns a transport that opens a connection for each request: to
+// the unix socket at the given path or, if that is empty, to the request's host. It sends a
+// request again if its connection was closed before there was an answer.
+func FreshConnections(socket string) http.RoundTripper {
+	transport := &http.Transport{DisableKeepAlives: true}
+	if socket != "" {
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}
+	}
+	return resending{transport}
+}
+
+// resending sends a request again if its connection was closed before there was an answer: a
+// server that a reload replaces does that to connections it has not read from.
+type resending struct{ http.RoundTripper }
+
+func (r resending) RoundTrip(req *http.Request) (*http.Response, error) {
+	for tries := 1; ; tries++ {
+		res, err := r.RoundTripper.RoundTrip(req)
+		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+		if !closed || tries == 4 {
+			return res, err
+		}
+		if req.GetBody != nil {
+			if req.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
 }

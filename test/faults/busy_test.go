@@ -281,7 +281,7 @@ func (n *node) load(tr *trial) (limit, inProgress int) {
 			InProgress int `json:"in_progress"`
 		}
 	}
-	res, err := http.Get("http://" + n.admin + "/rate_limit/status")
+	res, err := admin.Get("http://" + n.admin + "/rate_limit/status")
 	if err == nil {
 		defer res.Body.Close()
 		err = json.NewDecoder(res.Body).Decode(&status)

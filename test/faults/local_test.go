@@ -317,7 +317,7 @@ func (n *node) admittedBy(by string) int { return n.decided(by, "hot", "admitted
 // the result.
 func (n *node) decided(by, limit, result string) (total int) {
 	n.t.Helper()
-	res, err := http.Get("http://" + n.admin + "/metrics")
+	res, err := admin.Get("http://" + n.admin + "/metrics")
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -177,6 +177,10 @@ func (n *node) launch(options ...string) (err error) {
 	return n.caddy.Serves(n.addr)
 }
 
+// admin sends requests to admin endpoints. A reload replaces them, and their connections go
+// with them.
+var admin = &http.Client{Transport: caddytest.FreshConnections("")}
+
 // reload makes the node run the result of write, and returns the error if the node
 // rejects it.
 func (n *node) reload(write func(*node) string) error {
@@ -186,8 +190,7 @@ func (n *node) reload(write func(*node) string) error {
 	}
 	req.Header.Set("Content-Type", "text/caddyfile")
 	req.Header.Set("Cache-Control", "must-revalidate") // load it even if it is the same
-	req.Close = true                                   // a reload replaces the admin endpoint, and its connections go with it
-	res, err := http.DefaultClient.Do(req)
+	res, err := admin.Do(req)
 	if err != nil {
 		return err
 	}
@@ -259,7 +262,7 @@ func (n *node) usage() usage {
 
 // debug returns a profile of the node.
 func (n *node) debug(profile string) (string, error) {
-	res, err := http.Get("http://" + n.admin + "/debug/pprof/" + profile)
+	res, err := admin.Get("http://" + n.admin + "/debug/pprof/" + profile)
 	if err != nil {
 		return "", err
 	}

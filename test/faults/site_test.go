@@ -490,7 +490,7 @@ func strangeKeys(tr *trial) {
 	most(tr, "longest name of a key", longest, 64)
 	seen := append(names, n.log())
 	for _, path := range []string{"/config/", "/metrics"} {
-		res, err := http.Get("http://" + n.admin + path)
+		res, err := admin.Get("http://" + n.admin + path)
 		if err != nil {
 			tr.Fatal(err)
 		}
