@@ -22,6 +22,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"golang.org/x/net/http2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -816,9 +817,14 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 				running.Go(func() { ask(context.Background(), s.url("/slow")) })
 				<-arrived
 			}
+			client := http.Client{Transport: caddytest.FreshConnections("")}
 			status := func(target string) int {
-				got, _ := ask(t.Context(), target)
-				return got
+				res, err := client.Get(target)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res.Body.Close()
+				return res.StatusCode
 			}
 			load := func(global string) {
 				if err := s.load(config{global: global, site: site}); err != nil {

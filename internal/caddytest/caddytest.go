@@ -130,14 +130,15 @@ func FreshConnections(socket string) http.RoundTripper {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		}
 	}
-	return resending{transport}
+	return Resending{transport}
 }
 
-// resending sends a request again if its connection was closed before there was an answer: a
+// Resending sends a request again if its connection was closed before there was an answer: a
 // server that a reload replaces does that to connections it has not read from.
-type resending struct{ http.RoundTripper }
+type Resending struct{ http.RoundTripper }
 
-func (r resending) RoundTrip(req *http.Request) (*http.Response, error) {
+// RoundTrip implements http.RoundTripper.
+func (r Resending) RoundTrip(req *http.Request) (*http.Response, error) {
 	for tries := 1; ; tries++ {
 		res, err := r.RoundTripper.RoundTrip(req)
 		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)

@@ -451,7 +451,7 @@ func openEnds(tr *trial) {
 			tr.Fatal(err)
 		}
 		defer conn.Close()
-		events, err := http.Get("http://" + n.addr + "/events")
+		events, err := client.Get("http://" + n.addr + "/events")
 		if err != nil {
 			tr.Fatal(err)
 		}

@@ -177,9 +177,12 @@ func (n *node) launch(options ...string) (err error) {
 	return n.caddy.Serves(n.addr)
 }
 
-// admin sends requests to admin endpoints. A reload replaces them, and their connections go
-// with them.
-var admin = &http.Client{Transport: caddytest.FreshConnections("")}
+// client asks sites, and admin their admin endpoints, whose connections do not outlast a
+// reload.
+var (
+	client = &http.Client{Transport: caddytest.Resending{RoundTripper: http.DefaultTransport}}
+	admin  = &http.Client{Transport: caddytest.FreshConnections("")}
+)
 
 // reload makes the node run the result of write, and returns the error if the node
 // rejects it.
@@ -219,7 +222,7 @@ func (n *node) ask(path string, fields ...string) *http.Response {
 	for i := 0; i < len(fields); i += 2 {
 		req.Header.Set(fields[i], fields[i+1])
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := client.Do(req)
 	if err != nil {
 		n.t.Fatal(err)
 	}

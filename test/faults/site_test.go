@@ -270,7 +270,7 @@ func streams(tr *trial) {
 	`))
 	base := "http://" + nodes[0].addr
 	get := func(path string) *http.Response {
-		res, err := http.Get(base + path)
+		res, err := client.Get(base + path)
 		if err != nil {
 			tr.Fatal(err)
 		}
@@ -458,7 +458,7 @@ func strangeKeys(tr *trial) {
 	wrong := 0
 	for round := range 6 {
 		for _, key := range keys {
-			res, err := http.Get("http://" + n.addr + "/?k=" + key)
+			res, err := client.Get("http://" + n.addr + "/?k=" + key)
 			if err != nil {
 				tr.Fatal(err)
 			}
