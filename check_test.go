@@ -29,13 +29,13 @@ func TestCheck(t *testing.T) {
 		{"nothing wrong", site + dryLimit("a") + "}", nil},
 		{"no limits", site + "respond ok\n}", nil},
 		{"key by header", site + dryLimit("a", "key {header.X-Key}") + "}",
-			[]string{"limit a: Its key has {http.request.header.X-Key}, which clients send as they like"}},
+			[]string{"limit a: Its key has {http.request.header.X-Key}, which clients can set to anything"}},
 		{"key by address and path", site + dryLimit("a", "key {client_ip}{path}") + "}",
-			[]string{"limit a: Its key has {http.request.uri.path}, which clients send as they like, and can write in several ways"}},
+			[]string{"limit a: Its key has {http.request.uri.path}, which clients can set to anything, and can write in several ways"}},
 		{"key by host, which is not case-sensitive", site + dryLimit("a", "key {host}") + "}",
-			[]string{"limit a: Its key has {http.request.host}, which clients send as they like, and can write in several ways, such as Example.com"}},
+			[]string{"limit a: Its key has {http.request.host}, which clients can set to anything, and can write in several ways, such as Example.com"}},
 		{"key by part of the host", site + dryLimit("a", "key {labels.0}") + "}",
-			[]string{"limit a: Its key has {http.request.host.labels.0}, which clients send as they like"}},
+			[]string{"limit a: Its key has {http.request.host.labels.0}, which clients can set to anything"}},
 		{"key by header, bounded by host only", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\nkey {host}\n}\n}\n}",
 			[]string{"limit a: Its key has", "limit b: Its key has"}},
 		{"key by header, bounded", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\n}\n}\n}", nil},
@@ -55,12 +55,12 @@ func TestCheck(t *testing.T) {
 		{"key by port", site + dryLimit("a", "key {client_ip}:{remote_port}") + "}",
 			[]string{"limit a: Its key has {http.request.remote.port}, which has the port of the client"}},
 		{"key by request", site + dryLimit("a", "key {uuid}") + "}",
-			[]string{"limit a: Its key has {http.request.uuid}, which is another one for each request"}},
+			[]string{"limit a: Its key has {http.request.uuid}, which is different for each request"}},
 		{"key by time", site + dryLimit("a", "key {client_ip}{time.now.unix}{http.request.duration}") + "}",
 			[]string{"limit a: Its key has {time.now.unix}, which changes", "limit a: Its key has {http.request.duration}, which changes"}},
 		{"key by year", site + dryLimit("a", "key {client_ip}{time.now.year}") + "}", nil},
 		{"key that Caddy lacks", site + dryLimit("a", "key {http.request.remote_ip}") + "}",
-			[]string{"limit a: Its key has {http.request.remote_ip}, which is no placeholder of Caddy"}},
+			[]string{"limit a: Its key has {http.request.remote_ip}, which is not a placeholder of Caddy"}},
 		{"key without braces", site + dryLimit("a", "key client_ip") + "}",
 			[]string{`limit a: Its key is the text "client_ip", not a placeholder`}},
 		{"key of another server without braces", site + dryLimit("a", "key $binary_remote_addr") + "}",
@@ -69,26 +69,26 @@ func TestCheck(t *testing.T) {
 		{"one ban for all", site + dryLimit("a", "key all\nban 1h") + "}", []string{"limit a: It bans its key, which all requests share"}},
 		{"one ban for each", site + dryLimit("a", "key {client_ip}\nban 1h") + "}", nil},
 		{"key of a zone", site + "rate_limit {\nzone a {\nkey {remote_ip}\nevents 5\nwindow 1m\n}\n}\n}",
-			[]string{"limit a: Its key has {remote_ip}, which is no placeholder of Caddy"}},
+			[]string{"limit a: Its key has {remote_ip}, which is not a placeholder of Caddy"}},
 		{"zone without a key", site + "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}\n}", nil},
 		{"key by header, bounded by what nobody shares", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\nkey {remote}\n}\n}\n}",
-			[]string{"limit b: Its key has {http.request.remote}", "limit a: Its key has {http.request.header.X-Key}, which clients send"}},
+			[]string{"limit b: Its key has {http.request.remote}", "limit a: Its key has {http.request.header.X-Key}, which clients can"}},
 		{"drips by header", site + "rate_limit a {\nsize 5\ndrip_rate {header.X-Rate}\n}\n}",
-			[]string{"limit a: Its drip_rate has {http.request.header.X-Rate}, which clients send as they like: each of its values"}},
+			[]string{"limit a: Its drip_rate has {http.request.header.X-Rate}, which clients can set to anything: each of its values"}},
 		{"size by header", site + "rate_limit a {\nsize {header.X-Size}\n}\n}",
-			[]string{"limit a: Its size has {http.request.header.X-Size}, which clients send as they like: so they choose"}},
+			[]string{"limit a: Its size has {http.request.header.X-Size}, which clients can set to anything: so they choose"}},
 		{"window by header", site + "rate_limit a {\nalgorithm fixed_window\nsize 5\nwindow {header.X-W}\n}\n}",
-			[]string{"limit a: Its window has {http.request.header.X-W}, which clients send as they like: each of its values"}},
+			[]string{"limit a: Its window has {http.request.header.X-W}, which clients can set to anything: each of its values"}},
 		{"window's size by header", site + "rate_limit a {\nalgorithm fixed_window\nsize {header.X-S}\nperiod day\n}\n}",
 			[]string{"limit a: Its size has {http.request.header.X-S}, which"}},
 		{"tokens by header", site + "rate_limit a {\nalgorithm token_bucket\nsize {header.X-C}\ndrip_rate {header.X-R}\ndrip_size {header.X-S}\n}\n}",
 			[]string{
 				"limit a: Its drip_rate has {http.request.header.X-R}, which",
 				"limit a: Its drip_size has {http.request.header.X-S}, which",
-				"limit a: Its size has {http.request.header.X-C}, which clients send as they like: so they choose",
+				"limit a: Its size has {http.request.header.X-C}, which clients can set to anything: so they choose",
 			}},
 		{"factor by header", site + "rate_limit a {\nsize 5\nfactor {header.X-F}\n}\n}",
-			[]string{"limit a: Its factor has {http.request.header.X-F}, which clients send as they like: so they choose"}},
+			[]string{"limit a: Its factor has {http.request.header.X-F}, which clients can set to anything: so they choose"}},
 		{"key by header, bounded by what clients choose", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nsize {header.X-Size}\n}\n}\n}",
 			[]string{"limit a: Its key has", "limit b: Its size has"}},
 		{"key by header, bounded at a rate that clients choose", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nsize 5\ndrip_rate {header.X-Rate}\n}\n}\n}",
@@ -166,8 +166,8 @@ func TestCheckSharedInJSON(t *testing.T) {
 func TestCheckCommand(t *testing.T) {
 	t.Parallel()
 	file := configFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
-	const want = `limit a: Its key has {http.request.header.X-Key}, which clients send as they
-  like, so they can get a fresh bucket for each request. Use a key that they
+	const want = `limit a: Its key has {http.request.header.X-Key}, which clients can set to
+  anything, so they can get a fresh bucket for each request. Use a key that they
   can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by
   {client_ip} to the block, with a rate that several honest clients share.
 

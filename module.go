@@ -55,7 +55,7 @@ func init() {
 	if isTaken(ownName) || !registerDirective(ownName) {
 		taken := ownName
 		ownName = "redis_rate_limit"
-		caddy.Log().Warn("another plugin has the name of this one, which has a longer one instead; "+
+		caddy.Log().Warn("another plugin already has the name of this one, which uses a longer one; "+
 			"use that for the directive and the global option, or in JSON for the handler and the app",
 			zap.String("plugin", reflect.TypeFor[Handler]().PkgPath()), zap.String("taken", taken), zap.String("name", ownName))
 		httpcaddyfile.RegisterHandlerDirective(ownName, parseHandler)

@@ -165,7 +165,7 @@ func TestCheckTrustsWhatIsReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			advice := adviceOn(t, text)
-			if chosen := len(advice) == 1 && strings.Contains(advice[0][1], "which clients send as they like"); chosen != tc.chosen || len(advice) > 1 {
+			if chosen := len(advice) == 1 && strings.Contains(advice[0][1], "which clients can set to anything"); chosen != tc.chosen || len(advice) > 1 {
 				t.Errorf("got %q, want that clients choose the key: %v", advice, tc.chosen)
 			}
 		})

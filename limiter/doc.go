@@ -2,7 +2,7 @@
 // processes can share. A bucket belongs to one client at one limit: it holds so
 // many units, drains at a steady rate, and admits what fits. So a client that has
 // been idle may send a burst, and a busy one is held to the rate. Buckets are kept
-// in this process or in Redis; a key says whose bucket it is.
+// in this process or in Redis, one for each key of a limit.
 //
 // Ten requests a second for each address, and up to ten at once:
 //

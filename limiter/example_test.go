@@ -276,7 +276,7 @@ func ExampleKeeper() {
 	var store limiter.Keeper = limiter.NewMemoryWithClock(func() time.Duration { return 0 })
 	ctx := context.Background()
 	login := limiter.Bucket{Name: "login", Key: "alex", Limit: limiter.PerMinute(5), Cost: 1}
-	// Whom the bucket before has denied twice is banned: for a minute, and then for an hour.
+	// A key that the bucket above denies twice is banned: for a minute, and then for an hour.
 	ban := limiter.Bucket{Name: "ban", Key: "alex", Limit: limiter.BanAfter(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
 	ask := func() {
 		decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{login, ban}}, nil)

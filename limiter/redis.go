@@ -384,7 +384,7 @@ func (r *Redis) answered(q *query, outcomes []outcome) {
 }
 
 // errCorrupt is the error for a key of ours that something else has written to.
-var errCorrupt = errors.New("the value of a key is no bucket's")
+var errCorrupt = errors.New("a key does not hold a bucket")
 
 // errOvertaken is the error for a request that renewals have overtaken twice.
 var errOvertaken = errors.New("what this process holds was renewed meanwhile")

@@ -23,8 +23,8 @@ placeholders, give the value of each, in their order, or all with commas between
 they are shown. For a request without a key, give the client's address with --client-ip
 instead. A key that is shown in double quotes may be typed so: '"\xff"'.
 
-The exit status is 2 if Redis does not answer, so that only the Caddy that is asked
-bans or lifts.`
+The exit status is 2 if Redis does not answer: then the change applies only to the
+Caddy that was asked.`
 
 // banCommand returns the command ban.
 func (api asker) banCommand() *cobra.Command {

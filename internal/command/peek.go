@@ -28,8 +28,8 @@ those by the client's address, those by what --key says, and the buckets of requ
 have no key. It shows buckets that hold something or deny requests, and the limits that
 could not be asked.
 
-The exit status is 2 if Redis does not answer, so that only the Caddy that is asked
-was looked at.`
+The exit status is 2 if Redis does not answer: then only the buckets of the Caddy that
+was asked are shown or emptied.`
 
 // peekCommand returns the command peek.
 func (api asker) peekCommand() *cobra.Command {

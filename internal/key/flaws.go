@@ -104,7 +104,7 @@ var flaws = []struct {
 	{
 		[]string{"http.request.remote", "http.request.remote.port"},
 		Flaw{
-			Problem:  "has the port of the client, which is another one for each connection, so each connection has a bucket of its own",
+			Problem:  "has the port of the client, which changes with each connection, so each connection has a bucket of its own",
 			Remedy:   "Use {client_ip}, or {remote_host} for the address of the connection.",
 			unshared: true,
 		},
@@ -112,7 +112,7 @@ var flaws = []struct {
 	{
 		[]string{"http.request.uuid"},
 		Flaw{
-			Problem:  "is another one for each request, so each request has a bucket of its own",
+			Problem:  "is different for each request, so each request has a bucket of its own",
 			Remedy:   "Use what the requests of a client have in common, such as {client_ip}.",
 			unshared: true,
 		},
@@ -269,7 +269,7 @@ func flawOf(name string, around *routes.Around) (Flaw, bool) {
 	}
 	if around != nil && !around.Plugins() && !strings.Contains(name, ".") {
 		return Flaw{ // those of Caddy have a dot, but for map's
-			Problem: "no map sets, nor Caddy, so it is empty",
+			Problem: "neither Caddy nor a map sets, so it is empty",
 			Remedy:  "Set it by map before the limit, or use one of Caddy's, such as {client_ip}.",
 		}, true
 	}
@@ -277,7 +277,7 @@ func flawOf(name string, around *routes.Around) (Flaw, bool) {
 }
 
 // noPlaceholder is the problem of most placeholders that Caddy does not have.
-const noPlaceholder = "is no placeholder of Caddy, so it is empty"
+const noPlaceholder = "is not a placeholder of Caddy, so it is empty"
 
 // missingFlaw returns what is wrong with a placeholder if it is one of those that are missing.
 func missingFlaw(name string) (Flaw, bool) {

@@ -165,7 +165,7 @@ func (h *handler) inForce() []*Limit {
 	return slices.DeleteFunc(slices.Clone(h.limits.buckets), func(l *Limit) bool { return l.Off })
 }
 
-// checkFlaws advises on limits that can't be meant as they are, or where they are.
+// checkFlaws advises on limits that are surely mistakes as they are, or where they are.
 func (c *checker) checkFlaws() {
 	order, around := routes.Arounds[rule.Module](c.http)
 	for _, h := range order {
@@ -211,7 +211,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 			"Put both in a route block, the authentication first.")
 	}
 	if name := c.chosen(l); name != "" && !c.bounded(s, h) && !c.flawed[[2]string{l.Path, name}] {
-		problem := "which clients send as they like"
+		problem := "which clients can set to anything"
 		switch {
 		case strings.Contains(name, "uri.path"):
 			problem += ", and can write in several ways, such as /./a and //a for /a"
@@ -289,7 +289,7 @@ func (c *checker) checkNumbers(h *handler, l *Limit) {
 			problem = "each of its values has its own buckets, so they can get a fresh one for each request"
 		}
 		if name := placeholder.ClientControlled(o.template); name != "" {
-			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients send as they like: %s.", o.option, name, problem),
+			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", o.option, name, problem),
 				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.")
 		}
 	}

@@ -41,7 +41,7 @@ var (
 	errReplyTooLarge = errors.New("a reply claims to be larger than any that was asked for")
 
 	// errReplyMalformed is the error for data that is not a reply.
-	errReplyMalformed = errors.New("what came is no reply")
+	errReplyMalformed = errors.New("malformed reply")
 )
 
 // boundedConn is a network connection that lets no reply exceed the bounds.
