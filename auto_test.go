@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
@@ -147,6 +148,32 @@ func TestAutoBesideOthers(t *testing.T) {
 	}
 	release()
 	slow.Wait()
+}
+
+// TestAutoWithoutRedis guards that a limit which follows the load is asked, and its place freed,
+// where on_error admits a request on which Redis has not decided.
+func TestAutoWithoutRedis(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	s := startConfig(t, config{
+		global: redisGlobal(redistest.FreeAddr(t), "timeout 10ms"),
+		site:   "rate_limit {\non_error allow\nlimit api {\nkey all\nrate 1/h\n}\nlimit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\n}\nreverse_proxy " + upstream,
+	})
+	for range 2 {
+		if got := s.get("/"); got.StatusCode != 200 {
+			t.Errorf("got %s, want it admitted without Redis", got)
+		}
+	}
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	if got := s.get("/"); got.StatusCode != 503 || loadOf(t, "up").Shed[adaptive.Normal] != 1 {
+		t.Errorf("got %s, want it shed", got)
+	}
+	release()
+	slow.Wait()
+	if load := loadOf(t, "up"); load.InProgress != 0 {
+		t.Errorf("%+v, want none in progress", load)
+	}
 }
 
 // TestAutoDryRun guards that a dry run denies nothing, and tells what it would have shed.

@@ -36,6 +36,7 @@ func TestRequestsAreCountedOnce(t *testing.T) {
 		{"two handlers", "", "route {\n" + first + second + "respond ok\n}", "/?b=1&cost=1 /?b=2&cost=1", counts{telemetry.CheckedAdmitted: 2}},
 		{"denied by the second", "", "route {\n" + first + second + "respond ok\n}", "/?b=1&cost=1 /?b=1&cost=1", counts{telemetry.CheckedAdmitted: 1, telemetry.CheckedDenied: 1}},
 		{"refused by the second", "", "route {\n" + first + second + "respond ok\n}", "/?b=1&cost=x", counts{telemetry.CheckedRefused: 1}},
+		{"refused by a class", "", "rate_limit up {\nconcurrency auto {\nhigh expression int({query.b})>0\n}\n}\nrespond ok", "/?b=1 /?b=x", counts{telemetry.CheckedAdmitted: 1, telemetry.CheckedRefused: 1}},
 		{"undecided by both", undecided, first + "route {\n" + second + "respond ok\n}", "/?b=1&cost=1", counts{telemetry.CheckedUndecided: 1}},
 		{"an error after it", "", first + "error 404\nhandle_errors {\nrespond 404\n}", "/", counts{telemetry.CheckedAdmitted: 1}},
 		{"a denial in error routes", "", first + "error 404\nhandle_errors {\n" + second + "respond 404\n}", "/?b=1&cost=1 /?b=1&cost=1", counts{telemetry.CheckedAdmitted: 2, telemetry.CheckedDenied: 1}},

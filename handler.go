@@ -313,7 +313,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 	case rule.RefusalError:
 		return h.refuse(w, r, err.Status, err.Err)
 	case storeError:
-		return h.handleStoreError(w, r, next, err.error)
+		return h.handleStoreError(w, r, err.error)
 	}
 	return h.handleMatcherError(w, r, err)
 }
@@ -350,17 +350,18 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 	}
 	res := q.Outcome()
 	if len(q.Entries()) > 0 {
-		if err := h.charge(w, r, q, res); err != nil {
+		if err := h.charge(w, r, q, res); err != nil && !h.admitsUndecided(err) {
 			return res, nil, err
 		}
 	}
 	if len(q.Loads()) > 0 {
 		decider, wait, err := q.Enter(res, outcome.How{Jitter: h.jitter, At: time.Now()}, w.Header())
-		res.Observe(r.Context(), h.Log)
-		switch {
-		case err != nil:
+		if err != nil {
+			h.noteUndecided(res, r, refusedAs(err))
 			return res, nil, err
-		case decider != nil:
+		}
+		res.Observe(r.Context(), h.Log)
+		if decider != nil {
 			return res, nil, denialOf(q, decider, wait)
 		}
 	}

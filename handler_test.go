@@ -276,7 +276,10 @@ func TestUnexpectedStoreErrorIs500(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
 		h := &Handler{onError: policy, logger: zap.New(core)}
 		w, r := newTestRequest(t)
-		err := h.handleStoreError(w, r, nil, errors.New("malformed"))
+		if h.admitsUndecided(storeError{errors.New("malformed")}) {
+			t.Errorf("%s: admitted", policy)
+		}
+		err := h.handleStoreError(w, r, errors.New("malformed"))
 		if err == nil || !strings.Contains(err.Error(), "HTTP 500") {
 			t.Errorf("%s: got error %v, want a 500", policy, err)
 		}

@@ -35,19 +35,25 @@ func (d denial) Error() string {
 // they may contain the store's address, for example. The reason is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")
 
-// handleStoreError applies on_error to a request on which the store did not
-// decide. Single requests are only logged at DEBUG: an outage of Redis is logged
-// once, see telemetry.
-func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, err error) error {
-	switch {
-	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
+// admitsUndecided reports whether on_error admits a request on which the store did not decide,
+// if that is what err says. Limits that need no store are asked all the same. Single requests
+// are only logged at DEBUG: an outage of Redis is logged once, see telemetry.
+func (h *Handler) admitsUndecided(err error) bool {
+	undecided, ok := err.(storeError) //nolint:errorlint // charge does not wrap it
+	if !ok || h.onError != rule.OnErrorAllow || !errors.Is(undecided.error, limiter.ErrUnavailable) {
+		return false
+	}
+	if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
+		c.Write(zap.Error(undecided.error))
+	}
+	return true
+}
+
+// handleStoreError rejects a request on which the store did not decide.
+func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, err error) error {
+	if !errors.Is(err, limiter.ErrUnavailable) { // a malformed request, not an outage
 		h.reportError("the store could not process a request, responding with 500", err)
 		return h.refuse(w, r, http.StatusInternalServerError, err)
-	case h.onError == rule.OnErrorAllow:
-		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
-			c.Write(zap.Error(err))
-		}
-		return next.ServeHTTP(w, r)
 	}
 	w.Header().Set("Retry-After", "1")
 	return h.refuse(w, r, http.StatusServiceUnavailable, err)
