@@ -117,6 +117,14 @@ func (c *Controller) Admit(class Class, dryRun bool, now time.Time) (room bool) 
 	return room
 }
 
+// Queue notes that a request of a class does not ask yet, since others wait for room.
+func (c *Controller) Queue(class Class, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.advance(now)
+	c.turnedAway[class]++
+}
+
 // Shed counts a request that is turned away, since Admit has found no room for it as often as
 // it has asked.
 func (c *Controller) Shed(class Class) {
@@ -217,7 +225,7 @@ type State struct {
 	Mean       time.Duration // response time in the last window; of several the longest
 	Verdict    Verdict       // on that window
 	Shed       [Classes]uint64
-	AtMin      time.Duration // for how long the limit has been the least one while there was more to do, so far; of several the longest
+	AtMin      time.Duration // for how long the limit has been the least one while there was more to do, so far; of several the sum
 }
 
 // State returns what c does at now.

@@ -71,12 +71,15 @@ func (s *Controllers) sweep(now time.Time) {
 	}
 }
 
-// Peek returns what the controller of a key does at now, or a new one if it has none.
+// Peek returns what the controller that a key would have does at now.
 func (s *Controllers) Peek(key string, now time.Time) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.byKey[key]; k != nil {
 		return k.State(now)
+	}
+	if s.rest != nil && len(s.byKey) >= maxKeys {
+		return s.rest.State(now)
 	}
 	return New(s.Options, now).State(now)
 }
@@ -110,5 +113,5 @@ func (s *State) add(other State) {
 	for class := range s.Shed {
 		s.Shed[class] += other.Shed[class]
 	}
-	s.AtMin = max(s.AtMin, other.AtMin)
+	s.AtMin += other.AtMin
 }

@@ -46,6 +46,55 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+// TestKeysBeyond guards what is shown of a key that shares a controller, and that the time at
+// the least limit of one key does not hide that of another.
+func TestKeysBeyond(t *testing.T) {
+	now := time.Now()
+	all := NewControllers(Options{Latency: time.Millisecond, Min: 1, Max: 1})
+	for i := range maxKeys {
+		all.Of(fmt.Sprint(i), now)
+	}
+	all.Of("beyond", now).Admit(Normal, false, now)
+	if s := all.Peek("further", now); s.InProgress != 1 {
+		t.Errorf("%+v, want the one in progress of all further keys", s)
+	}
+	for _, key := range []string{"1", "2"} {
+		for range 2 {
+			all.Of(key, now).Admit(Normal, false, now)
+		}
+	}
+	now = now.Add(lastWindow)
+	if s := all.State(now); s.AtMin != 2*lastWindow {
+		t.Errorf("%v at the least limit, want %v of each of two keys", s.AtMin, lastWindow)
+	}
+}
+
+// TestQueueIsDemand guards that the limit grows where requests wait in a line instead of asking,
+// as it does where they are turned away.
+func TestQueueIsDemand(t *testing.T) {
+	grown := func(demand func(c *Controller, now time.Time)) int {
+		now := time.Now()
+		c := New(Options{Latency: 100 * time.Millisecond, Min: 1, Max: 1000}, now)
+		for range 200 {
+			for range 20 {
+				c.Admit(High, false, now)
+			}
+			demand(c, now)
+			began := now
+			now = now.Add(20 * time.Millisecond)
+			for range 20 {
+				c.Finish(began, now, true)
+			}
+		}
+		return c.State(now).Limit
+	}
+	idle := grown(func(*Controller, time.Time) {})
+	queued := grown(func(c *Controller, now time.Time) { c.Queue(High, now) })
+	if queued <= idle {
+		t.Errorf("the limit is %d with a queue, and %d without", queued, idle)
+	}
+}
+
 // TestDryRun guards that a dry run has all requests in progress, and counts those that it
 // would have turned away.
 func TestDryRun(t *testing.T) {

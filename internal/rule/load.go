@@ -114,7 +114,9 @@ func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 	}
 	waits := e.Limit.inLine() && !e.Ask.DryRun
 	behind := waits && e.Limit.Waiting.anyone(e.line(class))
-	if !behind {
+	if behind {
+		e.Limit.Load.Controllers.Of(e.Ask.Key, time.Now()).Queue(class, time.Now())
+	} else {
 		ask()
 	}
 	if !room && waits {
@@ -159,7 +161,8 @@ func (p *place) leaveAt(now time.Time, answered bool) {
 		return
 	}
 	for _, class := range [...]adaptive.Class{adaptive.High, adaptive.Normal, adaptive.Low} {
-		p.limit.Waiting.wake(lineKey{p.line.name, p.line.key, class})
+		p.line.class = class
+		p.limit.Waiting.wake(p.line)
 	}
 }
 

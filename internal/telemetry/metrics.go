@@ -77,7 +77,7 @@ var (
 	loadLatencyDesc = newDesc("load_latency_seconds",
 		"The option latency of a limit with concurrency auto: the mean that it keeps to.", "limit")
 	loadAtMinDesc = newDesc("load_at_min_seconds_total",
-		"Time for which a limit with concurrency auto allowed no more than its min, and there was more to do.", "limit")
+		"Time for which a limit with concurrency auto allowed no more than its min, and there was more to do, of all keys together.", "limit")
 	loadShedDesc = newDesc("load_shed_total",
 		"Requests that a limit with concurrency auto turned away, or would without dry_run, by class (high, normal, low).", "limit", "class")
 	infoDesc = newDesc("limit_info",
