@@ -41,7 +41,7 @@ var lines = map[string][]line{
 		{"warn", "the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it"},
 	},
 	"Handler.reportError":      {{"error", "a matcher failed; requests are rejected"}},
-	"Handler.handleStoreError": {{"debug", "no decision on a request, admitting it"}},
+	"Handler.admitsUndecided": {{"debug", "no decision on a request, admitting it"}},
 	"Handler.refuse":           {{"debug", "request rejected"}},
 	"Handler.logExceeded":      {{"info", "rate limit exceeded"}},
 

@@ -47,9 +47,8 @@ type lineKey struct {
 type line struct {
 	waits list.List // of *waiter, in the order in which they came
 	turns int       // how many have a turn
-	freed int       // places that were freed while nobody could have a turn for them, at most as many as turns
+	freed int       // places that were freed while nobody waited and some had turns, at most so many as these
 	asked time.Time // when one last had a turn without a place that was known to be free
-	guess *waiter   // who has such a turn now: a place that is freed is for it, and not for those behind it
 }
 
 // waiter is a request in a line.
@@ -107,7 +106,6 @@ func (s *Lines) yield(key lineKey, own *waiter) (again bool) {
 		return true
 	}
 	l.turns--
-	l.endGuess(own)
 	before := l.waits.Back()
 	for before != nil && before.Value.(*waiter).number > own.number {
 		before = before.Prev()
@@ -129,7 +127,8 @@ func (s *Lines) takeTurn(key lineKey, own *waiter) bool {
 	if own.at == nil || l.waits.Front() != own.at || l.turns > 0 {
 		return false
 	}
-	l.guess, l.asked = l.next(), time.Now()
+	l.next()
+	l.asked = time.Now()
 	return true
 }
 
@@ -142,25 +141,23 @@ func (l *line) next() *waiter {
 }
 
 // leave removes one from a line. If it leaves its turn unused, the next one has it. And the next
-// one may guess, if nobody has a turn: if the guess of this one was right; or if nobody has
-// guessed of late, as nobody would if all went on leaving so, and this one was the first or has
-// found a place: who freed that may have had several.
+// one may guess, if nobody has a turn: if the guess of this one was right; or if it was the first
+// and nobody has guessed of late, as nobody would if all went on leaving so.
 func (s *Lines) leave(key lineKey, own *waiter, guess, found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
-	first := own.at != nil && l.waits.Front() == own.at
-	mayGuess := guess && found || (found || first) && time.Since(l.asked) >= askEvery
+	mayGuess := guess && found
 	if own.at == nil {
 		l.turns--
-		l.endGuess(own)
 	} else {
+		mayGuess = l.waits.Front() == own.at && time.Since(l.asked) >= askEvery
 		l.waits.Remove(own.at)
 	}
 	switch {
 	case own.at == nil && !found:
 		l.wake(guess)
-	case (mayGuess || l.freed > 0) && l.turns == 0:
+	case mayGuess && l.turns == 0:
 		l.asked = time.Now()
 		l.wake(true)
 	}
@@ -184,22 +181,11 @@ func (s *Lines) wake(key lineKey) {
 
 // wake gives the next one a turn, of which guess says whether no place is known to be free.
 func (l *line) wake(guess bool) {
-	if l.waits.Len() > 0 && l.guess == nil {
-		next := l.next()
-		if guess {
-			l.guess = next
-		}
-		next.turn <- guess
+	if l.waits.Len() > 0 {
+		l.next().turn <- guess
 		return
 	}
 	l.freed = min(l.freed+1, l.turns)
-}
-
-// endGuess records that one has no turn any more.
-func (l *line) endGuess(own *waiter) {
-	if l.guess == own {
-		l.guess = nil
-	}
 }
 
 // inLine reports whether requests that l has no place for may wait in line.

@@ -200,41 +200,6 @@ func TestLineGoesOnAsking(t *testing.T) {
 	})
 }
 
-// TestBusyLineGoesOnAsking guards that places of which nobody tells are found as soon where each
-// request in the line gets one that is freed here, so that none is the first for long; and that
-// the next ones follow it at once if more places were freed than were told of, as by one request
-// that took several.
-func TestBusyLineGoesOnAsking(t *testing.T) {
-	for _, clients := range []int{20, 80, 200} {
-		synctest.Test(t, func(t *testing.T) {
-			const hold, more = 5 * time.Millisecond, 8
-			p := newPlaces(1, time.Hour)
-			ctx, stop := context.WithCancel(t.Context())
-			var all sync.WaitGroup
-			for range clients {
-				all.Go(func() {
-					for ctx.Err() == nil && p.take(ctx) {
-						time.Sleep(hold)
-						p.leave(true)
-					}
-				})
-			}
-			time.Sleep(time.Second)
-			p.mu.Lock()
-			p.free += more
-			p.mu.Unlock()
-			time.Sleep(lookEvery + askEvery)
-			for range 20 {
-				p.checkNoneLost(t)
-				time.Sleep(hold + time.Millisecond)
-			}
-			stop()
-			all.Wait()
-			p.checkEmpty(t)
-		})
-	}
-}
-
 // TestLineLosesNoPlace guards, with random requests that come, leave and free places at once,
 // that no place is free while anybody waits for one.
 func TestLineLosesNoPlace(t *testing.T) {
