@@ -115,7 +115,8 @@ func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 	waits := e.Limit.inLine() && !e.Ask.DryRun
 	behind := waits && e.Limit.Waiting.anyone(e.line(class))
 	if behind {
-		e.Limit.Load.Controllers.Of(e.Ask.Key, time.Now()).Queue(class, time.Now())
+		now := time.Now()
+		e.Limit.Load.Controllers.Of(e.Ask.Key, now).Queue(class, now)
 	} else {
 		ask()
 	}
