@@ -95,13 +95,14 @@ func (c *connection) write(b []byte, now time.Time, timeout time.Duration) error
 // stopWriting ends a write that waits because the server does not read.
 func (c *connection) stopWriting() { _ = c.SetWriteDeadline(time.Unix(1, 0)) }
 
-// close closes the connection and records why, unless it is closed. It does so in
-// the background, because TLS sends a close notification first.
+// close closes the connection and records why, unless it is closed. Its reader ends at
+// once; the rest is done in the background, because TLS sends a close notification first.
 func (c *connection) close(why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.why == nil {
 		c.why = why
+		_ = c.SetReadDeadline(time.Unix(1, 0))
 		go func() { _ = c.release() }()
 	}
 }

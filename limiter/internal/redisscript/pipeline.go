@@ -50,6 +50,7 @@ type pipeline struct {
 
 	mu      sync.Mutex
 	conn    *connection   // nil while there is none
+	ended   chan struct{} // closed when all calls of the last connection have ended
 	lostAt  time.Time     // since when there is none, or conn has been silent for too long
 	heard   time.Time     // when something had come on the connection before; zero if there was none
 	open    []*Call       // calls that have not been sent
@@ -112,7 +113,9 @@ type pending struct {
 func (p *pending) finish() bool { return p.over.CompareAndSwap(false, true) }
 
 func newPipeline(s *Server, timeout time.Duration, slots bool) *pipeline {
-	return &pipeline{server: s, timeout: timeout, slots: slots, lostAt: time.Now()}
+	p := &pipeline{server: s, timeout: timeout, slots: slots, lostAt: time.Now(), ended: make(chan struct{})}
+	close(p.ended)
+	return p
 }
 
 // do sends c and waits for the answer until end. shortened says that this is sooner
@@ -364,22 +367,31 @@ func (p *pipeline) take() (*connection, []*invocation) {
 }
 
 // use makes conn the connection, and sends what is open on it. It reports whether
-// there was none, or one that had fallen silent.
+// there was none, or one that had fallen silent. No call is sent before those of the
+// connection before have ended: its answer would tell what they did, and they fail.
 func (p *pipeline) use(conn *connection) bool {
 	p.mu.Lock()
-	before := p.conn
+	before, ended := p.conn, p.ended
 	if before != nil && p.lostAt.IsZero() {
 		p.mu.Unlock()
 		return false // it speaks again
 	}
-	p.conn, p.lostAt = conn, time.Time{}
-	p.took, p.rose, p.unknown = conn.trip, time.Time{}, false
-	how := p.next(time.Now())
+	if before != nil {
+		before.dropped = true
+	}
 	p.mu.Unlock()
 	if before != nil {
 		before.close(context.DeadlineExceeded)
 	}
-	go p.read(conn)
+	<-ended
+	p.server.restarted()
+	p.mu.Lock()
+	ended = make(chan struct{})
+	p.conn, p.lostAt, p.ended = conn, time.Time{}, ended
+	p.took, p.rose, p.unknown = conn.trip, time.Time{}, false
+	how := p.next(time.Now())
+	p.mu.Unlock()
+	go p.read(conn, ended)
 	p.startApart(how)
 	return true
 }
@@ -486,8 +498,10 @@ func (p *pipeline) failOpen(f *ServerError) {
 	}
 }
 
-// read reads replies from conn until it breaks.
-func (p *pipeline) read(conn *connection) {
+// read reads replies from conn until it breaks, and closes ended when all its calls have
+// ended.
+func (p *pipeline) read(conn *connection, ended chan<- struct{}) {
+	defer close(ended)
 	in := newReplyReader(conn)
 	for {
 		err := p.readReply(conn, in)
@@ -597,5 +611,8 @@ func (p *pipeline) lose(conn *connection, err error) {
 		for _, c := range in.calls {
 			p.server.finish(c, failure)
 		}
+	}
+	if p.server.isClosed() { // nobody will send what is open, or was to be sent again
+		p.server.failOpen()
 	}
 }

@@ -1281,6 +1281,99 @@ func TestCloseEndsPendingCalls(t *testing.T) {
 	}
 }
 
+// TestCloseEndsForgottenCalls guards that calls end which a closed client was about to send
+// again, because the server did not know the script.
+func TestCloseEndsForgottenCalls(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	forgotten, closed := make(chan struct{}), make(chan struct{})
+	var flushed atomic.Bool
+	r := newHookedClient(t, server, newCounting(counting), Hooks{Restarted: func(*Server) {
+		if flushed.Load() { // while the reader says so, the client is closed
+			close(forgotten)
+			<-closed
+		}
+	}}, nil)
+	mustCount(t, r, upTo(1000))
+	if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	flushed.Store(true)
+	server.Pause(t) // so that both are answered together
+	outcomes := make(chan error, nearBatches)
+	for n := 1; n <= nearBatches; n++ {
+		c := callOf(upTo(1000))
+		c.Done = func(err error) { outcomes <- err }
+		if err := r.server().offer(c, false, false); err != nil {
+			t.Fatal(err)
+		}
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			p := r.server().pipeline
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if all := p.conn.flight.invocations; len(all) < n || all[n-1].sent.IsZero() {
+				return fmt.Errorf("%d of %d are in flight", len(all), n)
+			}
+			return nil
+		})
+	}
+	server.Resume(t)
+	<-forgotten
+	_ = r.Close()
+	close(closed)
+	for range nearBatches {
+		select {
+		case err := <-outcomes:
+			checkError(t, err, server.Addr)
+		case <-time.After(5 * time.Second):
+			t.Fatal("a call does not end")
+		}
+	}
+}
+
+// TestCallsEndBeforeNextConnection guards that no call is sent on a connection before all
+// calls of the last one have ended: callers may take what they are told in this order.
+func TestCallsEndBeforeNextConnection(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	r := newTestClient(t, server, nil)
+	s := r.server()
+	connected(t, s)
+	server.Pause(t)
+	ended, release := make(chan error), make(chan struct{})
+	c := callOf(upTo(1000))
+	c.Done = func(err error) { ended <- err; <-release }
+	if err := s.offer(c, false, false); err != nil {
+		t.Fatal(err)
+	}
+	redistest.WaitFor(t, 5*time.Second, func() error {
+		s.pipeline.mu.Lock()
+		defer s.pipeline.mu.Unlock()
+		if s.pipeline.conn.batches == 0 {
+			return errors.New("not in flight")
+		}
+		return nil
+	})
+	s.pipeline.stop(errDropped)
+	server.Resume(t)
+	checkError(t, <-ended, server.Addr)
+	answered := make(chan error, 1)
+	go func() {
+		_, err := r.count(context.Background(), upTo(1000))
+		answered <- err
+	}()
+	select {
+	case err := <-answered:
+		t.Errorf("answered while a call of the connection before ends: %v", err)
+		answered <- err
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(release)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestDistantServer guards a server so far away that the round trip takes more than
 // half of the timeout, in bursts and under constant load: no call waits for an earlier
 // one's answer. All times are five times those of the default timeout and a server

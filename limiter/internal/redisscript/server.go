@@ -336,8 +336,7 @@ func (s *Server) reconnect() {
 	}
 }
 
-// dial makes a connection. As long as there was none, the server may have restarted,
-// or another one may have its address.
+// dial makes a connection.
 func (s *Server) dial(probe bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
@@ -358,7 +357,6 @@ func (s *Server) dial(probe bool) {
 		s.pipeline.failOpen(f)
 		return
 	}
-	s.restarted()
 	if !s.pipeline.use(conn) {
 		conn.close(errDropped)
 	}
