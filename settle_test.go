@@ -212,7 +212,7 @@ func TestCountByResponse(t *testing.T) {
 	})
 	s := startSite(t, "rate_limit a {\nkey all\nsize 100\ndrip_rate 1h\ncount status 401 499 5xx\n}\n"+
 		"rate_limit b {\nkey all\nsize 100\ndrip_rate 1h\ncount header X-Failed *\n}\n"+
-		"error /error 503\nrespond /direct 401\nrespond /other 200\nabort /aborted\nhandle_path /none* {\n}\n"+
+		"error /error 503\nrespond /direct 401\nrespond /other 200\nrespond /canceled 499\nabort /aborted\nhandle_path /none* {\n}\n"+
 		"reverse_proxy /unreachable "+redistest.FreeAddr(t)+"\n"+
 		"reverse_proxy "+upstream)
 	counted := func() (n [2]int) {
@@ -229,8 +229,8 @@ func TestCountByResponse(t *testing.T) {
 	}{
 		{"/other", [2]int{}}, {"/direct", [2]int{1}}, {"/error", [2]int{1}}, {"/failed", [2]int{0, 1}}, {"/empty", [2]int{1}},
 		{"/hints", [2]int{1}}, {"/cut", [2]int{1}}, {"/none", [2]int{}},
-		{"/unreachable", [2]int{1}},                                                    // a proxy's 502
-		{"/abort", [2]int{1, 1}}, {"/aborted", [2]int{1, 1}}, {"/leave", [2]int{1, 1}}, // nobody knows
+		{"/unreachable", [2]int{1}},                                                                                 // a proxy's 502
+		{"/abort", [2]int{1, 1}}, {"/aborted", [2]int{1, 1}}, {"/leave", [2]int{1, 1}}, {"/canceled", [2]int{1, 1}}, // nobody knows
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		if tc.path == "/leave" {

@@ -29,7 +29,8 @@ import (
 const ActualBytes = "bytes"
 
 // statusClientLeft is the status of requests whose clients left before there was a
-// response. It is that of Caddy's reverse_proxy.
+// response. It is that of Caddy's reverse_proxy, which also writes it for a request that a
+// connection was to carry whose last request was canceled: then its client is still there.
 const statusClientLeft = 499
 
 // Settlement is how requests are charged that hold units of a limit until their outcome is
@@ -248,8 +249,9 @@ type settler struct {
 func (s *settler) left() bool { return s.request.Context().Err() != nil }
 
 // begin settles what the status and the header of the response decide, once. A handler's
-// failure after the client has left is no response, and neither is an error route's text
-// where nobody knows what the response would have been; their bodies begin none either.
+// failure after the client has left is no response, nor is the status that says so, nor an
+// error route's text where nobody knows what the response would have been; their bodies begin
+// none either.
 func (s *settler) begin(status int) {
 	if s.begun {
 		return
@@ -259,7 +261,7 @@ func (s *settler) begin(status int) {
 	switch {
 	case s.unanswered(s.routedError()):
 		return
-	case status >= statusClientLeft && s.left():
+	case status == statusClientLeft, status > statusClientLeft && s.left():
 		s.early = s.early && status == statusClientLeft // a handler that says anything else had the request
 		return
 	}
