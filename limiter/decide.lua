@@ -64,7 +64,7 @@ elseif fits then
 elseif counts then
   local c, s = clear, rest
   clear, rest = algorithm('count', c, s, held, now, size, period, drip, phase, cost, 0, entries)
-  changed = changed or clear ~= c or rest ~= s or entries
+  changed = changed or clear ~= c or rest ~= s or entries ~= false
 end
 if tab and admitted and charge > 0 then -- hold it instead
   record, receipt = holds.hold(record, tab, charge)

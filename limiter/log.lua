@@ -317,11 +317,12 @@ end
 local function readLog(key, period, phase)
   local value = tryCall('GETRANGE', key, 0, HEAD + PAGE * ENTRY - 1)
   local log = fresh(key)
-  if type(value) ~= 'string' and not match(value.err, '^WRONGTYPE') then
-    return value
-  elseif value == '' then
+  if value == '' then
     return log, 0, 0, false, false, false
   elseif type(value) ~= 'string' then
+    if not match(value.err, '^WRONGTYPE') then
+      call('GETRANGE', key, 0, 0) -- which raises the error
+    end
     return log, 0, 0, false, true, false
   end
   local clear, rest, total, from, count, sum, newest, units, tabs, both = header(value)

@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
 // mustNewRedis returns a store with valid options.
@@ -1048,6 +1050,48 @@ func TestRedisPermissionsForDatabase(t *testing.T) {
 		} else if err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestErrorAfterWrites guards that an error of a batch of which a part was run does not say
+// that nothing was: here the second of two requests needs a right that is missing.
+func TestErrorAfterWrites(t *testing.T) {
+	server := redistest.Start(t)
+	setUser(t, server)
+	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Username, opt.Password = "limiter", "pass" })
+	r.Connect(t.Context())
+	b := hourly(5)
+	if _, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	server.Pause(t) // so that what follows two calls in flight gathers in one batch
+	log := logBucket(5, time.Hour, 1)
+	var all sync.WaitGroup
+	outcomes := make([]error, 4)
+	for i, b := range []Bucket{b, b, b, log} {
+		q := r.query(Request{Buckets: []Bucket{b}}, byte(AccountingAtomic))
+		q.Owner = q
+		all.Add(1)
+		q.Done = func(err error) { outcomes[i] = err; all.Done() }
+		if err := r.client.Submit(redisscript.Deadline{At: time.Now().Add(r.timeout)}, &q.Call); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond) // until it is in flight
+	}
+	server.Resume(t)
+	all.Wait()
+	l, err := server.Client().Exists(t.Context(), r.keys.of(&b)).Result()
+	if err != nil || l != 1 || outcomes[2] == nil {
+		t.Fatalf("%d keys, %v, outcomes %v", l, err, outcomes)
+	}
+	for i, err := range outcomes {
+		if err != nil && redisscript.NotRun(err) {
+			t.Errorf("request %d was not run: %v", i, err)
+		}
+	}
+	setUser(t, server, "+getrange", "+setrange", "+strlen", "+pexpireat")
+	if peeked, err := r.Peek(t.Context(), b); err != nil || peeked.Units != 4 {
+		t.Errorf("%+v, %v, want 4 units", peeked, err)
 	}
 }
 

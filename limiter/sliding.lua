@@ -18,7 +18,9 @@ local function sliding(what, clear, rest, n, at, size, period, _, phase, other, 
     elseif before * left < 2 ^ 53 then
       return math.floor(before * left / period) + last
     end
-    -- In octal, digit by digit, because before * left has too many digits.
+    -- before * left would have more than 53 bits. So this divides as on paper, by the digits of
+    -- before in base 8, the highest first: over, the remainder, and left are less than period,
+    -- so what is divided is less than 15 periods.
     local whole, over, place = 0, 0, COUNT
     repeat
       place = place / 8

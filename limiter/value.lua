@@ -23,9 +23,6 @@ clear, rest, held, record, changed, foreign, entries = 0, 0, 0, false, false, fa
 local value
 if readers and readers[kind] then
   entries, clear, rest, changed, foreign, record = readers[kind](keys[key + i], period, phase)
-  if entries.err then
-    return entries
-  end
 else
   value = tryCall('GET', keys[key + i])
 end
@@ -54,7 +51,7 @@ if type(value) == 'string' then
   end
 elseif value then
   if not string.find(value.err, '^WRONGTYPE') then
-    return value
+    call('GET', keys[key + i]) -- which raises the error
   end
   foreign = true
 end
@@ -116,11 +113,6 @@ else
   -- In milliseconds from now, as not all servers take a time: at most one more
   -- than the bucket takes to be empty, and never less.
   local expires = last - now
-  expires = (expires - expires % 1000) / 1000 + 1
-  if expires < 1 then
-    expires = 1 -- the bucket is empty already
-  elseif expires < 4e9 then -- which %u can print, in less time than a number takes
-    expires = string.format('%u', expires)
-  end
-  call('SET', keys[key + i], stored, 'PX', expires)
+  expires = max((expires - expires % 1000) / 1000 + 1, 1) -- 1 if the bucket is empty already
+  call('SET', keys[key + i], stored, 'PX', string.format('%.0f', expires))
 end
