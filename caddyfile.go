@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -91,7 +94,12 @@ func (p *limitParser) locate(l *Limit, err error) error {
 // locateAt adds file and line to an error: those of an option, or of the limit if that
 // does not have it.
 func (p *limitParser) locateAt(l *Limit, name string, err error) error {
-	d := caddyfile.NewDispenser([]caddyfile.Token{p.token(l, name)})
+	return errorAt(p.token(l, name), err)
+}
+
+// errorAt adds the file and line of a token to an error.
+func errorAt(token caddyfile.Token, err error) error {
+	d := caddyfile.NewDispenser([]caddyfile.Token{token})
 	d.Next()
 	return d.WrapErr(err)
 }
@@ -125,74 +133,86 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 		maps.Copy(flags, optionsOf[bool](h))
 	}
 	seen := map[string]bool{"key": l.Key != "", "rate": l.Rate != ""} // beside the directive
+	matchers := ""                                                    // of the option match
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		name := p.Val()
-		if seen[name] && name != "limit" && name != "zone" && (h == nil || !repeatable(name)) {
+		name, args := p.Val(), strings.Join(nextArgs(p.Dispenser), " ")
+		switch {
+		case seen[name] && name == "match":
+			return p.WrapErr(option.Clash(name, args, "another", "use "+useOneMatch(matchers, args)))
+		case seen[name] && name != "limit" && name != "zone" && (h == nil || !repeatable(name)):
 			return p.Errf("duplicate option: %s", name)
+		case name == "match":
+			matchers = args
 		}
 		seen[name] = true
 		p.note(l, name)
-
-		var err error
-		switch text, flag := texts[name], flags[name]; {
-		case name == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
-			l.Rate = Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
-		case name == "period":
-			if args := p.RemainingArgs(); len(args) == 1 || len(args) == 2 {
-				l.Period = strings.Join(args, " ")
-			} else {
-				return p.WrapErr(option.Bad(name, strings.Join(args, " "), "a unit and at most a time zone, such as month Europe/Berlin"))
-			}
-		case name == "concurrency":
-			err = p.parseConcurrency(l)
-		case name == "consistency":
-			l.Consistency, err = parseConsistencyArgs(p.Dispenser)
-		case text != nil:
-			*text, err = parseArgument(p.Dispenser)
-		case flag != nil:
-			*flag, err = parseFlag(p.Dispenser)
-		case name == "ban":
-			if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
-				return p.Err("ban: nothing given; use " + useBans)
-			}
-		case name == "count":
-			l.Count, err = parseCount(p.Dispenser)
-		case name == "match":
-			l.MatcherSetsRaw, err = parseMatch(p.Helper)
-		case name == "limit":
-			child := new(Limit)
-			p.note(child, blockToken)
-			args := p.RemainingArgs()
-			if len(args) != 1 {
-				return p.WrapErr(option.Bad(name, strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
-			}
-			child.Name = args[0]
-			l.Limits = append(l.Limits, child)
-			err = p.parse(child, nil)
-		case h == nil:
-			return unknownOption(p.Dispenser, limitScope)
-		case name == "headers":
-			if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
-				return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
-			}
-		default:
-			found, err := parseZoneOption(p.Helper, &h.Zones)
-			if err != nil {
-				return err
-			}
-			if !found {
-				return unknownOption(p.Dispenser, blockScope)
-			}
-			continue
+		here := blockScope
+		if h == nil {
+			here = limitScope
 		}
-		if err == nil && name != "match" && name != "limit" && name != "count" && name != "concurrency" {
-			err = parseEnd(p.Dispenser, name)
-		}
-		if err != nil {
+		if err := orInstead(p.Dispenser, here, func() error { return p.parseOption(l, h, texts[name], flags[name]) }); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// parseOption parses an option. text or flag is the field that it sets, if it is a text or a flag.
+func (p *limitParser) parseOption(l *Limit, h *Handler, text *string, flag *bool) (err error) {
+	name := p.Val()
+	switch {
+	case name == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
+		l.Rate = Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
+	case name == "period":
+		args := p.RemainingArgs()
+		if l.Period = strings.Join(args, " "); len(args) != 1 && len(args) != 2 {
+			return p.WrapErr(option.Bad(name, l.Period, "a unit and at most a time zone, such as month Europe/Berlin"))
+		}
+	case name == "concurrency":
+		return p.parseConcurrency(l)
+	case name == "consistency":
+		l.Consistency, err = parseConsistencyArgs(p.Dispenser)
+	case text != nil:
+		*text, err = parseArgument(p.Dispenser)
+	case flag != nil:
+		*flag, err = parseFlag(p.Dispenser)
+	case name == "ban":
+		if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
+			return p.Err("ban: nothing given; use " + useBans)
+		}
+	case name == "count":
+		l.Count, err = parseCount(p.Dispenser)
+		return err
+	case name == "match":
+		l.MatcherSetsRaw, err = parseMatch(p.Helper)
+		return err
+	case name == "limit":
+		child := new(Limit)
+		p.note(child, blockToken)
+		args := p.RemainingArgs()
+		if len(args) != 1 || isMatcherToken(args[0]) {
+			return p.WrapErr(option.Bad(name, strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
+		}
+		child.Name = args[0]
+		l.Limits = append(l.Limits, child)
+		return p.parse(child, nil)
+	case h == nil:
+		return unknownOption(p.Dispenser, limitScope)
+	case name == "headers":
+		if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
+			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
+		}
+	default:
+		found, err := parseZoneOption(p.Helper, &h.Zones)
+		if err == nil && !found {
+			return unknownOption(p.Dispenser, blockScope)
+		}
+		return err
+	}
+	if err == nil {
+		err = parseEnd(p.Dispenser, name)
+	}
+	return err
 }
 
 // secrets are the options whose values must not be in errors.
@@ -218,6 +238,14 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 // directive, or matchers in a line or a block like those of a named matcher.
 func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 	name := helper.Val()
+	if args := nextArgs(helper.Dispenser); len(args) == 2 && args[0] == "not" && strings.HasPrefix(args[1], "@") {
+		helper.NextArg()
+		set, _, err := helper.MatcherToken()
+		if err != nil {
+			return nil, helper.WrapErr(err)
+		}
+		return caddyhttp.RawMatcherSets{{"not": caddyconfig.JSON([]caddy.ModuleMap{set}, nil)}}, nil
+	}
 	if helper.CountRemainingArgs() > 0 {
 		set, found, err := helper.MatcherToken()
 		switch {
@@ -231,8 +259,13 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 			return caddyhttp.RawMatcherSets{set}, nil
 		}
 		helper.Prev() // not a matcher token
-		if got := nextArgs(helper.Dispenser); matcherOption(got) != "" && matcherOption(got) != "match "+strings.Join(got, " ") {
-			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), matcherOption(got)))
+		got := nextArgs(helper.Dispenser)
+		meant := matcherOption(got)
+		if meant != "" && meant != "match "+strings.Join(got, " ") {
+			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), inQuotes(meant)))
+		}
+		if strings.HasPrefix(meant, "match path ") && slices.ContainsFunc(got, isURL) {
+			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), "paths, which begin with a slash"))
 		}
 	}
 	if lines := matchersIn(nextArgs(helper.Dispenser)); len(lines) > 1 {
@@ -240,6 +273,9 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 			"a block with a line for each matcher: "+quotedLines(lines)))
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
+	if err != nil && strings.Contains(err.Error(), "http.matchers.@") {
+		return nil, helper.Errf("%s: a @name can't be combined with other matchers; use %[1]s @name, or %[1]s not @name, and put the others into its definition", name)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -251,17 +287,38 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 
 // parseCount parses the responses that count: one criterion in a line, or several in a
 // block.
-func parseCount(d *caddyfile.Dispenser) (*caddyhttp.ResponseMatcher, error) {
-	segment := d.NewFromNextSegment()
-	matchers := make(map[string]caddyhttp.ResponseMatcher, 1)
-	if err := caddyhttp.ParseNamedResponseMatcher(segment, matchers); err != nil {
-		return nil, err
+func parseCount(d *caddyfile.Dispenser) (*adminjson.Responses, error) {
+	m := new(adminjson.Responses)
+	for nesting := d.Nesting(); d.NextArg() || d.NextBlock(nesting); {
+		codes := &m.StatusCode
+		if d.Val() == "not" {
+			if codes = &m.NotStatusCode; !d.NextArg() || d.Val() != "status" {
+				return nil, d.Err("count: not is only for a status; use not status <code...>")
+			}
+		}
+		switch what := d.Val(); what {
+		case "status":
+			for _, text := range d.RemainingArgs() {
+				code, use := parseStatusCode(text)
+				if use != "" {
+					return nil, d.WrapErr(option.Bad("count", text, use))
+				}
+				*codes = append(*codes, code)
+			}
+		case "header":
+			fields := caddyhttp.MatchHeader(m.Headers)
+			if err := fields.UnmarshalCaddyfile(d.NewFromNextSegment()); err != nil {
+				return nil, err
+			}
+			m.Headers = http.Header(fields)
+		default:
+			return nil, d.WrapErr(option.Bad("count", what, "status <code...>, not status <code...> or header <field>, or several in a block"))
+		}
 	}
-	m := matchers["count"]
-	if len(m.StatusCode) == 0 && len(m.Headers) == 0 {
+	if m.IsEmpty() {
 		return nil, d.Err("count: nothing given; use status <code...> or header <field>, or both in a block")
 	}
-	return &m, nil
+	return m, nil
 }
 
 // parseApp parses the global option:
@@ -307,35 +364,41 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 			return nil, d.Errf("duplicate option: %s", name)
 		}
 		seen[name] = true
-		var err error
-		switch name {
-		case "redis":
-			app.Redis = new(Redis)
-			err = parseRedis(d, app.Redis)
-		case "memory":
-			app.Memory = new(Memory)
-			err = parseMemory(d, app.Memory)
-		case "on_error":
-			app.OnError, err = parseChoice(d, rule.ParseOnError)
-		case "consistency":
-			if app.Consistency, err = parseConsistencyArgs(d); err == nil && !option.IsTemplate(app.Consistency) {
-				if _, err = option.ParseConstant(name, app.Consistency, parseConsistency); err != nil {
-					err = d.WrapErr(err)
-				}
-			}
-			if err == nil {
-				err = parseEnd(d, name)
-			}
-		case "metrics":
-			app.Metrics, err = parseChoice(d, parseMetrics)
-		default:
-			return nil, unknownOption(d, globalScope)
-		}
-		if err != nil {
+		if err := orInstead(d, globalScope, func() error { return app.parseOption(d) }); err != nil {
 			return nil, err
 		}
 	}
 	return httpcaddyfile.App{Name: ownName, Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+// parseOption parses an option of the global option.
+func (app *App) parseOption(d *caddyfile.Dispenser) (err error) {
+	switch name := d.Val(); name {
+	case "redis":
+		app.Redis = new(Redis)
+		return parseRedis(d, app.Redis)
+	case "memory":
+		app.Memory = new(Memory)
+		return parseMemory(d, app.Memory)
+	case "on_error":
+		app.OnError, err = parseChoice(d, rule.ParseOnError)
+		return err
+	case "consistency":
+		if app.Consistency, err = parseConsistencyArgs(d); err == nil && !option.IsTemplate(app.Consistency) {
+			if _, err = option.ParseConstant(name, app.Consistency, parseConsistency); err != nil {
+				err = d.WrapErr(err)
+			}
+		}
+		if err == nil {
+			err = parseEnd(d, name)
+		}
+		return err
+	case "metrics":
+		app.Metrics, err = parseChoice(d, parseMetrics)
+		return err
+	default:
+		return unknownOption(d, globalScope)
+	}
 }
 
 // parseMemory parses the memory block.
@@ -364,6 +427,7 @@ func parseMemory(d *caddyfile.Dispenser, m *Memory) error {
 
 // parseRedis parses the redis block.
 func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
+	tokens := map[string]caddyfile.Token{blockToken: d.Token()}
 	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
 		return d.Err("redis: no address given; use redis <address>..., such as localhost:6379")
 	}
@@ -388,7 +452,7 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 		if seen[name] {
 			return d.Errf("duplicate option: %s", name)
 		}
-		seen[name] = true
+		seen[name], tokens[name] = true, d.Token()
 
 		var text string
 		var err error
@@ -418,6 +482,14 @@ func parseRedis(d *caddyfile.Dispenser, r *Redis) error {
 		if err != nil {
 			return err
 		}
+	}
+	if err := r.check(); err != nil {
+		var wrong *option.Error
+		token := tokens[blockToken]
+		if errors.As(err, &wrong) && tokens[wrong.Option].Text != "" {
+			token = tokens[wrong.Option]
+		}
+		return errorAt(token, fmt.Errorf("redis: %w", err))
 	}
 	return nil
 }

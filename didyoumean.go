@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 
@@ -51,93 +50,93 @@ var (
 // order in which they are looked through after those above.
 var homes = []*scope{limitScope, wholeScope, autoScope, zoneScope, zonesScope, distributedScope, globalScope, redisScope, memoryScope}
 
-// otherWords are words that other rate limiters or other directives have for options, and
-// what to write here instead. In limits and zones, they come before any word that is
-// spelled like them.
-var otherWords = []struct {
-	in    []*scope
-	words string
-	use   string
-}{
-	{inLimits, "events max_events requests max_requests", "rate 10/1m, or put events and window into a zone"},
-	{inLimits, "average rps per_second", "rate 10/s"},
-	{inLimits, "rpm per_minute", "rate 10/m"},
-	{inLimits, "interval", "rate 10/1m, or max and duration"},
-	{inLimits, "burst capacity tokens maxretry max_retry", "size"},
-	{inLimits, "findtime find_time window_length", "window, beside algorithm sliding_log and size"},
-	{inLimits, "refill_rate", "drip_rate"},
-	{inLimits, "refill_size", "drip_size"},
-	{inLimits, "delay", "max_delay"},
-	{inLimits, "nodelay", "max_delay if requests are to wait, as without it none does"},
-	{inLimits, "max_concurrent limit_conn max_connections connections in_flight", "concurrency"},
-	{inLimits, "ban_duration ban_time bantime block block_duration", "ban 10m"},
-	{inLimits, "methods", "match method <method...>"},
-	{inLimits, "allow allowlist exclude except ignore whitelist", "match not client_ip <address...>"},
-	{inLimits, "by_header", "key {header.X-Api-Key} with the field"},
-	{inLimits, "sourcecriterion source_criterion", "key {client_ip}, or another placeholder"},
-	{inLimits, "error_codes status_codes", "count status <code...>"},
-	{inLimits, "reject_status rejected_code status_code", "status"},
-	{inLimits, "zone_size", "max_keys"},
-	{inLimits, "name", "the name beside the directive, or limit <name> { ... }"},
-	{inLimits, "trusted_proxies", "it in the global options: servers { trusted_proxies ... }"},
-	{inLimits, "rate_limit", "limit <name> { ... }, with match in it for a matcher"},
-	{inLimits, "message response respond", `handle_errors 429 beside the directive, see "Denied requests" in docs/directive.md`},
-	{[]*scope{limitScope}, "distributed storage", "redis in the global option, for all limits"},
-	{[]*scope{globalScope}, "distributed storage", "redis <address>"},
-	{inZones, "max max_events requests max_requests limit capacity tokens size", "events"},
-	{inZones, "burst nodelay", "events alone, as a zone admits that many at once"},
-	{inZones, "average rate rps", "events and window, such as events 10 and window 1m"},
-	{inZones, "duration interval period", "window"},
-	{inZones, "concurrency", "max_concurrent"},
-}
-
-var (
-	inLimits = []*scope{limitScope, blockScope}
-	inZones  = []*scope{zoneScope}
-)
-
 // unknownOption returns the error for the current token, which is none of the options of
 // its scope.
 func unknownOption(d *caddyfile.Dispenser, here *scope) error {
 	got := option.Quote(option.Shortened(redisaddr.WithoutPassword(d.Val())))
-	word := plainWord(d.Val())
-	elsewhere := ""
-	for _, o := range otherWords {
-		if !slices.Contains(strings.Fields(o.words), word) {
-			continue
-		}
-		if slices.Contains(o.in, here) {
-			return d.Errf("%s: unknown option; use %s", got, o.use)
-		}
-		elsewhere = cmp.Or(elsewhere, "in "+o.in[0].place+" use "+o.use)
+	words := splitWords(append([]string{d.Val()}, nextArgs(d)...))
+	word := plainWord(words[0])
+	if use, _ := instead(here, words); use != "" {
+		return d.Errf("%s: unknown option; use %s", got, use)
 	}
 	if home := here.homeOf(word); home != nil {
-		return d.Errf("%s: not an option of %s; use it in %s, see docs/directive.md", got, here.place, home.place)
+		return d.Errf("%s: not an option of %s; use it in %s, see %sdirective.md", got, here.place, home.placeFrom(here), option.Docs)
 	}
-	if elsewhere != "" && !slices.Contains(here.options, word) {
-		return d.Errf("%s: not an option of %s; %s", got, here.place, elsewhere)
+	if !slices.Contains(here.options, word) {
+		for i := range hints {
+			if use, _ := hints[i].apply(words); use != "" && hints[i].in[0].options != nil {
+				return d.Errf("%s: not an option of %s; in %s use %s", got, here.place, hints[i].in[0].place, use)
+			}
+		}
 	}
 	meant := nearestOption(word, here.options)
+	if what := outside(here, words[0]); what != "" {
+		or := ""
+		if len(word) > 3 && meant != "" { // map is not max
+			or = ", or did you mean " + meant
+		}
+		return d.Errf("%s is %s: is the } of rate_limit missing before it%s?", got, what, or)
+	}
 	if meant == "" && slices.Contains(here.options, "match") {
-		meant = matcherOption(append([]string{d.Val()}, nextArgs(d)...))
+		if meant = matcherOption(words); meant != "" {
+			meant = inQuotes(meant)
+		}
+	}
+	if meant == "" && slices.Contains(here.options, "limit") {
+		meant = limitMeant(words)
 	}
 	if meant != "" {
-		return d.Errf("%s: unknown option; did you mean %s?", got, option.Quote(option.Shortened(option.Redacted(meant))))
+		return d.Errf("%s: unknown option; did you mean %s?", got, meant)
 	}
 	if len(here.options) < 10 {
 		return d.Errf("%s: unknown option; use %s", got, option.InWords(here.options, "or"))
 	}
-	return d.Errf("%s: unknown option; see docs/directive.md", got)
+	return d.Errf("%s: unknown option; see %sdirective.md", got, option.Docs)
 }
 
-// useInstead returns what is written in a scope instead of a word from elsewhere, or "".
-func useInstead(word string, here *scope) string {
-	for _, o := range otherWords {
-		if slices.Contains(o.in, here) && slices.Contains(strings.Fields(o.words), word) {
-			return o.use
-		}
+// placeFrom returns what home, which is not here, is called in an error.
+func (home *scope) placeFrom(here *scope) string {
+	if here == zoneScope && home == limitScope {
+		return home.place + " instead of the zone"
+	}
+	return home.place
+}
+
+// outside returns what a word is outside the directive and the global option, or "" if it is nothing
+// there.
+func outside(here *scope, word string) string {
+	if (here == globalScope || here.above == globalScope) && slices.Contains(strings.Fields(globalOptions), word) {
+		return "a global option"
+	}
+	_, err := caddy.GetModule("http.handlers." + word)
+	if err == nil && word != ownName || slices.Contains(strings.Fields(directives), word) {
+		return "a directive"
 	}
 	return ""
+}
+
+// Caddy's directives, but for those that are called as their handlers, and its global options.
+const (
+	directives = "abort acme_server basic_auth basicauth bind copy_response error forward_auth fs handle handle_errors handle_path " +
+		"header import invoke log log_append log_level log_name log_skip method php_fastcgi redir request_header respond root " +
+		"route skip_log timeouts tls try_files uri"
+	globalOptions = "acme_ca acme_ca_root acme_dns acme_eab admin auto_https cert_issuer cert_lifetime debug default_bind default_sni dns ech " +
+		"email events fallback_sni filesystem frankenphp grace_period http_port https_port key_type local_certs log " +
+		"ocsp_interval ocsp_stapling on_demand_tls order persist_config pki preferred_chains renew_interval renewal_window_ratio " +
+		"servers shutdown_delay skip_install_trust storage storage_check storage_clean_interval"
+)
+
+// orInstead parses the option that is the current token, of a scope. If it can't be parsed and it is
+// known what is meant, the error says that.
+func orInstead(d *caddyfile.Dispenser, here *scope, parse func() error) error {
+	token, words := d.Token(), append([]string{d.Val()}, nextArgs(d)...)
+	err := parse()
+	if err != nil && slices.Contains(here.options, words[0]) {
+		if use, _ := instead(here, words); use != "" {
+			return errorAt(token, option.Bad(words[0], strings.Join(words[1:], " "), use))
+		}
+	}
+	return err
 }
 
 // homeOf returns the scope to which an option belongs that stands in s, or nil if it is
@@ -166,6 +165,18 @@ func plainWord(word string) string {
 		word = word[:i]
 	}
 	return strings.ReplaceAll(strings.ToLower(word), "-", "_")
+}
+
+// splitWords returns words with those of the form size=10 as two.
+func splitWords(words []string) (all []string) {
+	for _, word := range words {
+		if name, value, found := strings.Cut(word, "="); found && name != "" && value != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == "" {
+			all = append(all, name, value)
+		} else {
+			all = append(all, word)
+		}
+	}
+	return all
 }
 
 // nearestOption returns the option that is spelled most like a word, or "" if none is.
@@ -216,9 +227,7 @@ func matcherOption(words []string) string {
 	if len(words) == 0 {
 		return ""
 	}
-	if name, value, found := strings.Cut(words[0], "="); found && isMatcher(name) {
-		words = append([]string{name, value}, words[1:]...)
-	}
+	words = splitWords(words)
 	if strings.HasPrefix(words[0], "@") && len(words) > 1 { // the definition of a named matcher
 		words = words[1:]
 	}
@@ -247,6 +256,26 @@ func matchersIn(words []string) (matchers []string) {
 		}
 	}
 	return matchers
+}
+
+// useOneMatch returns what to use instead of two lines of the option match, given their matchers.
+func useOneMatch(lines ...string) string {
+	for i, line := range lines {
+		switch {
+		case line == "":
+			return "one block, with all matchers"
+		case line[0] == '@' || line[0] == '*':
+			return "one @name, with all matchers in its definition"
+		case line[0] == '/':
+			lines[i] = "path " + line
+		}
+	}
+	return "a block with a line for each matcher: " + quotedLines(lines)
+}
+
+// isURL reports whether a word is a URL, as no path is.
+func isURL(word string) bool {
+	return strings.HasPrefix(word, "http://") || strings.HasPrefix(word, "https://")
 }
 
 // isMatcher reports whether a matcher has the given name.

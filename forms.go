@@ -134,13 +134,13 @@ func (d *draft) setDripBucket() (err error) {
 		return d.setGroup()
 	}
 	b := &rule.Bucket{Path: d.rule.Path}
-	if b.Size, err = option.NewValue(d.resolve, "size", string(d.Size), option.Units); err != nil {
+	if b.Size, err = option.NewValue(d.resolve, "size", string(d.Size), d.units()); err != nil {
 		return err
 	}
 	if b.Rate, err = option.NewValue(d.resolve, "drip_rate", cmp.Or(string(d.DripRate), "1s"), option.Interval); err != nil {
 		return err
 	}
-	if b.Drip, err = option.NewValue(d.resolve, "drip_size", cmp.Or(string(d.DripSize), "1"), option.Units); err != nil {
+	if b.Drip, err = option.NewValue(d.resolve, "drip_size", cmp.Or(string(d.DripSize), "1"), d.units()); err != nil {
 		return err
 	}
 	return d.addBucket(b, string(d.Cost), string(d.Factor))
@@ -168,7 +168,7 @@ func (d *draft) setRateBucket() error {
 		return err
 	}
 	b := &rule.Bucket{Path: d.rule.Path}
-	if b.Size, err = option.NewValue(d.resolve, "size", cmp.Or(string(d.Size), strconv.FormatInt(r.Units, 10)), option.Units); err != nil {
+	if b.Size, err = option.NewValue(d.resolve, "size", cmp.Or(string(d.Size), strconv.FormatInt(r.Units, 10)), d.units()); err != nil {
 		return err
 	}
 	if b.Factor, err = option.NewValue(d.resolve, "factor", cmp.Or(string(d.Factor), "1"), option.ParseFactor); err != nil {
@@ -196,7 +196,21 @@ func (d *draft) rate() (option.Rate, error) {
 		return option.Rate{}, option.Bad("rate", text,
 			"one that does not depend on the request, or a size that does, such as size {vars.plan_size} with drip_rate 1s")
 	}
+	if d.countsBytes() {
+		return option.Parse(d.resolve, "rate", text, option.ParseByteRate)
+	}
 	return option.Parse(d.resolve, "rate", text, option.ParseRate)
+}
+
+// countsBytes reports whether what d limits are bytes.
+func (d *draft) countsBytes() bool { return d.ActualCost == rule.ActualBytes || d.Cost == bodyCost }
+
+// units returns the parser of numbers of what d limits.
+func (d *draft) units() option.Parser[int64] {
+	if d.countsBytes() {
+		return option.Bytes
+	}
+	return option.Units
 }
 
 // setLegacyBuckets sets up the buckets of a limit that is defined by max, duration
@@ -211,7 +225,7 @@ func (d *draft) setLegacyBuckets() error {
 	case d.Duration == "":
 		return option.Needs("max", string(d.Max), "duration")
 	}
-	most, err := option.Parse(d.resolve, "max", string(d.Max), option.Units)
+	most, err := option.Parse(d.resolve, "max", string(d.Max), d.units())
 	if err != nil {
 		return err
 	}
@@ -286,7 +300,7 @@ func (d *draft) setWindowBucket() error {
 	b := &rule.Bucket{Path: d.rule.Path, Counts: d.rule.Algorithm.InStore()}
 	b.Drip = option.Value[int64]{Option: "size", Constant: b.Counts.DripSize()}
 	var err error
-	if b.Size, err = option.NewValue(d.resolve, "size", string(d.Size), option.Units); err != nil {
+	if b.Size, err = option.NewValue(d.resolve, "size", string(d.Size), d.units()); err != nil {
 		return err
 	}
 	if d.Period != "" {

@@ -17,7 +17,7 @@ const defaultMaxWaiting = 1000
 // setHeadroom sets what may be above the size of the limit.
 func (d *draft) setHeadroom() (err error) {
 	if d.Soft != "" {
-		if d.rule.Soft, err = option.Parse(d.resolve, "soft", string(d.Soft), option.Units); err != nil {
+		if d.rule.Soft, err = option.Parse(d.resolve, "soft", string(d.Soft), d.units()); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,42 +13,164 @@ import (
 // If it can't, it returns the words that are wrong, and what to use instead.
 func (l *Limit) setInLine(args []string) (got, use string) {
 	got = strings.Join(args, " ")
+	in, use := readLine(args)
+	if use == "" {
+		use = in.instead()
+	}
+	if use != "" {
+		return got, use
+	}
+	l.Key, l.Rate = in.key, Rate(in.rate)
+	if len(in.names) > 0 {
+		l.Name = in.names[0]
+	}
+	return "", ""
+}
+
+// inLine is what stands beside the directive.
+type inLine struct {
+	names []string // the words that may be a name
+	key   string
+	rate  string
+	wrong bool     // whether a rate or a key is written in another way
+	uses  []string // what to write in the block instead of other words
+}
+
+// readLine reads what stands beside the directive. If there is no telling what is meant, it returns
+// what to use.
+func readLine(args []string) (in inLine, use string) {
+	if inOneLine(args) {
+		return in, "a block, with " + ownLine
+	}
 	var words []string // that are neither a key nor a rate
 	for i := 0; i < len(args); i++ {
+		rest := args[i+1:]
 		n := wordsOfRate(args[i:])
 		switch {
+		case n > 0 && in.rate != "":
+			return in, "one rate, and others in limits within the block"
 		case n > 0:
-			if l.Rate != "" {
-				return got, "one rate, and others in limits within the block"
-			}
-			l.Rate = Rate(strings.Join(args[i:i+n], " "))
+			in.rate = strings.Join(args[i:i+n], " ")
 			i += n - 1
+		case option.HasPlaceholder(args[i]) && in.key != "":
+			return in, "one key, which may have several placeholders, as in {client_ip}/{host}"
 		case option.HasPlaceholder(args[i]):
-			if l.Key != "" {
-				return got, "one key, which may have several placeholders, as in {client_ip}/{host}"
-			}
-			l.Key = args[i]
+			in.key = args[i]
+		case args[i] == "rate" && len(rest) > 0 && wordsOfRate(rest) > 0, args[i] == "key" && len(rest) > 0 && option.HasPlaceholder(rest[0]):
+			in.wrong = true // what follows needs no such word
 		default:
 			words = append(words, args[i])
 		}
 	}
-	switch {
-	case inOneLine(args):
-		return got, "a block, with " + ownLine
-	case len(words) == 0:
-		return "", ""
-	case isMatcherToken(words[0]), slices.ContainsFunc(words, isMatcherToken) && matcherOption(words) == "":
-		return got, `one matcher, before all else, or for several paths "match path /a /b" in a block`
-	case len(words) > 1 || strings.Contains(words[0], "=") || optionsIn(args) != nil:
-		if lines := l.linesOf(args, words); len(lines) > 0 || len(words) > 1 {
-			return got, inBlock(lines)
+	if len(args) > 0 && isMatcherToken(args[0]) { // a second one
+		return in, "one matcher, before all else, or for several paths match path /a /b in a block"
+	}
+	if i := slices.IndexFunc(args, isMatcherToken); i > 0 && (words[0] == args[i] || matcherOption(words) == "") {
+		return in, "one matcher, before all else, as in " + inQuotes(strings.Join(slices.Concat(args[i:i+1], args[:i], args[i+1:]), " "))
+	}
+	alone := len(words) == 1 && in.rate == "" // a name, whatever else it may mean
+	words = splitWords(words)
+	if alone && len(words) == 1 && (words[0] == "" || words[0][0] < '0' || words[0][0] > '9') {
+		in.names = words
+		return in, ""
+	}
+	for taken := 0; len(words) > 0; words = words[max(taken, 1):] {
+		if use, taken = in.meantBy(words); use == "" {
+			in.names = append(in.names, words[0])
+		} else {
+			in.use(use)
 		}
 	}
-	if use := l.insteadOf(words[0]); use != "" {
-		return words[0], use
+	return in, ""
+}
+
+// meantBy returns what to use instead of words behind those that were read, and for how many of them
+// that stands, or "" if the first may be a name.
+func (in *inLine) meantBy(words []string) (use string, taken int) {
+	places := []*scope{besideScope, blockScope}
+	switch {
+	case strings.Contains(in.rate, "r/"):
+		places[0] = besideRequestsScope
+	case in.rate != "":
+		places[0] = besideRateScope
 	}
-	l.Name = words[0]
-	return "", ""
+	if len(in.names) > 0 && in.key == "" {
+		places = append(places, besideNameScope)
+	}
+	for _, at := range places {
+		if use, taken = instead(at, words); use != "" {
+			return use, taken
+		}
+	}
+	if slices.Contains(limitOptions, words[0]) {
+		for taken = 1; taken < len(words) && !slices.Contains(limitOptions, words[taken]); taken++ {
+			if use, _ := instead(blockScope, words[taken:]); use != "" {
+				break
+			}
+		}
+		if taken == 1 && optionsOf[bool](new(Limit))[words[0]] == nil {
+			return words[0] + " with its value", 1
+		}
+		return inQuotes(strings.Join(words[:taken], " ")), taken
+	}
+	if m := matcherOption(words); m != "" {
+		return inQuotes(m), len(words)
+	}
+	return "", 0
+}
+
+// use adds what to use in the block. A rate stands beside the directive if there is none.
+func (in *inLine) use(use string) {
+	if rate, isRate := strings.CutPrefix(use, `"rate `); isRate && in.rate == "" {
+		in.rate, use, _ = strings.Cut(rate, `"`)
+		in.wrong = true
+		if use, isRate = strings.CutPrefix(use, " and "); !isRate {
+			return // another way to write it
+		}
+	}
+	in.uses = append(in.uses, use)
+}
+
+// instead returns what to use instead of a line, or "" if it is right.
+func (in *inLine) instead() string {
+	switch {
+	case len(in.names) > 1:
+		return "at most a name, a key and a rate, and a block with a line for each option"
+	case len(in.uses) == 0 && !in.wrong:
+		return ""
+	}
+	lines, others := in.uses[:0:0], in.uses[:0:0]
+	for _, use := range in.uses {
+		if use[0] == '"' {
+			lines = append(lines, use)
+		} else {
+			others = append(others, use)
+		}
+	}
+	uses := strings.Join(append(lines, others...), " and ")
+	beside := strings.TrimSpace(strings.Join(in.names, "") + " " + in.key)
+	if beside = strings.TrimSpace(beside + " " + in.rate); beside == "" {
+		return "a block with " + uses
+	}
+	if uses != "" {
+		uses = ", and in a block " + uses
+	}
+	return inQuotes(beside) + uses
+}
+
+// limitMeant returns what to write instead of words that are those of a directive without the
+// directive: a name, and a rate with or without a key.
+func limitMeant(words []string) string {
+	in, use := readLine(words)
+	if use != "" || in.rate == "" || in.wrong || len(in.names) != 1 {
+		return ""
+	}
+	if in.key != "" {
+		in.uses = append(in.uses, inQuotes("key "+in.key))
+	} else if one, _ := instead(besideNameScope, in.names); one != "" {
+		in.uses = append(in.uses, one)
+	}
+	return inQuotes("limit "+in.names[0]) + " with " + option.InWords(append(in.uses, inQuotes("rate "+in.rate)), "and") + " in it"
 }
 
 // isMatcherToken reports whether a word can only be a matcher: a path, or a name of one.
@@ -73,135 +194,17 @@ func wordsOfRate(args []string) int {
 	return 3
 }
 
-// inBlock returns what to use instead of words that are no use beside the directive: lines
-// of its block.
-func inBlock(lines []string) string {
-	use := "at most a name, a key and a rate, and a block with a line for each option"
-	if len(lines) == 0 {
-		return use
-	}
-	return use + ": " + quotedLines(lines)
-}
+// inQuotes returns a line as an error names it.
+func inQuotes(line string) string { return strconv.Quote(option.Shortened(option.Redacted(line))) }
 
 // quotedLines returns lines as an error names them.
 func quotedLines(lines []string) string {
 	q := make([]string, len(lines))
 	for i, line := range lines {
-		q[i] = strconv.Quote(option.Redacted(line))
+		q[i] = inQuotes(line)
 	}
 	return option.InWords(q, "and")
 }
-
-// spelledRate matches a rate that is not written as one, such as 60 1m or 5 requests per
-// minute, or 2 3 second, which has a burst.
-var spelledRate = regexp.MustCompile(`(?:^| )([0-9]+)(?: ([0-9]+))?(?: (?:req|requests?|events?|times))?(?: (?:per|in|every|/))? ([0-9]*[a-z]+)(?: |$)`)
-
-// Words that other limiters have behind the rate: the status of denials, the number of
-// keys for which there is memory, and its size.
-var (
-	otherStatus = regexp.MustCompile(`^[45][0-9][0-9]$`)
-	otherNumber = regexp.MustCompile(`^[0-9]+$`)
-	otherSize   = regexp.MustCompile(`(?i)^[0-9]+[kmg]b?$`)
-)
-
-// linesOf returns the lines of a block that are meant by words beside the directive.
-// They are args without the key and the rate.
-func (l *Limit) linesOf(args, words []string) []string {
-	if m := matcherOption(words); m != "" && optionsIn(args) == nil {
-		return []string{m}
-	}
-	if lines := optionsIn(args); lines != nil {
-		return lines
-	}
-	var lines []string
-	text := strings.Join(words, " ")
-	if m := spelledRate.FindStringSubmatch(text); m != nil && l.Rate == "" {
-		if _, wrong := option.ParseRate(m[1] + "/" + m[3]); wrong == "" {
-			lines = append(lines, "rate "+m[1]+"/"+m[3])
-			if m[2] != "" {
-				lines = append(lines, "size "+m[2])
-			}
-			words = strings.Fields(strings.Replace(text, m[0], " ", 1))
-		}
-	}
-	for i, word := range words {
-		if options := optionsIn(words[i:]); options != nil {
-			return append(lines, options...)
-		}
-		switch {
-		case otherStatus.MatchString(word):
-			lines = append(lines, "status "+word)
-		case otherNumber.MatchString(word) && l.Rate != "":
-			lines = append(lines, "max_keys "+word)
-		case otherNumber.MatchString(word) && len(lines) == 0:
-			lines = append(lines, "rate "+word+"/s")
-		}
-	}
-	return lines
-}
-
-// optionsIn returns the lines of a block for words that are options of a limit and their
-// values, as in size 10, size=10 or burst=20, or nil if they begin with none.
-func optionsIn(words []string) (lines []string) {
-	var split []string
-	for _, word := range words {
-		if name, value, found := strings.Cut(word, "="); found && optionMeant(name) != "" {
-			split = append(split, name, value)
-		} else {
-			split = append(split, word)
-		}
-	}
-	if len(split) < 2 || optionMeant(split[0]) == "" {
-		return nil
-	}
-	for _, word := range split {
-		if name := optionMeant(word); name != "" {
-			lines = append(lines, name)
-		} else if useInstead(plainWord(word), blockScope) == "" {
-			lines[len(lines)-1] += " " + word
-		}
-	}
-	return lines
-}
-
-// optionMeant returns the option of a limit that a word is, or is elsewhere, or "".
-func optionMeant(word string) string {
-	if slices.Contains(limitOptions, word) {
-		return word
-	}
-	if use := useInstead(plainWord(word), blockScope); slices.Contains(limitOptions, use) {
-		return use
-	}
-	return ""
-}
-
-// insteadOf returns what to use instead of a word that can't be the name of a limit, or
-// "". A word that is one beside a block may be meant otherwise if nothing but a rate is there.
-func (l *Limit) insteadOf(word string) string {
-	switch use := useInstead(plainWord(word), blockScope); {
-	case otherStatus.MatchString(word):
-		return quotedLines([]string{"status " + word}) + " in a block"
-	case otherNumber.MatchString(word) && l.Rate == "":
-		return "a name, or a rate such as " + word + "/s"
-	case otherNumber.MatchString(word):
-		return quotedLines([]string{"max_keys " + word}) + " in a block to set how many keys there may be, or a name"
-	case l.Rate == "":
-		return ""
-	case otherSize.MatchString(word):
-		return "a name, or nothing: memory is used as needed"
-	case slices.Contains(blockScope.options, word):
-		return "another name, or the option " + word + " in a block"
-	case slices.Contains(limitOptions, use):
-		return "another name, or the option " + use + " in a block"
-	case use != "":
-		return "another name, or in a block " + use
-	}
-	return ""
-}
-
-// oneForAll are words that beside a rate mean a bucket for all requests. Before a block they may be
-// names, as of a limit for all requests that has others within it.
-var oneForAll = []string{"all", "everyone", "global", "static"}
 
 // insteadOfName returns what to use instead of a name that says by what to limit, while no
 // key does, or "". besideRate tells that the name stands beside the rate.
@@ -209,8 +212,8 @@ func (l *Limit) insteadOfName(besideRate bool) string {
 	if l.Key != "" || l.isGroup() {
 		return ""
 	}
-	if besideRate && slices.Contains(oneForAll, l.Name) {
-		return `"key static" in a block for one bucket for all, or the key {client_ip} beside it for one for each address`
+	if one, _ := instead(besideNameScope, []string{l.Name}); besideRate && one != "" {
+		return inQuotes(l.Name+" "+string(l.Rate)) + ", and in a block " + one + " for one bucket for all, or the key {client_ip} beside it for one for each address"
 	}
 	word := strings.Trim(l.Name, "abcdefghijklmnopqrstuvwxyz") == "" // such as path, which before a block is a name too
 	if meant := key.MeantBy(l.Name); meant != "" && (besideRate || !word) {

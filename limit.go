@@ -1,6 +1,10 @@
 package ratelimit
 
-import "github.com/caddyserver/caddy/v2/modules/caddyhttp"
+import (
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+)
 
 // Limit is a leaky bucket for each key, such as each client address. The
 // bucket holds at most `size` units. A request adds its `cost` if it fits;
@@ -128,13 +132,13 @@ type Limit struct {
 	Cost Number `json:"cost,omitempty"`
 
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
-	// in JSON 4), and by their header fields or trailers. A request holds its cost until its
+	// in JSON 4), or any but these, and by their header fields or trailers. A request holds its cost until its
 	// response begins, or ends if that has a trailer which tells, so parallel requests can't
 	// exceed the limit meanwhile, and is charged if the response counts, or is not known:
 	// the client has left after the request was passed on, or an upstream did not answer.
 	// One that was not passed on is not charged. Default: all requests count, whatever
 	// their responses.
-	Count *caddyhttp.ResponseMatcher `json:"count,omitempty"`
+	Count *adminjson.Responses `json:"count,omitempty"`
 
 	// What a request costs in the end: a placeholder that has a whole number by the end
 	// of the response, such as `{http.response.header.X-Cost}`, or `bytes`, the length of

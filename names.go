@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -63,8 +64,9 @@ func (n *caddyfileNames) addWithin(config json.RawMessage) {
 		return
 	}
 	if string(fields["handler"]) == fmt.Sprintf("%q", ownName) {
-		h := new(Handler)
-		if json.Unmarshal(config, h) != nil {
+		delete(fields, "handler") // which is Caddy's
+		h, own := new(Handler), caddyconfig.JSON(fields, nil)
+		if json.Unmarshal(own, h) != nil {
 			return
 		}
 		for name := range h.names() {

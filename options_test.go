@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -112,16 +113,16 @@ func TestLongOptions(t *testing.T) {
 	}
 	for block, want := range map[string]string{
 		`redis a:1 {; key_prefix ` + strings.Repeat("x", 129) + `; }`: `redis: key_prefix: "` +
-			strings.Repeat("x", 64) + `…" is not valid; use text without braces of at most 128 bytes`,
-		`redis a:1 {; username ` + long + `; }`:    `redis: username: 66000 bytes are too many; use at most 65536`,
-		`redis a:1 {; password ` + long + `; }`:    `redis: password: 66000 bytes are too many; use at most 65536`,
-		`redis a:1 {; key_secret ` + long + `; }`:  `redis: key_secret: 66000 bytes are too many; use at most 65536`,
-		`redis a:1 {; master_name ` + long + `; }`: `redis: master_name: 66000 bytes are too many; use at most 65536`,
-		`redis ` + strings.Join(addresses, " "):    `redis: addresses: 129 are too many; use at most 128, as the others are discovered`,
+			strings.Repeat("x", 64) + `…" is not valid; use text without braces of at most 128 bytes, at Caddyfile:4`,
+		`redis a:1 {; username ` + long + `; }`:    `redis: username: 66000 bytes are too many; use at most 65536, at Caddyfile:3`,
+		`redis a:1 {; password ` + long + `; }`:    `redis: password: 66000 bytes are too many; use at most 65536, at Caddyfile:3`,
+		`redis a:1 {; key_secret ` + long + `; }`:  `redis: key_secret: 66000 bytes are too many; use at most 65536, at Caddyfile:3`,
+		`redis a:1 {; master_name ` + long + `; }`: `redis: master_name: 66000 bytes are too many; use at most 65536, at Caddyfile:3`,
+		`redis ` + strings.Join(addresses, " "):    `redis: addresses: 129 are too many; use at most 128, as the others are discovered, at Caddyfile:3`,
 		`redis /` + strings.Repeat("x", 108): `redis: address: "/` + strings.Repeat("x", 63) +
-			`…" ` + wantAddress,
+			`…" ` + wantAddress + ", at Caddyfile:3",
 		`redis ` + strings.Repeat("x", 254) + `:1`: `redis: address: "` + strings.Repeat("x", 64) +
-			`…" ` + wantAddress,
+			`…" ` + wantAddress + ", at Caddyfile:3",
 		`redis a:1 {; key_secret ` + strings.Repeat("x", 65536) + `; }`: ``,
 	} {
 		wantError(t, validateCaddyfile(inApp(block)), want)
@@ -207,13 +208,13 @@ func TestListedOptions(t *testing.T) {
 	}
 }
 
-// TestOtherWords guards that what is said of a word from elsewhere is said only where it is no option.
-func TestOtherWords(t *testing.T) {
+// TestHintsAreNoOptions guards that a hint about a word alone is given only where it is no option.
+func TestHintsAreNoOptions(t *testing.T) {
 	t.Parallel()
-	for _, o := range otherWords {
-		for word := range strings.FieldsSeq(o.words) {
-			for _, at := range o.in {
-				if slices.Contains(at.options, word) {
+	for _, h := range hints {
+		for _, word := range h.firstWords() {
+			for _, at := range h.in {
+				if slices.Contains(at.options, word) && !strings.Contains(h.written, " ") {
 					t.Errorf("%s is an option of %s", word, at.place)
 				}
 			}
@@ -241,12 +242,13 @@ func TestWordsInAnyPlace(t *testing.T) {
 			words[word] = true
 		}
 	}
-	for _, o := range otherWords {
-		for word := range strings.FieldsSeq(o.words) {
-			words[word] = true
+	for _, h := range hints {
+		for _, word := range h.firstWords() {
+			words[word] = words[word] || h.in[0].options != nil && !strings.Contains(h.written, " ")
 		}
 	}
-	writeInstead := regexp.MustCompile(`use |did you mean `)
+	maps.DeleteFunc(words, func(_ string, written bool) bool { return !written }) // those beside the directive
+	writeInstead := regexp.MustCompile(`use |did you mean |is a directive: is the } of rate_limit missing before it`)
 	told := 0
 	for at, in := range places {
 		line, _, _ := strings.Cut(in, "WORD")
@@ -277,4 +279,205 @@ func TestWordsInAnyPlace(t *testing.T) {
 	if told < 1000 {
 		t.Errorf("tried %d words, want all", told)
 	}
+}
+
+// hintSamples are words of the kinds of hints.
+var hintSamples = map[string]string{
+	"n": "5", "rate": "10rps", "status": "401", "denial": "503", "memory": "10m", "w": "X-A", "field": "X-A",
+	"host": "localhost", "path": "/a", "url": "https://a.com/b?c", "matcher": "/a/b",
+}
+
+// TestHints guards that each hint applies: what it says to write loads in place of what was written.
+func TestHints(t *testing.T) {
+	singleGoroutine(t)
+	within := map[*scope][]string{ // a hint may need others beside it
+		blockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
+		limitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
+		zoneScope:           {":8080 {; rate_limit {; zone a {; ...; }; }; }", ":8080 {; rate_limit {; zone a {; events 5; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; events 5; ...; }; }; }"},
+		distributedScope:    {":8080 {; rate_limit {; zone a {; window 1m; events 5; }; distributed {; ...; }; }; }"},
+		globalScope:         {"{; rate_limit {; ...; }; }; :8080 {; respond ok; }"},
+		besideScope:         {":8080 {; rate_limit ...; }", ":8080 {; rate_limit ... second; }", ":8080 {; rate_limit ... {; size 5; }; }", ":8080 {; rate_limit @a ... {; key static; }; @a path /a; }"},
+		besideRateScope:     {":8080 {; rate_limit 3/m ...; }"},
+		besideRequestsScope: {":8080 {; rate_limit {client_ip} 3r/m ...; }"},
+		besideNameScope:     {":8080 {; rate_limit robots ... 3/m; }"},
+	}
+	for _, h := range hints {
+		written := []string{""}
+		for _, pattern := range strings.Fields(h.written) {
+			var longer []string
+			for _, word := range strings.Split(pattern, "|") {
+				if s := slot.FindStringSubmatch(word); s != nil {
+					if word = hintSamples[s[1]]; word == "" {
+						t.Fatalf("no sample of %s", s[0])
+					}
+				}
+				for _, text := range written {
+					longer = append(longer, strings.TrimSpace(text+" "+word))
+				}
+			}
+			written = longer
+		}
+		for _, at := range h.in {
+			for _, line := range written {
+				if h.written == "limit <matcher>" {
+					line += " {; size 1; }"
+				}
+				var problems []string
+				applied := 0
+				for _, in := range within[at] {
+					for _, line := range []string{line, line + " 1m"} { // some need more words
+						src := strings.ReplaceAll(strings.Replace(in, "...", line, 1), "; ", "\n") + "\n"
+						err := validateCaddyfile(src)
+						if err == nil {
+							continue // it was right
+						}
+						all := applications(src, err)
+						for _, with := range all {
+							if err := validateCaddyfile(with); err != nil {
+								problems = append(problems, fmt.Sprintf("%v, but with that: %v\n%s", err, err, with))
+							} else {
+								applied++
+							}
+						}
+					}
+				}
+				if strings.HasPrefix(h.use, `"`) && applied == 0 {
+					t.Errorf("%s in %s: %s", line, at.place, strings.Join(problems, "\n"))
+				}
+			}
+		}
+	}
+}
+
+// TestSuggestionsLoad guards that what an error in testdata/options says to write can be written: if
+// it is put into place, the configuration loads.
+func TestSuggestionsLoad(t *testing.T) {
+	singleGoroutine(t)
+	files, err := filepath.Glob("testdata/options/*.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	applied := 0
+	for _, file := range files {
+		for _, r := range optionRows(t, file) {
+			if r.want == "" || strings.HasPrefix(r.config, `{"`) {
+				continue
+			}
+			src := strings.NewReplacer("; ", "\n", `\n`, "\n", `\t`, "\t").Replace(r.config) + "\n"
+			err := validateCaddyfile(src)
+			if err == nil {
+				continue
+			}
+			for _, with := range applications(src, err) {
+				applied++
+				if wrong := validateCompleted(with); wrong != nil {
+					t.Errorf("%s: %v\nwith that:\n%s%v", r.place, err, with, wrong)
+				}
+			}
+		}
+	}
+	if applied < 60 {
+		t.Errorf("applied %d, want all", applied)
+	}
+}
+
+// validateCompleted validates a Caddyfile of testdata/options, of which some lack what is beside the
+// point: the size of a limit, the events of a zone, or a block for zones only.
+func validateCompleted(src string) (err error) {
+	for _, block := range []string{"", "size 5\n", "algorithm sliding_log\nsize 5\n"} {
+		for _, zone := range []string{"", "events 5\n", "window 1m\n", "events 5\nwindow 1m\n"} {
+			completed := strings.Replace(src, "rate_limit api {\n", "rate_limit api {\n"+block, 1)
+			if strings.Contains(src, "zone a {\n") {
+				completed = strings.NewReplacer("rate_limit api {\n", "rate_limit {\n", "zone a {\n", "zone a {\n"+zone).Replace(src)
+			}
+			if wrong := validateCaddyfile(completed); wrong == nil {
+				return nil
+			} else if err == nil {
+				err = wrong
+			}
+		}
+	}
+	return err
+}
+
+// In errors, where they are and what they say to write.
+var (
+	errorLine   = regexp.MustCompile(`, at Caddyfile:([0-9]+)$`)
+	saysToWrite = regexp.MustCompile(`(?:; use|did you mean) (.*?)\??, at Caddyfile`)
+	inText      = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
+	valueOnly   = regexp.MustCompile(`: "([^"]*)" is not valid; use ([0-9][^ ,]*), at Caddyfile`)
+	optionOnly  = regexp.MustCompile(`did you mean ([a-z_]+)\?, at Caddyfile`)
+)
+
+// applications returns a Caddyfile with each of what an error says to write in place of what is
+// wrong, if it says that: lines in quotes, an option or a value.
+func applications(src string, err error) (all []string) {
+	text := wrapping.ReplaceAllLiteralString(err.Error(), "")
+	at, use := errorLine.FindStringSubmatch(text), saysToWrite.FindStringSubmatch(text)
+	if at == nil || use == nil || strings.Contains(text, "not an option of") || strings.Contains(use[1], "…") {
+		return nil
+	}
+	n, _ := strconv.Atoi(at[1])
+	lines := strings.Split(src, "\n")
+	wrong := lines[n-1]
+	with := func(lines []string, replaced string) {
+		all = append(all, strings.Join(slices.Concat(lines[:n-1], []string{replaced}, lines[n:]), "\n"))
+	}
+	if m := valueOnly.FindStringSubmatch(text); m != nil {
+		with(lines, strings.Replace(wrong, m[1], m[2], 1))
+		return all
+	}
+	if m := optionOnly.FindStringSubmatch(text); m != nil {
+		i := strings.IndexFunc(wrong, func(r rune) bool { return strings.ContainsRune(" :=", r) })
+		if i < 0 {
+			i = len(wrong)
+		}
+		with(lines, m[1]+" "+strings.TrimLeft(wrong[i:], " :="))
+		return all
+	}
+	wrong, opens := strings.CutSuffix(wrong, " {")
+	for _, alternative := range strings.Split(use[1], ", or ") {
+		var quotes []string
+		for _, m := range inText.FindAllString(alternative, -1) {
+			line, err := strconv.Unquote(m)
+			if err != nil {
+				panic(err)
+			}
+			quotes = append(quotes, line)
+		}
+		first := ""
+		switch {
+		case len(quotes) == 0:
+			continue
+		case strings.HasPrefix(text, "rate_limit: "):
+			if strings.HasPrefix(alternative, "a block") {
+				quotes = append([]string{""}, quotes...)
+			}
+			first = "rate_limit " + quotes[0]
+			if word := strings.Fields(wrong)[1]; !strings.Contains(quotes[0], word) && strings.HasPrefix(word, "/") || strings.HasPrefix(word, "@") {
+				first = "rate_limit " + word + " " + quotes[0]
+			}
+			if !opens && len(quotes) > 1 {
+				first, quotes = first+" {", append(quotes, "}")
+			}
+		case strings.Contains(alternative, "a block with a line for each matcher"):
+			first, quotes = "match {", append(append([]string{""}, quotes...), "}")
+			if strings.Contains(text, "can't be combined with another") {
+				i := n - 2
+				for ; !strings.HasPrefix(lines[i], "match "); i-- {
+				}
+				lines = slices.Concat(lines[:i], []string{""}, lines[i+1:])
+			}
+		default:
+			first = quotes[0]
+		}
+		switch {
+		case opens:
+			first += " {"
+		case strings.HasSuffix(alternative, " in it"):
+			first, quotes = first+" {", append(quotes, "}")
+		}
+		with(lines, strings.Join(append([]string{first}, quotes[1:]...), "\n"))
+	}
+	return all
 }

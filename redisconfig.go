@@ -94,45 +94,78 @@ type Redis struct {
 	Timeout Duration `json:"timeout,omitempty"`
 }
 
+// check returns the error for what is wrong whatever the placeholders stand for, which may have
+// no values where a Caddyfile is adapted.
+func (rd *Redis) check() error {
+	known := *rd
+	for _, text := range []*string{&known.Username, &known.Password, &known.MasterName, &known.SentinelUsername, &known.SentinelPassword, &known.KeySecret} {
+		if option.IsTemplate(*text) {
+			*text = "placeholder"
+		}
+	}
+	for _, number := range []*string{(*string)(&known.DB), (*string)(&known.Timeout)} {
+		if option.IsTemplate(*number) {
+			*number = ""
+		}
+	}
+	if !slices.ContainsFunc(rd.Addresses, option.IsTemplate) {
+		_, _, err := known.withoutTLS(caddy.NewEmptyReplacer())
+		return err
+	}
+	for _, text := range rd.Addresses {
+		if !option.IsTemplate(text) {
+			if _, err := parseAddress(caddy.NewEmptyReplacer(), text, "6379"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // options returns the options of the store, and the TLS options that opt.TLS was
 // made from, with all placeholders resolved. Errors show neither values of
 // placeholders nor secrets.
 func (rd *Redis) options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, err error) {
 	repl := caddy.NewReplacer()
-	form, err := rd.resolveAddresses(repl, &opt)
-	if err != nil {
-		return opt, nil, err
-	}
-	if err := rd.resolveStrings(repl, &opt); err != nil {
-		return opt, nil, err
-	}
-	if rd.DB != "" {
-		inAddress := opt.DB
-		if opt.DB, err = option.Parse(option.OnLoad, "db", string(rd.DB), parseDB); err != nil {
-			return opt, nil, err
-		}
-		if inAddress != 0 && opt.DB != inAddress {
-			return opt, nil, option.Clash("db", string(rd.DB), fmt.Sprintf("%d in the address", inAddress), "use one of them")
-		}
-	}
-	opt.Cluster = rd.Cluster || len(opt.Addresses) > 1 && rd.MasterName == ""
-	if err := rd.checkConflicts(&opt, form); err != nil {
-		return opt, nil, err
-	}
-	opt.KeyPrefix = cmp.Or(rd.KeyPrefix, "rl:")
-	if strings.ContainsAny(opt.KeyPrefix, "{}") || len(opt.KeyPrefix) > limiter.RedisMaxPrefix {
-		return opt, nil, option.Bad("key_prefix", rd.KeyPrefix,
-			fmt.Sprintf("text without braces of at most %d bytes", limiter.RedisMaxPrefix))
-	}
-	if opt.Timeout, err = option.Parse(option.OnLoad, "timeout", cmp.Or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
-		return opt, nil, err
-	}
-	if rd.TLS != nil || form == formRediss {
+	opt, form, err := rd.withoutTLS(repl)
+	if err == nil && (rd.TLS != nil || form == formRediss) {
 		if tls, err = resolveTLS(repl, cmp.Or(rd.TLS, new(reverseproxy.TLSConfig))); err == nil {
 			opt.TLS, err = clientTLS(ctx, tls)
 		}
 	}
 	return opt, tls, err
+}
+
+// withoutTLS returns the options of the store, but for those of TLS, and the form of the addresses.
+func (rd *Redis) withoutTLS(repl *caddy.Replacer) (opt limiter.RedisOptions, form addressForm, err error) {
+	if form, err = rd.resolveAddresses(repl, &opt); err != nil {
+		return opt, form, err
+	}
+	if err := rd.resolveStrings(repl, &opt); err != nil {
+		return opt, form, err
+	}
+	if rd.DB != "" {
+		inAddress := opt.DB
+		if opt.DB, err = option.Parse(option.OnLoad, "db", string(rd.DB), parseDB); err != nil {
+			return opt, form, err
+		}
+		if inAddress != 0 && opt.DB != inAddress {
+			return opt, form, option.Clash("db", string(rd.DB), fmt.Sprintf("%d in the address", inAddress), "use one of them")
+		}
+	}
+	opt.Cluster = rd.Cluster || len(opt.Addresses) > 1 && rd.MasterName == ""
+	if err := rd.checkConflicts(&opt, form); err != nil {
+		return opt, form, err
+	}
+	opt.KeyPrefix = cmp.Or(rd.KeyPrefix, "rl:")
+	if strings.ContainsAny(opt.KeyPrefix, "{}") || len(opt.KeyPrefix) > limiter.RedisMaxPrefix {
+		return opt, form, option.Bad("key_prefix", rd.KeyPrefix,
+			fmt.Sprintf("text without braces of at most %d bytes", limiter.RedisMaxPrefix))
+	}
+	if opt.Timeout, err = option.Parse(option.OnLoad, "timeout", cmp.Or(string(rd.Timeout), "50ms"), parseTimeout); err != nil {
+		return opt, form, err
+	}
+	return opt, form, err
 }
 
 // parseDB parses a database number.

@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -13,12 +15,12 @@ func (d *draft) setSettlement() error {
 		return option.Bad("actual_cost", d.ActualCost, "bytes, or a placeholder such as {http.response.header.X-Cost}")
 	}
 	if d.Count != nil {
-		for _, code := range d.Count.StatusCode {
+		for _, code := range slices.Concat(d.Count.StatusCode, d.Count.NotStatusCode) {
 			if code < 1 || code > 5 && code < 100 || code > 599 {
-				return option.Bad("count", strconv.Itoa(code), "status codes from 100 to 599, or classes such as 4xx (in JSON 4)")
+				return option.Bad("count", strconv.Itoa(code), useStatusCodes)
 			}
 		}
-		if len(d.Count.StatusCode) == 0 && len(d.Count.Headers) == 0 {
+		if d.Count.IsEmpty() {
 			return option.Bad("count", "", "status codes or header fields of the responses that count")
 		}
 	}
@@ -33,6 +35,20 @@ func (d *draft) setSettlement() error {
 	var err error
 	d.rule.Settlement.HoldOff, err = option.ParseConstant("hold", d.Hold, parseHold)
 	return err
+}
+
+const useStatusCodes = "status codes from 100 to 599, or classes such as 4xx (in JSON 4)"
+
+// parseStatusCode parses the status of responses, or a class of it, which is a single digit.
+func parseStatusCode(text string) (code int, use string) {
+	if class, is := strings.CutSuffix(text, "xx"); is && len(class) == 1 {
+		text = class
+	}
+	code, err := strconv.Atoi(text)
+	if err != nil {
+		use = useStatusCodes
+	}
+	return code, use
 }
 
 // parseHold parses the hold option.

@@ -319,55 +319,18 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	seen := make(map[string]bool)
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		name := helper.Val()
-		if name == "match" {
-			set, err := parseZoneMatch(helper)
-			if err != nil {
-				return err
-			}
-			z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
-			continue
-		}
-		if seen[name] {
+		if seen[name] && name != "match" {
 			return helper.Errf("duplicate option: %s", name)
 		}
 		seen[name] = true
-		var text string
-		var err error
-		switch name {
-		case "key":
-			if args := helper.RemainingArgs(); len(args) == 1 {
-				z.Key = args[0]
-			} else {
-				return helper.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
-			}
-		case "events":
-			text, err = parseNumber(helper.Dispenser, parseSomeEvents)
-			z.MaxEvents = Number(strings.TrimPrefix(text, "+"))
-		case "max_concurrent":
-			text, err = parseNumber(helper.Dispenser, option.Units)
-			z.MaxConcurrent = Number(text)
-		case "window":
-			text, err = parseNumber(helper.Dispenser, zone.ParseWindow)
-			z.Window = Duration(text)
-		case "ipv4_prefix":
-			text, err = parseNumber(helper.Dispenser, option.Integer(0, 32))
-			z.IPv4Prefix = Number(text)
-		case "ipv6_prefix":
-			text, err = parseNumber(helper.Dispenser, option.Integer(0, 128))
-			z.IPv6Prefix = Number(text)
-		default:
-			return unknownOption(helper.Dispenser, zoneScope)
-		}
-		if err == nil {
-			err = parseEnd(helper.Dispenser, name)
-		}
-		if err != nil {
+		if err := orInstead(helper.Dispenser, zoneScope, func() error { return z.parseOption(helper) }); err != nil {
 			return err
 		}
 	}
 	switch {
-	case len(seen) == 0 && z.MatcherSetsRaw == nil:
-		return helper.Errf("zone %s: no options given; use a block: zone %[1]s { ... }", option.Quote(args[0]))
+	case len(seen) == 0:
+		return helper.Errf("zone %s: no options given; use a block, zone %[1]s { ... }; for several sites, import a snippet that has it",
+			option.Quote(args[0]))
 	case z.MaxConcurrent != "" && (z.MaxEvents != "" || z.Window != ""):
 		return helper.Errf("zone %s: max_concurrent can't be combined with events or window; use either", option.Quote(args[0]))
 	case z.MaxConcurrent != "":
@@ -381,6 +344,46 @@ func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
 	}
 	zones.RateLimits[args[0]] = z
 	return nil
+}
+
+// parseOption parses an option of a zone.
+func (z *Zone) parseOption(helper httpcaddyfile.Helper) error {
+	var text string
+	var err error
+	name := helper.Val()
+	switch name {
+	case "match":
+		set, err := parseZoneMatch(helper)
+		z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
+		return err
+	case "key":
+		args := helper.RemainingArgs()
+		if len(args) != 1 {
+			return helper.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
+		}
+		z.Key = args[0]
+	case "events":
+		text, err = parseNumber(helper.Dispenser, parseSomeEvents)
+		z.MaxEvents = Number(strings.TrimPrefix(text, "+"))
+	case "max_concurrent":
+		text, err = parseNumber(helper.Dispenser, option.Units)
+		z.MaxConcurrent = Number(text)
+	case "window":
+		text, err = parseNumber(helper.Dispenser, zone.ParseWindow)
+		z.Window = Duration(text)
+	case "ipv4_prefix":
+		text, err = parseNumber(helper.Dispenser, option.Integer(0, 32))
+		z.IPv4Prefix = Number(text)
+	case "ipv6_prefix":
+		text, err = parseNumber(helper.Dispenser, option.Integer(0, 128))
+		z.IPv6Prefix = Number(text)
+	default:
+		return unknownOption(helper.Dispenser, zoneScope)
+	}
+	if err != nil {
+		return err
+	}
+	return parseEnd(helper.Dispenser, name)
 }
 
 // parseZoneMatch parses the matchers of a zone: those of a limit, or a block that may be

@@ -3,9 +3,7 @@ package adminjson
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -18,10 +16,10 @@ import (
 // Policies are the options of a limit that say what counts, and what happens at the limit,
 // under their names in a config. Whatever shows a limit shows all of them, see Options.
 type Policies struct {
-	CountDenied bool                       `json:"count_denied,omitempty"`
-	Count       *caddyhttp.ResponseMatcher `json:"count,omitempty"`
-	ActualCost  string                     `json:"actual_cost,omitempty"`
-	Hold        string                     `json:"hold,omitempty" default:"on"` // whether requests hold units until they are charged
+	CountDenied bool       `json:"count_denied,omitempty"`
+	Count       *Responses `json:"count,omitempty"`
+	ActualCost  string     `json:"actual_cost,omitempty"`
+	Hold        string     `json:"hold,omitempty" default:"on"` // whether requests hold units until they are charged
 
 	DryRun bool `json:"dry_run,omitempty"`
 
@@ -109,36 +107,10 @@ func optionText(value any) string {
 		for _, d := range value {
 			words = append(words, Interval(d))
 		}
-	case *caddyhttp.ResponseMatcher:
-		return responsesText(value)
+	case *Responses:
+		return value.String()
 	default:
 		return fmt.Sprint(value)
-	}
-	return strings.Join(words, " ")
-}
-
-// responsesText returns which responses a matcher matches.
-func responsesText(m *caddyhttp.ResponseMatcher) string {
-	if m == nil {
-		return ""
-	}
-	words := make([]string, 0, 1+len(m.StatusCode))
-	for i, code := range m.StatusCode {
-		if i == 0 {
-			words = append(words, "status")
-		}
-		text := strconv.Itoa(code)
-		if code < 10 {
-			text += "xx"
-		}
-		words = append(words, text)
-	}
-	for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
-		field := name
-		if m.Headers[name] == nil {
-			field = "!" + name // no response that has it
-		}
-		words = append(append(words, "header", field), m.Headers[name]...)
 	}
 	return strings.Join(words, " ")
 }

@@ -10,6 +10,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 )
 
+// Docs is where the documents are, for errors that name one.
+const Docs = "https://github.com/seed-387a6c65/caddy-ratelimit/blob/main/docs/"
+
 // Error is the error for an option: one line that says what is wrong with it.
 type Error struct {
 	Option  string // its name

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/big"
 	"math/bits"
 	"regexp"
 	"strconv"
@@ -11,18 +12,40 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/dustin/go-humanize"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
 // Units parses a number of units.
 func Units(text string) (int64, string) {
-	n, use := Cost(text)
-	if use == useWhole || use == "" && n < 1 {
+	switch n, use := Cost(text); {
+	case isBytes(text):
+		return 0, "a whole number of at least 1, or bytes in a limit with actual_cost bytes or cost body"
+	case use == useWhole || use == "" && n < 1:
 		return 0, "a whole number of at least 1"
+	default:
+		return n, use
 	}
-	return n, use
 }
+
+// Bytes parses a number of units that are bytes, which may have a unit, as in 10MB (a million bytes each)
+// or 10MiB (1024² bytes each).
+func Bytes(text string) (int64, string) {
+	if !isBytes(text) {
+		return Units(text)
+	}
+	n, err := humanize.ParseBytes(text)
+	if err != nil || n < 1 || n > bucket.MaxUnits {
+		return 0, "a number of bytes from 1 to 2^49, such as 1000000, 10MB or 10MiB"
+	}
+	return int64(n), ""
+}
+
+var byteSize = regexp.MustCompile(`(?i)^[0-9]+(?:\.[0-9]+)?(?:[kmgt]i?)?b$`)
+
+// isBytes reports whether a text is a number of bytes with its unit.
+func isBytes(text string) bool { return byteSize.MatchString(text) }
 
 // useWhole describes a whole number that may be 0.
 const useWhole = "a whole number"
@@ -131,24 +154,68 @@ func (r Rate) String() string {
 var unitOfRate = regexp.MustCompile(`^(?:([0-9]+) ?)?([smhd]|(?:sec|second|min|minute|hr|hour|day)s?)$`)
 
 // ParseRate parses a rate, such as 10/s, 10r/s or 10 per second.
-func ParseRate(text string) (Rate, string) {
+func ParseRate(text string) (Rate, string) { return rateOf(Units, text) }
+
+// ParseByteRate parses a rate of bytes, such as 10MB/s.
+func ParseByteRate(text string) (Rate, string) { return rateOf(Bytes, text) }
+
+// rateOf parses a rate of what a parser takes.
+func rateOf(parse Parser[int64], text string) (Rate, string) {
+	rate, wrongUnits, wrongInterval := parseRate(parse, text)
+	switch {
+	case wrongUnits == "" && wrongInterval == "":
+		return rate, ""
+	case wrongInterval == "" && (strings.Contains(wrongUnits, "at most") || strings.Contains(wrongUnits, "bytes")):
+		return Rate{}, "<n>/<duration> with " + wrongUnits
+	}
+	return Rate{}, cmp.Or(RateMeant(text), "<n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, "+
+		"and s, sec, second, m, min, minute, h, hr, hour, d, day or a duration")
+}
+
+// parseRate parses a rate, and returns what to use instead of its units and of its duration.
+func parseRate(parse Parser[int64], text string) (r Rate, wrongUnits, wrongInterval string) {
 	n, each, found := strings.Cut(text, " per ")
 	if !found {
 		n, each, _ = strings.Cut(text, "/")
 	}
-	units, wrongUnits := Units(strings.TrimSuffix(n, "r"))
+	r.Units, wrongUnits = parse(strings.TrimSuffix(n, "r"))
 	if m := unitOfRate.FindStringSubmatch(each); m != nil {
 		each = cmp.Or(m[1], "1") + m[2][:1]
 	}
-	interval, wrongInterval := Interval(each)
-	switch {
-	case wrongInterval == "" && strings.Contains(wrongUnits, "at most"):
-		return Rate{}, "<n>/<duration> with " + wrongUnits
-	case wrongUnits != "" || wrongInterval != "":
-		return Rate{}, "<n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, " +
-			"and s, sec, second, m, min, minute, h, hr, hour, d, day or a duration"
+	r.Each, wrongInterval = Interval(each)
+	return r, wrongUnits, wrongInterval
+}
+
+// How people write rates elsewhere: with a fraction, as 10rps, with words or spaces between a number
+// and a time, or as a bandwidth.
+var (
+	otherRate = regexp.MustCompile(`(?i)^([0-9]{1,9}(?:\.[0-9]{1,6})?)(?: ?(?:r|q|reqs?|requests?|events?|times))?` +
+		`(?: ?(?:/|p|per|in|every) ?| )([0-9]{0,6}) ?(s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)$`)
+	bandwidth = regexp.MustCompile(`(?i)^([0-9]{1,6}) ?([kmg]?)(?:bits?|bps|bits?/s)$`)
+)
+
+// RateMeant returns the rate that a text stands for which is none, or "" if that is not known.
+func RateMeant(text string) string {
+	if m := bandwidth.FindStringSubmatch(text); m != nil {
+		bits, _ := strconv.ParseUint(m[1], 10, 64)
+		bytes := bits * map[string]uint64{"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[strings.ToLower(m[2])] / 8
+		return strings.ReplaceAll(humanize.Bytes(bytes), " ", "") + "/s"
 	}
-	return Rate{units, interval}, ""
+	m := otherRate.FindStringSubmatch(text)
+	if m == nil {
+		return ""
+	}
+	units, _ := new(big.Rat).SetString(m[1])
+	n, _ := new(big.Int).SetString(cmp.Or(m[2], "1"), 10)
+	each := strings.ToLower(m[3][:1])
+	if n.Mul(n, units.Denom()); n.Cmp(big.NewInt(1)) != 0 {
+		each = n.String() + each
+	}
+	meant := units.Num().String() + "/" + each
+	if _, units, interval := parseRate(Units, meant); meant == text || units != "" || interval != "" {
+		return ""
+	}
+	return meant
 }
 
 // Limit returns the limit of the given size; 0 means that the size depends on the

@@ -118,7 +118,6 @@ func (l *Limit) flaws(around *routes.Around) (found []key.Flaw) {
 // countsUnauthorized reports whether only some responses count, and those to wrong passwords do.
 func (l *Limit) countsUnauthorized() bool {
 	const unauthorized = 401
-	return l.Settlement.Count != nil && slices.ContainsFunc(l.Settlement.Count.StatusCode, func(code int) bool {
-		return code == unauthorized || code == unauthorized/100
-	})
+	c := l.Settlement.Count
+	return c != nil && len(c.StatusCode)+len(c.NotStatusCode) > 0 && c.MatchStatus(unauthorized)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -36,10 +37,10 @@ const statusClientLeft = 499
 // Settlement is how requests are charged that hold units of a limit until their outcome is
 // known.
 type Settlement struct {
-	InProgress bool                       // not at all, as only requests in progress count
-	Count      *caddyhttp.ResponseMatcher // the responses that count; nil if all do
-	ActualCost string                     // a placeholder, or ActualBytes; empty for the cost
-	HoldOff    bool                       // whether nothing is held meanwhile, so that a request is admitted if there is room for any
+	InProgress bool                 // not at all, as only requests in progress count
+	Count      *adminjson.Responses // the responses that count; nil if all do
+	ActualCost string               // a placeholder, or ActualBytes; empty for the cost
+	HoldOff    bool                 // whether nothing is held meanwhile, so that a request is admitted if there is room for any
 }
 
 // Holds reports whether requests hold units, or nothing in place of them, and are settled.
@@ -58,8 +59,7 @@ func (s *Settlement) matches(status int, header http.Header) bool {
 // awaitsTrailer reports whether a response with that status and header may have a trailer by
 // which it counts. One of gRPC need not announce it.
 func (s *Settlement) awaitsTrailer(status int, header http.Header) bool {
-	byStatus := caddyhttp.ResponseMatcher{StatusCode: s.Count.StatusCode}
-	if len(s.Count.Headers) == 0 || !byStatus.Match(status, nil) {
+	if len(s.Count.Headers) == 0 || !s.Count.MatchStatus(status) {
 		return false
 	}
 	if strings.HasPrefix(strings.ToLower(header.Get("Content-Type")), "application/grpc") {

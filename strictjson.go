@@ -1,0 +1,71 @@
+package ratelimit
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"regexp"
+	"slices"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+)
+
+// UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
+// one.
+func (h *Handler) UnmarshalJSON(b []byte) error {
+	type handler Handler
+	return unmarshalStrictly(b, (*handler)(h), fieldNames(h, new(Limit), new(Auto), new(Zone)))
+}
+
+// UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
+// one.
+func (app *App) UnmarshalJSON(b []byte) error {
+	type plain App
+	return unmarshalStrictly(b, (*plain)(app), fieldNames(app, new(Redis), new(Memory)))
+}
+
+// unmarshalStrictly decodes JSON, of which the fields are known.
+func unmarshalStrictly(b []byte, into any, known []string) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	err := d.Decode(into)
+	if err == nil {
+		return nil
+	}
+	m := unknownField.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	name := m[1]
+	meant := nearestOption(plainWord(name), known)
+	if use, _ := instead(limitScope, []string{name}); use != "" {
+		if first := firstQuoted.FindStringSubmatch(use); first != nil && slices.Contains(known, first[1]) {
+			meant = first[1]
+		}
+	}
+	got := option.Quote(option.Shortened(name))
+	switch meant {
+	case "":
+		return option.Errorf(got, "unknown field; see %sdirective.md", option.Docs)
+	case name:
+		return option.Errorf(got, "a field of another object; see %sdirective.md", option.Docs)
+	}
+	return option.Errorf(got, "unknown field; did you mean %s?", meant)
+}
+
+var (
+	unknownField = regexp.MustCompile(`json: unknown field "(.*)"$`)
+	firstQuoted  = regexp.MustCompile(`"([a-z_]+)`)
+)
+
+// fieldNames returns the names of the fields in JSON of structs.
+func fieldNames(of ...any) (names []string) {
+	for _, v := range of {
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(v).Elem()) {
+			if name := jsonName(f); name != "" && name != "-" {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
