@@ -73,8 +73,9 @@ type Limit struct {
 	// on the request.
 	Rate Rate `json:"rate,omitempty"`
 
-	// The number of units that the bucket holds, from 1 to 2^49. Default: the `n`
-	// of the rate, if it is set.
+	// The number of units that the bucket holds, from 1 to 2^49. If they are bytes, because of
+	// `actual_cost` or `cost`, it may be text with a unit, such as `10MB` or `1GiB`. Default: the
+	// `n` of the rate, if it is set.
 	Size Number `json:"size,omitempty"`
 
 	// The time from one drip to the next, in whole microseconds. Each value of

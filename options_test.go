@@ -1,8 +1,10 @@
 package ratelimit
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -278,6 +280,41 @@ func TestWordsInAnyPlace(t *testing.T) {
 	}
 	if told < 1000 {
 		t.Errorf("tried %d words, want all", told)
+	}
+}
+
+// TestDocumentsInErrors guards that what errors and hints say to read is there: a document by its
+// address, and a heading in it.
+func TestDocumentsInErrors(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`(?:Docs *\+\s*"|%s)([a-z-]+\.md)(?:#([a-z-]+))?`)
+	local := regexp.MustCompile(`^[^/]*"[^"]*\bdocs/[a-z-]+\.md`)
+	found := 0
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && slices.Contains([]string{"bench", "test", "tools", ".git"}, path) {
+			return cmp.Or(err, fs.SkipDir)
+		}
+		if filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for line := range strings.Lines(string(text)) {
+			if local.MatchString(line) {
+				t.Errorf("%s: %s names a document without its address", path, strings.TrimSpace(line))
+			}
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if m[2] != "" && !slices.Contains(anchors(t, filepath.Join("docs", m[1])), m[2]) {
+				t.Errorf("%s: docs/%s has no heading %s", path, m[1], m[2])
+			} else if _, err := os.Stat(filepath.Join("docs", m[1])); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		return err
+	})
+	if err != nil || found < 8 {
+		t.Errorf("found %d (%v), want all", found, err)
 	}
 }
 

@@ -104,6 +104,25 @@ func TestCountGuesses(t *testing.T) {
 	})
 }
 
+// TestCountNotStatus guards that only responses without the given statuses count, alone and beside
+// others that say which do.
+func TestCountNotStatus(t *testing.T) {
+	s := startSite(t, "rate_limit /a* a {\nkey all\nsize 2\ndrip_rate 1h\ncount not status 304 4xx\n}\n"+
+		"rate_limit /b* b {\nkey all\nsize 1\ndrip_rate 1h\ncount {\nstatus 4xx\nnot status 404\nheader X-Failed *\n}\n}\n"+
+		"header X-Failed yes\nrespond /a/304 304\nrespond /a/404 404\nrespond /b/404 404\nrespond /b/403 403\nrespond ok")
+	for _, step := range []struct {
+		path string
+		want int
+	}{
+		{"/a/304", 304}, {"/a/404", 404}, {"/a/304", 304}, {"/a", 200}, {"/a/304", 304}, {"/a", 200}, {"/a/304", 429},
+		{"/b/404", 404}, {"/b", 200}, {"/b/404", 404}, {"/b/403", 403}, {"/b/404", 429},
+	} {
+		if a := s.get(step.path); a.StatusCode != step.want {
+			t.Errorf("%s: got %s, want %d", step.path, a, step.want)
+		}
+	}
+}
+
 // TestCountGuessesInAnyTime guards that wrong passwords are bounded in any time, not only
 // from an empty bucket: during an attack on a limit that drips, in no time more of them are
 // checked than fit into the bucket and drip then. Right passwords of others, beside the

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -334,7 +335,7 @@ func (c *checker) checkRedisOptions() {
 		}
 		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
 			c.advise("redis", "It is used without a password: whoever can connect to "+address+" can empty and fill all buckets.",
-				"Create a user with a password and the permissions that docs/redis.md lists, and set username and password.")
+				"Create a user with a password and the permissions that "+option.Docs+"redis.md lists, and set username and password.")
 			return
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -145,7 +146,7 @@ func (c *checker) tryBucket(ctx context.Context, store *limiter.Redis, b limiter
 		c.advise("redis", "A request could not be decided: "+err.Error()+".", remedy(err))
 	case decisions[0].Denied || decisions[0].Remaining != 700:
 		c.advise("redis", fmt.Sprintf("A bucket of 1000 that was charged 300 has room for %d more.", decisions[0].Remaining),
-			"Use a server that docs/redis.md lists.")
+			"Use a server that "+option.Docs+"redis.md lists.")
 	default:
 		return true
 	}
@@ -190,7 +191,7 @@ func remedy(err error) string {
 			return "Correct username and password."
 		}
 	}
-	return "Use a server that docs/redis.md lists, and a user with the permissions there."
+	return "Use a server that " + option.Docs + "redis.md lists, and a user with the permissions there."
 }
 
 // refused reports whether err is a server's reply.

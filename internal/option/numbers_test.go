@@ -63,6 +63,9 @@ func TestRefusedTexts(t *testing.T) {
 func refuses[T any](t *testing.T, parse Parser[T], usual, accepted string, rareAndTexts ...string) {
 	t.Helper()
 	for _, text := range absurd {
+		if strings.HasPrefix(usual, "use <n>/<duration>") && RateMeant(text) != "" {
+			continue // see TestRateMeant
+		}
 		want := usual
 		for rare := range slices.Chunk(rareAndTexts, 2) {
 			if slices.Contains(strings.Fields(rare[1]), text) {
@@ -286,4 +289,59 @@ func FuzzRate(f *testing.F) {
 			t.Errorf("%q, size %d: %+v, %v", text, size, l, err)
 		}
 	})
+}
+
+// TestRateMeant guards what is written instead of rates of other programs: it is one, and as fast. What
+// may be meant in two ways is not guessed.
+func TestRateMeant(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"10rps": "10/s", "10 rpm": "10/m", "10qps": "10/s", "10 r/s": "10/s", "10req/min": "10/m",
+		"0.5/s": "1/2s", "1.5/m": "3/2m", "2.25/2h": "9/8h", "0.1/s": "1/10s", "2.0/s": "2/s", "0.000001/d": "",
+		"10 / s": "10/s", "10/ s": "10/s", "10/S": "10/s", "10 Per hour": "10/h", "10  per 5 minutes": "",
+		"10 requests per minute": "10/m", "5 times in 10 min": "5/10m", "60 1m": "60/m", "60 30s": "60/30s",
+		"200mbit": "25MB/s", "200Mbit/s": "25MB/s", "1gbps": "125MB/s", "8kbit": "1.0kB/s", "800bit/s": "100B/s",
+		"10s": "", "10": "", "s": "", "0/s": "", "0.0/s": "", "10/s": "", "10/month": "", "10/60": "", "-1/s": "", ".5/s": "", "0.0000001/s": "",
+		"9999999999rps": "", "ten/s": "", "1/1s/1": "",
+	} {
+		got := RateMeant(text)
+		if got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+		if _, use := ParseByteRate(got); got != "" && use != "" {
+			t.Errorf("%q: %q is no rate: %s", text, got, use)
+		}
+		if _, use := ParseRate(text); got != "" && use != got {
+			t.Errorf("%q: the error says %q, want %q", text, use, got)
+		}
+	}
+}
+
+// TestBytes guards numbers of bytes with units: those of Caddy's request_body, of which kB, MB, GB and TB are
+// powers of 1000, and KiB, MiB, GiB and TiB of 1024.
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int64{
+		"1": 1, "1000": 1000, "5B": 5, "1kB": 1000, "1KB": 1000, "1KiB": 1024, "10MB": 10e6, "4gb": 4e9, "1.5GiB": 3 << 29, "1TB": 1e12, "512TiB": 1 << 49,
+		"0": 0, "0B": 0, "513TiB": 0, "1PB": 0, "1M": 0, "1G": 0, "-1MB": 0, "1 MB": 0, "MB": 0, "1e3MB": 0, "1Mbit": 0,
+	} {
+		got, use := Bytes(text)
+		if got != want || (use == "") != (want > 0) {
+			t.Errorf("%q: got %d (%s), want %d", text, got, use, want)
+		}
+	}
+	for text, want := range map[string]Rate{
+		"10MB/s": {10e6, time.Second}, "1GiB/day": {1 << 30, 24 * time.Hour}, "1kB per 5 minutes": {1000, 5 * time.Minute}, "60r/s": {60, time.Second},
+	} {
+		if got, use := ParseByteRate(text); got != want {
+			t.Errorf("%q: got %v (%s), want %v", text, got, use, want)
+		}
+	}
+	for _, text := range []string{"4GB", "10MB/s"} {
+		_, ofSize := Units(text)
+		_, ofRate := ParseRate(text)
+		if use := ofSize + ofRate; !strings.Contains(use, "bytes in a limit with actual_cost bytes or cost body") {
+			t.Errorf("%q of what is not in bytes: got %s", text, use)
+		}
+	}
 }

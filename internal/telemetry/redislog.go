@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -90,7 +91,7 @@ func lookAt(reason string) zap.Field {
 	case "wrongpass":
 		options = "username and password; of sentinels, sentinel_username and sentinel_password"
 	case "noperm":
-		options = "username and key_prefix, and the permissions in docs/redis.md"
+		options = "username and key_prefix, and the permissions in " + option.Docs + "redis.md"
 	case "moved":
 		options = "cluster"
 	case "dns":
