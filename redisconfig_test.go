@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -394,7 +395,7 @@ func TestURLNeedsHost(t *testing.T) {
 		"redis://:canary@", "rediss://:canary@/1",
 	} {
 		c := config{global: redisGlobal(address), site: "respond ok"}
-		_, err := adaptCaddyfile(string(c.caddyfile(s.addr, s.logPath)))
+		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(c.caddyfile(s.addr, s.logPath)), nil)
 		if err == nil { // it depends on a placeholder
 			err = s.load(c)
 		}
