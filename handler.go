@@ -107,9 +107,9 @@ type Handler struct {
 	Body string `json:"body,omitempty"`
 
 	// The largest share by which the wait is longer that denied clients are told, such
-	// as 0.2 for up to a fifth, at most 1. How much is random, so that clients that were denied
-	// together do not return together. All header fields, placeholders, messages and log
-	// fields tell the same wait. Default: 0.
+	// as 0.2 for up to a fifth, at most 1, with `rate_limits` also more. How much is random, so
+	// that clients that were denied together do not return together. All header fields,
+	// placeholders, messages and log fields tell the same wait. Default: 0.
 	Jitter Number `json:"jitter,omitempty"`
 
 	Zones
@@ -168,7 +168,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	rule.KeepConnections(ctx, h.limits)
-	h.warnReplaced(app)
+	h.warnZones(app)
 	app.handlers = append(app.handlers, h)
 	return nil
 }
@@ -219,7 +219,11 @@ func (h *Handler) setOptions(resolve option.Resolver) (err error) {
 		return err
 	}
 	if h.Jitter != "" {
-		h.jitter, err = option.Parse(resolve, "jitter", string(h.Jitter), zone.ParseJitter)
+		parse := parseJitter
+		if len(h.RateLimits) > 0 {
+			parse = zone.ParseJitter
+		}
+		h.jitter, err = option.Parse(resolve, "jitter", string(h.Jitter), parse)
 	}
 	return err
 }
@@ -261,6 +265,14 @@ func newFamilies(words []string) (outcome.Families, error) {
 		set |= outcome.XRateLimit
 	}
 	return set, nil
+}
+
+// parseJitter parses the jitter option. Beside limits, more than 1 is a percentage by mistake.
+func parseJitter(text string) (share float64, use string) {
+	if share, use = zone.ParseJitter(text); use != "" || share > 1 {
+		return 0, "a share of the wait from 0 to 1, such as 0.1 for 10 %"
+	}
+	return share, ""
 }
 
 // parseBody parses the body option.

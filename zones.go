@@ -206,9 +206,14 @@ func (z *Zone) setPrefixes(l *Limit) {
 	}
 }
 
-// warnReplaced logs, once in a config, which options of zones have no effect and
-// what takes their place, unless that is in place.
-func (h *Handler) warnReplaced(app *App) {
+// warnZones logs, once in a config, which options of zones have no effect and what takes
+// their place, unless that is in place, and a jitter that may be meant as a percentage.
+func (h *Handler) warnZones(app *App) {
+	if h.jitter > 1 && !app.agreement.warned["jitter"] {
+		app.agreement.warned["jitter"] = true
+		h.logger.Warn("this jitter makes waits several times as long, since it is a fraction and no percentage",
+			zap.Float64("jitter", h.jitter), zap.String("instead", zone.Percent(h.jitter)))
+	}
 	for _, o := range []struct {
 		name  string
 		given bool

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net/http/httptest"
@@ -582,21 +583,31 @@ func TestZoneLog(t *testing.T) {
 
 // TestJitter guards that the wait of a denial is longer by a random share up to the one
 // that is given, of zones and of limits, and that everything tells the same wait: fields,
-// placeholder, message and access log.
+// placeholder, message and access log. That of zones is the fraction that it is in
+// mholt/caddy-ratelimit, also above 1, which may be meant as a percentage.
 func TestJitter(t *testing.T) {
-	for name, block := range map[string]string{
-		"zone":  "zone a {\nevents 1\nwindow 100s\n}",
-		"limit": "limit a {\nsize 1\ndrip_rate 100s\n}",
+	const zone, limit = "zone a {\nevents 1\nwindow 100s\n}", "limit a {\nsize 1\ndrip_rate 100s\n}"
+	for _, tc := range []struct {
+		block, jitter string
+		longest       int64
+		warned        string
+	}{
+		{zone, "0.5", 150, ""},
+		{limit, "0.5", 150, ""},
+		{zone, "10", 1100, "for up to 10 %, write jitter 0.1"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\n"+block+"\nheaders x-ratelimit ratelimit-11\njitter 0.5\nlog\n}\nrespond ok\n"+
+		t.Run(tc.block[:5]+" "+tc.jitter, func(t *testing.T) {
+			s := startSite(t, "rate_limit {\n"+tc.block+"\nheaders x-ratelimit ratelimit-11\njitter "+tc.jitter+"\nlog\n}\nrespond ok\n"+
 				"handle_errors {\nrespond `{err.message}, {http.rate_limit.retry_after}`\n}")
+			if warned := s.log("warn", ownLogger); (len(warned) > 0) != (tc.warned != "") || len(warned) > 0 && warned[0]["instead"] != tc.warned {
+				t.Errorf("warned of %v", warned)
+			}
 			s.get("/")
 			waits := make(map[int64]bool)
 			for range 30 {
 				a := s.get("/")
 				wait := fieldstest.Number(a.Header.Get("Retry-After"))
-				if waits[wait] = true; wait < 100 || wait > 151 {
+				if waits[wait] = true; wait < 100 || wait > tc.longest+1 {
 					t.Fatalf("got %s", a)
 				}
 				if want := fmt.Sprintf("rate limit a exceeded: retry after %d s, %[1]d", wait); a.body != want {
@@ -612,6 +623,9 @@ func TestJitter(t *testing.T) {
 			}
 			if len(waits) < 10 {
 				t.Errorf("got only %d different waits", len(waits))
+			}
+			if longest := slices.Max(slices.Collect(maps.Keys(waits))); longest < (100+tc.longest)/2 {
+				t.Errorf("the longest wait was %d s, want up to %d", longest, tc.longest)
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -59,14 +60,20 @@ func ParseWindow(text string) (window time.Duration, use string) {
 	return window, use
 }
 
-// ParseJitter parses the share of the wait by which Retry-After may be longer. If it
-// can't, it returns what to use.
+// ParseJitter parses the largest share of the wait by which Retry-After may be longer. As
+// there, it is a fraction, which may be more than 1: 10 makes a wait up to eleven times as
+// long. If it can't, it returns what to use.
 func ParseJitter(text string) (share float64, use string) {
 	share, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(share >= 0 && share <= 1) {
-		return 0, "a share of the wait from 0 to 1, such as 0.1 for 10 %"
+	if err != nil || !(share >= 0) || math.IsInf(share, 1) {
+		return 0, "a share of the wait of at least 0, such as 0.1 for 10 %"
 	}
 	return share, ""
+}
+
+// Percent returns the jitter to use if one was meant as a percentage.
+func Percent(jitter float64) string {
+	return fmt.Sprintf("for up to %v %%, write jitter %v", jitter, jitter/100)
 }
 
 // Zone is what decides when a zone is asked.
