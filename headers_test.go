@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
 // TestNewFamilies guards what the headers option may say.
@@ -590,6 +591,60 @@ func TestHeadersOfGitHub(t *testing.T) {
 				in := fieldstest.Number(reset) - tc.reset[i]
 				if in < began || in > time.Now().Unix()+1 {
 					t.Errorf("response %d: X-RateLimit-Reset is %s, %d s after the request, want %d", i+1, reset, in+tc.reset[i]-began, tc.reset[i])
+				}
+			}
+		})
+	}
+}
+
+// TestResetOfWindowsByTheClock guards that all fields and the placeholder tell when the present
+// window ends, also of one in which nothing is counted yet: it has begun with the hour or the
+// month, not with the request. Both stores tell what the calendar says.
+func TestResetOfWindowsByTheClock(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := map[string]func(time.Time) time.Time{
+		"window 1h\nwindow_start clock":  func(t time.Time) time.Time { return t.Truncate(time.Hour).Add(time.Hour) },
+		"window 24h\nwindow_start clock": func(t time.Time) time.Time { return t.Truncate(24 * time.Hour).Add(24 * time.Hour) },
+		"period hour Europe/Berlin":      func(t time.Time) time.Time { return t.Truncate(time.Hour).Add(time.Hour) },
+		"period day Europe/Berlin":       func(t time.Time) time.Time { return time.Date(t.Year(), t.Month(), t.Day()+1, 0, 0, 0, 0, berlin) },
+		"period month Europe/Berlin":     func(t time.Time) time.Time { return time.Date(t.Year(), t.Month()+1, 1, 0, 0, 0, 0, berlin) },
+	}
+	var site strings.Builder
+	var windows []string
+	costs := []string{"cost {query.cost}", "count status 401\nhold off", "count status 401"}
+	for window := range ends {
+		for _, cost := range costs {
+			fmt.Fprintf(&site, "rate_limit /%d {\nlimit l%[1]d {\nalgorithm fixed_window\nsize 10\n%s\n%s\n}\nheaders github ratelimit-11\n}\n", len(windows), window, cost)
+			windows = append(windows, window)
+		}
+	}
+	site.WriteString("@charged query status=401\nrespond @charged {http.rate_limit.reset_at} 401\nrespond {http.rate_limit.reset_at}")
+	for store, global := range map[string]string{"memory": "", "redis": redisGlobal(redistest.Start(t).Addr, slowly)} {
+		t.Run(store, func(t *testing.T) {
+			s := startConfig(t, config{global: global, site: site.String()})
+			for i, window := range windows {
+				for _, query := range []string{"cost=0", "cost=0", "cost=1&status=401", "cost=0"} {
+					began := time.Now().In(berlin)
+					s.clock.advance(time.Duration(began.UnixNano()) - s.clock.read())
+					a := s.get(fmt.Sprintf("/%d?%s", i, query))
+					end, now := ends[window](began), time.Now()
+					if !now.Before(end) {
+						continue // it has ended meanwhile
+					}
+					_, left, _ := strings.Cut(a.Header.Get("RateLimit"), ";t=")
+					in := end.Sub(now).Seconds()
+					for name, late := range map[string]float64{
+						"reset_at":          float64(fieldstest.Number(a.body) - end.Unix()),
+						"X-RateLimit-Reset": float64(fieldstest.Number(a.Header.Get("X-RateLimit-Reset")) - end.Unix()),
+						"RateLimit's t":     float64(fieldstest.Number(left)) - in,
+					} {
+						if late < 0 || late > 1+now.Sub(began).Seconds() {
+							t.Errorf("%s, %s, %s: %s is %v s behind the end of the window", window, costs[i%len(costs)], query, name, late)
+						}
+					}
 				}
 			}
 		})

@@ -282,9 +282,9 @@ func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
 
 // SpendTime returns over what time to spend the units that d left, so as to keep to l: until
 // they have dripped out again or, in windows, until the present one ends. If none are left,
-// it is the time until one is. d was made for a limit like l but for its size, and admitted
-// the request.
-func (l *Limit) SpendTime(d *Decision) time.Duration {
+// it is the time until one is. d was made for a limit like l but for its size, at the time of
+// at, and admitted the request.
+func (l *Limit) SpendTime(d *Decision, at time.Time) time.Duration {
 	numbers := l.of()
 	if numbers.DripSize == 0 {
 		complete := numbers.Complete()
@@ -295,5 +295,5 @@ func (l *Limit) SpendTime(d *Decision) time.Duration {
 		told.Size = d.Size
 		return d.waitIn(&told, 1)
 	}
-	return numbers.SpendTime(d.Remaining, d.Clear)
+	return numbers.SpendTime(d.Remaining, d.Clear, at.UnixMicro())
 }

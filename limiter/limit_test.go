@@ -308,6 +308,9 @@ func TestOverfullBucket(t *testing.T) {
 // kind of limit. What is told may be of a smaller size than the store's: see Delayed.
 func TestSpendTime(t *testing.T) {
 	leaky, window, slides, log := PerSecond(10), FixedWindow(10, time.Minute), SlidingWindow(10, time.Minute), SlidingLog(10, time.Minute)
+	at := time.Date(2026, 11, 27, 17, 15, 55, 250e6, time.UTC) // when all is decided
+	clock := func(d time.Duration, start time.Time) Limit { return ClockWindow(10, d, start) }
+	november := clock(30*24*time.Hour, time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC))
 	warm := warmingUp(10, time.Second, time.Minute, 3)
 	leaky.DripInterval, leaky.DripSize = time.Second, 0
 	for _, tc := range []struct {
@@ -322,6 +325,15 @@ func TestSpendTime(t *testing.T) {
 		{"drips until below the size", leaky, 2, Decision{Clear: 11500 * time.Millisecond}, 2500 * time.Millisecond},
 		{"the window ends", window, 0, Decision{Remaining: 3, Clear: 20 * time.Second, rest: 7}, 20 * time.Second},
 		{"no window", window, 0, Decision{Remaining: 10}, time.Minute},
+		{"an empty minute", clock(time.Minute, time.Time{}), 0, Decision{Remaining: 10}, 4750 * time.Millisecond},
+		{"an empty hour", clock(time.Hour, time.Time{}), 0, Decision{Remaining: 10}, 44*time.Minute + 4750*time.Millisecond},
+		{"an empty day", clock(24*time.Hour, time.Time{}), 0, Decision{Remaining: 10}, 24244750 * time.Millisecond},
+		{"an empty day, less than the store's size", clock(24*time.Hour, time.Time{}), 5, Decision{Remaining: 10}, 24244750 * time.Millisecond},
+		{"an empty month", november, 0, Decision{Remaining: 10}, 3*24*time.Hour + 24244750*time.Millisecond},
+		{"a window that begins now", clock(time.Hour, at), 0, Decision{Remaining: 10}, time.Hour},
+		{"a window that ends in 1 µs", clock(time.Hour, at.Add(time.Microsecond)), 0, Decision{Remaining: 10}, time.Microsecond},
+		{"an empty window that slides", slides, 0, Decision{Remaining: 10}, 4750 * time.Millisecond},
+		{"an empty log", log, 0, Decision{Remaining: 10, exact: true}, time.Minute},
 		{"full until the window ends", window, 0, Decision{Clear: 20 * time.Second, rest: 10}, 20 * time.Second},
 		{"above the size until the window ends", window, 2, Decision{Clear: 20 * time.Second, rest: 11}, 20 * time.Second},
 		{"this window, which the next one counts", slides, 0, Decision{Remaining: 3, Clear: 80 * time.Second, rest: 7}, 20 * time.Second},
@@ -334,7 +346,7 @@ func TestSpendTime(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.d.Size = tc.limit.Size
 			tc.limit.Size += tc.more
-			if got := tc.limit.SpendTime(&tc.d); got != tc.want {
+			if got := tc.limit.SpendTime(&tc.d, at); got != tc.want {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})

@@ -130,16 +130,22 @@ func (l Limit) DripTime(units int64) time.Duration {
 
 // SpendTime returns over what time to spend the units that remain, of a bucket that runs empty
 // in the time of clear, so as to keep to l: until they have dripped out again or, in windows,
-// until the present one ends.
-func (l *Limit) SpendTime(remaining int64, clear time.Duration) time.Duration {
-	if clear == 0 || l.Algorithm.DripSize() == 0 {
+// until the present one ends. Of an empty bucket, unix tells which window that is, if they go
+// by the clock; others begin with the next request.
+func (l *Limit) SpendTime(remaining int64, clear time.Duration, unix int64) time.Duration {
+	switch {
+	case l.Algorithm.DripSize() == 0:
 		return l.by().DripTime(l, remaining)
+	case clear > 0:
+		// Where the units of a window count in later ones too, that is so much longer.
+		if later := l.by().DrainTime(l) - l.DripInterval; clear > later {
+			return clear - later
+		}
+		return clear
+	case l.Aligned && !l.KeepsEntries():
+		return l.DripInterval - time.Duration(l.SinceDrip(unix))*time.Microsecond
 	}
-	// Where the units of a window count in later ones too, that is so much longer.
-	if later := l.by().DrainTime(l) - l.DripInterval; clear > later {
-		return clear - later
-	}
-	return clear
+	return l.DripInterval
 }
 
 // Level is what a bucket holds: the time at which nothing is left of it, in µs on the

@@ -213,7 +213,7 @@ func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []b
 		if github {
 			text = strconv.AppendInt(text, shown.Size-shown.Remaining, 10)
 			end(fieldClear)
-			text = strconv.AppendInt(text, timeIn(at, resetIn(results, XRateLimit, shown)), 10)
+			text = strconv.AppendInt(text, timeIn(at, resetIn(results, XRateLimit, shown, at)), 10)
 			end(fieldReset)
 		} else {
 			text = appendSeconds(text, shown.Clear)
@@ -230,7 +230,7 @@ func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []b
 	}
 	text = appendPolicies(text, results)
 	end(fieldPolicy)
-	text = appendLimits(text, results, sum.Denied)
+	text = appendLimits(text, results, sum.Denied, at)
 	end(fieldRateLimit)
 
 	// The bytes are never modified again, so the copy can be saved.
@@ -281,7 +281,7 @@ func appendPolicies(b []byte, results []Entry) []byte {
 // appendLimits appends the value of RateLimit. Clients that spread the available units r
 // over the time t keep to the rate, see [limiter.Limit.SpendTime]. On denial, only limits
 // without room for the same request have a t, so that none exceeds Retry-After.
-func appendLimits(b []byte, results []Entry, denied bool) []byte {
+func appendLimits(b []byte, results []Entry, denied bool, at int64) []byte {
 	start := len(b)
 	for i := range results {
 		e := &results[i]
@@ -296,7 +296,7 @@ func appendLimits(b []byte, results []Entry, denied bool) []byte {
 			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
 		case denied, e.Concurrency:
 		default:
-			b = appendParameter(b, ";t=", ceilSeconds(e.Limit.SpendTime(d)))
+			b = appendParameter(b, ";t=", ceilSeconds(e.Limit.SpendTime(d, time.UnixMicro(at))))
 		}
 	}
 	return b

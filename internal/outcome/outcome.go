@@ -250,9 +250,9 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 		}
 		return WholeSeconds(sum.RetryAfter), true
 	case "reset":
-		return ceilSeconds(resetIn(o.entries, 0, sum)), true
+		return ceilSeconds(resetIn(o.entries, 0, sum, o.at)), true
 	case "reset_at":
-		return timeIn(o.at, resetIn(o.entries, 0, sum)), true
+		return timeIn(o.at, resetIn(o.entries, 0, sum, o.at)), true
 	case "denied":
 		return sum.Denied, true
 	case "exceeded.name":
@@ -267,16 +267,17 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 }
 
 // resetIn returns, given the summary of the entries shown in a family, or of all if it is 0,
-// over what time to spend the units that remain, or if the request was denied, its wait. Of several limits with the least room, the
-// longest time counts. It is 0 if that is up to requests in progress.
-func resetIn(entries []Entry, family Families, sum limiter.Summary) (in time.Duration) {
+// over what time from at on, in µs since 1970, to spend the units that remain, or if the request
+// was denied, its wait. Of several limits with the least room, the longest time counts. It is 0
+// if that is up to requests in progress.
+func resetIn(entries []Entry, family Families, sum limiter.Summary, at int64) (in time.Duration) {
 	if sum.Denied && !sum.Never {
 		return sum.RetryAfter
 	}
 	for i := range entries {
 		e := &entries[i]
 		if d := &e.Decision; e.Families&family == family && !d.DryRun && !d.Pool && !e.Concurrency && d.Remaining == sum.Remaining {
-			in = max(in, e.Limit.SpendTime(d))
+			in = max(in, e.Limit.SpendTime(d, time.UnixMicro(at)))
 		}
 	}
 	return in

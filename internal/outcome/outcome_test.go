@@ -171,7 +171,7 @@ func TestReset(t *testing.T) {
 	at := time.Unix(1_800_000_000, int64(300*time.Millisecond))
 	const years = 35 * 365 * 24 * time.Hour
 	slow := limiter.Limit{Size: 1, DripInterval: years, DripSize: 1}
-	window := limiter.FixedWindow(10, time.Minute)
+	window, clock := limiter.FixedWindow(10, time.Minute), limiter.ClockWindow(10, 24*time.Hour, time.Time{})
 	for _, tc := range []struct {
 		name    string
 		entries []Entry
@@ -181,6 +181,7 @@ func TestReset(t *testing.T) {
 		{"time to spend what remains", []Entry{{Limit: limitOf(100), Decision: roomy}}, 0, "90 1800000091"},
 		{"none left", []Entry{{Limit: limitOf(5), Decision: limiter.Decision{Size: 5, Clear: 4200 * time.Millisecond}}}, 0, "1 1800000001"},
 		{"a window ends on the second", []Entry{{Limit: window, Decision: limiter.Decision{Size: 10, Remaining: 4, Clear: 1700 * time.Millisecond}}}, 0, "2 1800000002"},
+		{"an empty window by the clock", []Entry{{Limit: clock, Decision: limiter.Decision{Size: 10, Remaining: 10}}}, 0, "57600 1800057600"},
 		{"the least room", []Entry{{Limit: limitOf(100), Decision: roomy}, {Limit: limitOf(5), Decision: tight}}, 0, "1 1800000002"},
 		{"equal room, the longest", []Entry{{Limit: limitOf(5), Decision: tight}, {Limit: limitOf(5, time.Minute), Decision: tight}}, 0, "60 1800000061"},
 		{"denied", []Entry{{Limit: limitOf(8), Decision: full}}, 0, "1 1800000002"},
