@@ -461,7 +461,7 @@ other  192.0.2.1     1  leaky_bucket     9  1 each 1s
 
 // TestBanCommands guards what the commands about bans print.
 func TestBanCommands(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "}\nrate_limit {\nsize 9\n}\nrespond free"})
+	s, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "match not path /free\n}\nrate_limit {\nsize 9\n}\nrespond free"})
 	address := "--address=" + a.addr
 	runCommand(t, "bans", address).want(t, 0, "No key is banned, as far as this Caddy knows.\n")
 	s.get("/", "User: a")
@@ -469,10 +469,13 @@ func TestBanCommands(t *testing.T) {
 	runCommand(t, "ban", address, "login", "b\x1b", "2h").want(t, 0, "Banned \"b\\x1b\" at limit login for 2h0m0s.\n")
 	runCommand(t, "ban", address, "login", "--client-ip", "192.0.2.1", "90s").want(t, 0, "Banned 192.0.2.1 (no key) at limit login for 1m30s.\n")
 	runCommand(t, "bans", address).want(t, 0, ""+
-		"LIMIT  KEY                 BANNED FOR\n"+
-		"login  \"b\\x1b\"             2h0m0s\n"+
-		"login  192.0.2.1 (no key)  1m30s\n"+
-		"login  a                   1m0s\n")
+		"LIMIT  KEY                 BANNED FOR  SITE       MATCH\n"+
+		"login  \"b\\x1b\"             2h0m0s      127.0.0.1  not (path /free)\n"+
+		"login  192.0.2.1 (no key)  1m30s       127.0.0.1  not (path /free)\n"+
+		"login  a                   1m0s        127.0.0.1  not (path /free)\n")
+	if a := s.get("/free", "User: a"); a.StatusCode != 200 {
+		t.Errorf("a request that the limit does not match: %s", a)
+	}
 	runCommand(t, "peek", address, "login", "a").want(t, 0, ""+
 		"limit        login\n"+
 		"options      ban 1m 10m\n"+

@@ -88,7 +88,7 @@ func (c *Config) ban(ctx context.Context, asked adminjson.Asked, d time.Duration
 	if err != nil {
 		found.error = unavailable(err)
 	}
-	answer := b.banAnswer(at, found)
+	answer := b.banAnswer(at, found, c.scopes(b.Limit.Bans.List))
 	if answer.Left > 0 {
 		b.Limit.Bans.List.Note(rule.BannedKey{Text: at.Key, Address: at.Name == b.AddressName}, found.RetryAfter)
 	}
@@ -102,7 +102,7 @@ func (c *Config) unban(ctx context.Context, asked adminjson.Asked) (adminjson.Ba
 		return adminjson.Ban{}, err
 	}
 	found, err := c.look(ctx, b.BanOf(&at), true)
-	return b.banAnswer(at, found), err
+	return b.banAnswer(at, found, c.scopes(b.Limit.Bans.List)), err
 }
 
 // findBan returns the limit that was asked for, which bans, and a bucket that has the name
@@ -126,10 +126,10 @@ func (c *Config) findBanning(path string) (*bucket, error) {
 }
 
 // banAnswer returns the answer for the ban of the key of at, of which that was found.
-func (b *bucket) banAnswer(at limiter.Bucket, found found) adminjson.Ban {
+func (b *bucket) banAnswer(at limiter.Bucket, found found, scopes []adminjson.Scope) adminjson.Ban {
 	return adminjson.Ban{
 		Error: found.error, Limit: b.title, Key: shownKey(at.Key, at.Name == b.AddressName),
-		Left: adminjson.Seconds(found.RetryAfter), DryRun: b.Limit.DryRun,
+		Left: adminjson.Seconds(found.RetryAfter), DryRun: b.Limit.DryRun, Scopes: scopes,
 	}
 }
 
@@ -157,6 +157,7 @@ func (c *Config) bans(ctx context.Context, path string) (answer adminjson.Bans, 
 		}
 		list := b.Limit.Bans.List
 		seen[list] = true
+		scopes := c.scopes(list)
 		for key, end := range list.All() {
 			asking.Go(func() {
 				at := limiter.Bucket{Name: b.Name, Key: key.Text, DryRun: b.Limit.DryRun}
@@ -175,7 +176,7 @@ func (c *Config) bans(ctx context.Context, path string) (answer adminjson.Bans, 
 					list.Forget(key, end)
 				default:
 					answer.Error = cmp.Or(answer.Error, found.error)
-					answer.Bans = append(answer.Bans, b.banAnswer(at, found))
+					answer.Bans = append(answer.Bans, b.banAnswer(at, found, scopes))
 				}
 			})
 		}

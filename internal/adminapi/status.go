@@ -103,8 +103,8 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 		held[usage.Name] += usage.Buckets
 	}
 	for _, b := range c.numbered() {
-		site, answer := sites[b.module], b.answer(c.MaxKeys)
-		answer.Server, answer.Hosts, answer.RouteMatches = site.Server, site.Hosts, site.Matches
+		answer := b.answer(c.MaxKeys)
+		answer.Scope = b.scope(sites[b.module])
 		answer.Buckets = held[b.Name] + held[b.AddressName]
 		answer.Results = counted.Results(b.Policy.Counters)
 		limits = append(limits, answer)
@@ -119,15 +119,33 @@ func (b bucket) answer(maxKeys int) adminjson.Limit {
 		Numbers: b.Shown(),
 		Path:    b.Path, Name: b.title, Handler: b.index, Off: b.Off, Cost: b.ShownCost(),
 		Key: l.Key.String(), IPv4Prefix: l.Key.Prefixes.IPv4, IPv6Prefix: l.Key.Prefixes.IPv6,
-		Match:   l.Match,
 		MaxKeys: l.MaxKeysOf(maxKeys), WhenFull: l.WhenFull(), TrackTop: l.TrackTop,
 		Accounting: string(handler.Accounting), OnError: string(handler.OnError),
 	}
 	for _, outer := range b.Around {
 		answer.Parent = cmp.Or(outer.Path, answer.Parent)
-		if outer.Match != nil {
-			answer.ParentMatches = append(answer.ParentMatches, outer.Match)
-		}
 	}
 	return answer
+}
+
+// scope returns which requests b's limit applies to, given where its handler stands.
+func (b bucket) scope(site routes.Site) adminjson.Scope {
+	scope := adminjson.Scope{Server: site.Server, Hosts: site.Hosts, Match: b.Limit.Match, RouteMatches: site.Matches}
+	for _, outer := range b.Around {
+		if outer.Match != nil {
+			scope.ParentMatches = append(scope.ParentMatches, outer.Match)
+		}
+	}
+	return scope
+}
+
+// scopes returns those of all limits that share a list of bans.
+func (c *Config) scopes(bans *rule.BanList) (scopes []adminjson.Scope) {
+	sites := routes.Sites[rule.Module](c.HTTP)
+	for _, b := range c.numbered() {
+		if b.IsMain() && b.Limit.Bans != nil && b.Limit.Bans.List == bans {
+			scopes = append(scopes, b.scope(sites[b.module]))
+		}
+	}
+	return scopes
 }

@@ -109,31 +109,36 @@ type Limits struct {
 	Limits []Limit `json:"limits"`
 }
 
-// Limit describes a bucket of a limit, see Limit.
-type Limit struct {
-	Path    string   `json:"path"`
-	Name    string   `json:"name"` // the path and, of several limits without a name, the number, as in header fields
-	Parent  string   `json:"parent,omitempty"`
-	Handler int      `json:"handler"` // counted from 0
-	Server  string   `json:"server,omitempty"`
-	Hosts   []string `json:"hosts,omitempty"`
-
-	Numbers
-
-	Off           bool                       `json:"off,omitempty"` // by a factor of 0
-	Cost          any                        `json:"cost"`          // a number, a template that depends on the request, or "body"
-	Key           string                     `json:"key"`
-	IPv4Prefix    int                        `json:"ipv4_prefix"`
-	IPv6Prefix    int                        `json:"ipv6_prefix"`
+// Scope is which requests a limit applies to: all of a server, but for what is given here.
+type Scope struct {
+	Server        string                     `json:"server,omitempty"`
+	Hosts         []string                   `json:"hosts,omitempty"`
 	Match         caddyhttp.RawMatcherSets   `json:"match,omitempty"`
 	ParentMatches []caddyhttp.RawMatcherSets `json:"parent_matches,omitempty"` // of the limits around it, the outermost first
 	RouteMatches  []caddyhttp.RawMatcherSets `json:"route_matches,omitempty"`  // of the routes around the handler, likewise, without hosts
-	MaxKeys       int                        `json:"max_keys"`
-	WhenFull      string                     `json:"when_full"`
-	TrackTop      int                        `json:"track_top,omitempty"`
-	Accounting    string                     `json:"accounting"`
-	OnError       string                     `json:"on_error"`
-	Buckets       int                        `json:"buckets"` // in this process
+}
+
+// Limit describes a bucket of a limit, see Limit.
+type Limit struct {
+	Path    string `json:"path"`
+	Name    string `json:"name"` // the path and, of several limits without a name, the number, as in header fields
+	Parent  string `json:"parent,omitempty"`
+	Handler int    `json:"handler"` // counted from 0
+
+	Scope
+	Numbers
+
+	Off        bool   `json:"off,omitempty"` // by a factor of 0
+	Cost       any    `json:"cost"`          // a number, a template that depends on the request, or "body"
+	Key        string `json:"key"`
+	IPv4Prefix int    `json:"ipv4_prefix"`
+	IPv6Prefix int    `json:"ipv6_prefix"`
+	MaxKeys    int    `json:"max_keys"`
+	WhenFull   string `json:"when_full"`
+	TrackTop   int    `json:"track_top,omitempty"`
+	Accounting string `json:"accounting"`
+	OnError    string `json:"on_error"`
+	Buckets    int    `json:"buckets"` // in this process
 
 	Results // of all limits with this path, of which each shows the same
 }
@@ -208,6 +213,7 @@ type Ban struct {
 
 	Left   Seconds `json:"left"` // until the ban ends or, of unban, would have ended; 0 if there was none
 	DryRun bool    `json:"dry_run,omitempty"`
+	Scopes []Scope `json:"scopes"` // of the limits whose requests the ban covers: those that share the buckets
 }
 
 // Bans is the answer of bans: those that the Caddy which is asked has begun or met, the

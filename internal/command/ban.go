@@ -118,7 +118,7 @@ func (api asker) bansCommand() *cobra.Command {
 		Long: `
 Lists the keys that are banned at a limit, or at all limits, and for how long. These are
 the bans that the Caddy you ask has begun or met, at most 1000 per limit, longest-lasting
-first. A ban that began elsewhere is listed once a request of that key reaches this one.`,
+first. A ban covers the requests that the limit matches, which SITE and MATCH show. One that began elsewhere is listed once a request of that key reaches this one.`,
 		Example: "  caddy rate-limit bans\n  caddy rate-limit bans login --json",
 		Args:    cobra.MaximumNArgs(1),
 	}, func(cmd *cobra.Command, args []string) error {
@@ -140,14 +140,16 @@ func printBans(w io.Writer, a *adminjson.Bans) {
 		fmt.Fprintln(w, "No key is banned, as far as this Caddy knows.")
 		return
 	}
-	bans := terminal.NewTable("LIMIT", "KEY", "BANNED FOR")
+	bans := terminal.NewTable("LIMIT", "KEY", "BANNED FOR", "SITE", "MATCH")
 	for i := range a.Bans {
 		b := &a.Bans[i]
 		left := terminal.Briefly(time.Duration(b.Left))
 		if b.DryRun {
 			left += " (dry run)"
 		}
-		bans.Add(false, terminal.Safe(b.Limit), keyText(&b.Key), left)
+		for j := range b.Scopes {
+			bans.Add(false, terminal.Safe(b.Limit), keyText(&b.Key), left, siteText(&b.Scopes[j]), matches(&b.Scopes[j]))
+		}
 	}
 	bans.Print(w)
 }

@@ -51,7 +51,7 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 	for i := range a.Limits {
 		l := &a.Limits[i]
 		row := shownLimit{
-			terminal.Safe(l.Name), l.Path, matches(l),
+			terminal.Safe(l.Name), l.Path, matches(&l.Scope),
 			terminal.Safe(l.Algorithm), adminjson.Number(l.Size), l.Pace(), adminjson.Number(l.Cost),
 			strings.Join(l.Options(), ", "), terminal.Safe(l.Key), l.Buckets,
 		}
@@ -61,7 +61,7 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 		if sites[row] == nil {
 			rows = append(rows, row)
 		}
-		if at := cmp.Or(printableHosts(l.Hosts), terminal.Safe(cmp.Or(l.Server, "-"))); !slices.Contains(sites[row], at) {
+		if at := siteText(&l.Scope); !slices.Contains(sites[row], at) {
 			sites[row] = append(sites[row], at)
 		}
 		counts[row.path] = l
@@ -91,9 +91,14 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 	return nil
 }
 
+// siteText returns the site of a limit, in a few words.
+func siteText(s *adminjson.Scope) string {
+	return cmp.Or(printableHosts(s.Hosts), terminal.Safe(cmp.Or(s.Server, "-")))
+}
+
 // matches returns what a request must match for the limit to apply, in a few words.
-func matches(l *adminjson.Limit) string {
-	all := append(slices.Concat(l.RouteMatches, l.ParentMatches), l.Match)
+func matches(s *adminjson.Scope) string {
+	all := append(slices.Concat(s.RouteMatches, s.ParentMatches), s.Match)
 	var texts []string
 	for _, sets := range all {
 		if len(sets) > 0 {
