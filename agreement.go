@@ -93,7 +93,7 @@ func (a *agreement) add(d *draft) error {
 	}
 	for _, b := range l.Buckets {
 		b.Policy = &rule.Policy{
-			Policy:   outcome.Policy{Path: b.Path, Title: b.Path, Status: l.Status, Concurrency: l.Settlement.InProgress},
+			Policy:   outcome.Policy{Path: b.Path, Title: b.Path, Status: l.Status, Concurrency: l.Settlement.InProgress, Unit: b.QuotaUnit()},
 			Counters: a.countersOf(b.Path),
 		}
 		if l.Zone != nil {

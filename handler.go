@@ -48,6 +48,7 @@ import (
 // `{http.rate_limit.reset_at}` | The same as a time, in seconds since 1970
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
 // `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request, or the name of the zone; empty if none did
+// `{http.rate_limit.violated_policies}` | The names of all limits that denied the request, as in `RateLimit-Policy`, as a JSON array
 // `{http.rate_limit.over}` | The path of a limit with `soft` whose bucket the request filled above its size; empty if it did not
 // `{http.rate_limit.banned}` | The path of a limit with `ban` that has banned the key of the request; empty if none has
 // `{http.rate_limit.borrowed}` | The path of a limit with `borrow` that had no room for the request, which its pool had; empty if none borrowed
@@ -98,6 +99,8 @@ type Handler struct {
 	// - `retry_after`: the wait that the client was told, not rounded, if the request was
 	//   denied and a wait helps
 	// - `over`, `banned`, `borrowed`, `dry_run`: as the placeholders, if they are not empty
+	// - `units`: what the request was charged, by the paths of the limits, without those that
+	//   charged nothing; with `count` and `actual_cost`, what its response came to
 	// - `waited`: for how long the request waited for Redis, if there is one
 	// - `delayed`: for how long it waited by `max_delay`, if it did
 	Log bool `json:"log,omitempty"`

@@ -126,8 +126,8 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 	})
 }
 
-// Guards that a limit's policy is the same in all responses, whatever a request costs,
-// and has no quota unit that the draft's registry lacks.
+// Guards that a limit's policy is the same in all responses, whatever a request costs, and has
+// the quota units of the draft's registry, for bytes and requests in progress, but no other.
 func TestPolicyOfUnits(t *testing.T) {
 	s := startSite(t, `
 		route /cheap {
@@ -147,6 +147,28 @@ func TestPolicyOfUnits(t *testing.T) {
 				headers ratelimit-11
 			}
 		}
+		rate_limit /bytes {
+			limit down {
+				size 1000
+				drip_rate 1s
+				actual_cost bytes
+			}
+			limit up {
+				max 1000
+				duration 1000s
+				min_interval 1s
+				cost body
+			}
+			limit tokens {
+				size 9
+				cost body
+				actual_cost {query.tokens}
+			}
+			limit open {
+				concurrency 5
+			}
+			headers ratelimit-11
+		}
 		rate_limit /costly api {
 			size 9
 			cost 2
@@ -159,6 +181,9 @@ func TestPolicyOfUnits(t *testing.T) {
 		step{path: "/cheap", header: []string{"X-Cost: 1"}, want: `200 ` + policies +
 			`ratelimit="api";r=8;t=8, "default";r=8;t=8, "each";r=8;t=8, "each/min_interval";r=0;t=1`},
 		step{path: "/costly", want: `200 policy="api";q=9;w=9 ratelimit="api";r=6;t=6`},
+		step{path: "/bytes", want: `200 policy="down";q=1000;qu="content-bytes";w=1000, "up";q=1000;qu="content-bytes";w=1000, ` +
+			`"up/min_interval";q=1;w=1, "tokens";q=9;w=9, "open";q=5;qu="concurrent-requests" ` +
+			`ratelimit="down";r=999;t=999, "up";r=999;t=999, "up/min_interval";r=0;t=1, "tokens";r=8;t=8, "open";r=4`},
 		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
 			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
 	)

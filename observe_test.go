@@ -52,9 +52,9 @@ func TestAccessLog(t *testing.T) {
 	for _, tc := range []struct{ path, want string }{
 		{"/", ``},
 		{"/off", ``},
-		{"/api?cost=1&k=secret-1", `{"by":"memory","limit":"api","remaining":1,"result":"admitted"}`},
-		{"/two?cost=1&k=secret-1", `{"by":"memory","limit":"tight","remaining":0,"result":"admitted"}`},
-		{"/two?cost=1&k=secret-2", `{"by":"memory","limit":"tight","remaining":0,"result":"denied","retry_after":90}`},
+		{"/api?cost=1&k=secret-1", `{"by":"memory","limit":"api","remaining":1,"result":"admitted","units":{"api":1}}`},
+		{"/two?cost=1&k=secret-1", `{"by":"memory","limit":"tight","remaining":0,"result":"admitted","units":{"api":1,"tight":1}}`},
+		{"/two?cost=1&k=secret-2", `{"by":"memory","limit":"tight","remaining":0,"result":"denied","retry_after":90,"units":{"api":1}}`},
 		{"/api?cost=1&k=secret-1", `{"by":"memory","limit":"api","remaining":0,"result":"denied","retry_after":60}`},
 		{"/api?cost=3&k=secret-3", `{"by":"memory","limit":"api","remaining":2,"result":"denied"}`},
 		{"/api?cost=x&k=secret-1", `{"result":"refused"}`},
@@ -67,6 +67,52 @@ func TestAccessLog(t *testing.T) {
 	for _, e := range s.entries() {
 		if strings.Contains(e.text(), "secret-") {
 			t.Errorf("the log has a key: %v", e)
+		}
+	}
+}
+
+// TestUnitsInAccessLog guards that the access log tells what each limit was charged in the end:
+// by the response where that decides, by the limits before the one that denied, and nothing by
+// others.
+func TestUnitsInAccessLog(t *testing.T) {
+	limit := func(name, options string) string { return "limit " + name + " {\ndrip_rate 1h\n" + options + "\n}\n" }
+	var site strings.Builder
+	for _, block := range []struct{ path, options string }{
+		{"plain", limit("plain", "size 6\ncost 3")},
+		{"count", limit("count", "size 9\ncost 2\ncount status 401")},
+		{"off", limit("off", "size 9\ncount status 401\nhold off")},
+		{"bytes", limit("bytes", "size 1000\nactual_cost bytes")},
+		{"actual", limit("actual", "size 99\ncost 5\nactual_cost {query.actual}")},
+		{"order", "accounting in_order\n" + limit("first", "size 9\ncost 2\nactual_cost {query.actual}") + limit("second", "size 1")},
+		{"atomic", limit("one", "size 9") + limit("other", "size 1")},
+		{"each", "accounting each\n" + limit("wide", "size 9") + limit("tight", "size 1")},
+		{"dry", limit("dry", "size 1\ndry_run")},
+		{"lent", limit("borrows", "size 1\nborrow spare") + limit("spare", "size 5\npool")},
+		{"open", "limit open {\nconcurrency 5\n}\n"},
+		{"two", limit("outer", "size 99\nactual_cost {query.actual}")},
+		{"two", limit("inner", "size 1")},
+	} {
+		site.WriteString("rate_limit /" + block.path + " {\nkey all\nlog\n" + block.options + "}\n")
+	}
+	s := startSite(t, site.String()+"@failed query status=401\nrespond @failed failed 401\nrespond admitted")
+	for _, tc := range []struct{ path, want string }{
+		{"/plain", `{"plain":3}`}, {"/plain", `{"plain":3}`}, {"/plain", `null`},
+		{"/count", `null`}, {"/count?status=401", `{"count":2}`},
+		{"/off", `null`}, {"/off?status=401", `{"off":1}`},
+		{"/bytes", `{"bytes":8}`},
+		{"/actual?actual=7", `{"actual":7}`}, {"/actual?actual=0", `null`}, {"/actual?actual=x", `{"actual":5}`},
+		{"/order?actual=1", `{"first":1,"second":1}`}, {"/order?actual=1", `{"first":2}`},
+		{"/atomic", `{"one":1,"other":1}`}, {"/atomic", `null`},
+		{"/each", `{"tight":1,"wide":1}`}, {"/each", `{"wide":1}`},
+		{"/dry", `{"dry":1}`}, {"/dry", `null`},
+		{"/lent", `{"borrows":1}`}, {"/lent", `{"spare":1}`},
+		{"/open", `null`},
+		{"/two?actual=7", `{"inner":1,"outer":7}`}, {"/two?actual=7", `{"outer":7}`},
+	} {
+		s.get(tc.path)
+		shown := s.lastAccess()["rate_limit"].(map[string]any)
+		if got, err := json.Marshal(shown["units"]); err != nil || string(got) != tc.want {
+			t.Errorf("%s: got %s, %v, want %s", tc.path, got, err, tc.want)
 		}
 	}
 }

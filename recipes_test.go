@@ -130,6 +130,7 @@ func TestRecipes(t *testing.T) {
 		"gRPC":                               recipeGRPC,
 		"Scrapers":                           recipeScrapers,
 		"JSON for denied requests":           recipeProblem,
+		"A trap":                             recipeTrap,
 		"CORS":                               recipeCORS,
 		"X-RateLimit-Retry-After":            recipeRetryAfter,
 		"Sticky sessions":                    recipeSticky,
@@ -612,20 +613,66 @@ func recipeScrapers(r recipe) {
 }
 
 func recipeProblem(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
-	r.want("the upstream's own", s.get("/?status=429").body, "upstream GET / ")
-	s.statuses(9, "GET", "/")
-	a := s.get("/")
-	r.want("status and type", a.Status+" "+a.Header.Get("Content-Type"), "429 Too Many Requests application/problem+json")
-	var got map[string]any
-	if err := json.Unmarshal([]byte(a.body), &got); err != nil {
-		r.t.Fatalf("%v: %s", err, a.body)
-	}
-	r.want("the problem", got, map[string]any{
-		"type": "https://iana.org/assignments/http-problem-types#quota-exceeded", "title": "Too many requests", "status": 429,
-		"detail": "rate limit api exceeded: retry after 1 s", "violated-policies": []any{"api"},
+	arrived, out := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(out) })
+	r.t.Cleanup(release)
+	upstream := newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/slow" {
+			arrived <- struct{}{}
+			<-out
+		}
+		behind(w, req)
 	})
+	s := r.start(1, "localhost:9000", upstream, "concurrency auto", "concurrency auto {\nmax 4\n}")
+	problem := func(what string, status int, kind, title, limit, wait string) {
+		r.t.Helper()
+		a := s.get("/")
+		r.want(what+": status and type", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Content-Type")), fmt.Sprint(status, " application/problem+json"))
+		var got map[string]any
+		if err := json.Unmarshal([]byte(a.body), &got); err != nil {
+			r.t.Fatalf("%s: %v: %s", what, err, a.body)
+		}
+		if !regexp.MustCompile("^rate limit " + limit + " exceeded: retry after " + wait + " s$").MatchString(fmt.Sprint(got["detail"])) {
+			r.t.Errorf("%s: got detail %v", what, got["detail"])
+		}
+		delete(got, "detail")
+		r.want(what, got, map[string]any{
+			"type": "https://iana.org/assignments/http-problem-types#" + kind, "title": title, "status": status, "violated-policies": []any{limit},
+		})
+	}
+	var slow sync.WaitGroup
+	for range 4 {
+		slow.Go(func() { s.get("/slow") })
+		<-arrived
+	}
+	problem("an upstream that can do no more", 503, "temporary-reduced-capacity", "Too busy", "upstream", "[1-9]")
+	release()
+	slow.Wait()
+	s.clock.advance(time.Minute)
+	a := s.get("/?status=429")
+	r.want("the upstream's own", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Content-Type") == "application/problem+json"), "429 false")
 	r.want("the policy", a.Header.Get("RateLimit-Policy"), `"api";q=10;w=10`)
+	s.statuses(9, "GET", "/")
+	for range 4 {
+		problem("a quota that is used up", 429, "quota-exceeded", "Too many requests", "api", "1")
+	}
+	for range 2 {
+		problem("a ban", 429, "abnormal-usage-detected", "Banned for a while", "api", "600")
+	}
+}
+
+func recipeTrap(r recipe) {
+	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
+	r.want("other pages", s.statuses(5, "GET", "/"), "map[200:5]")
+	r.want("the trap", s.statuses(1, "GET", "/.env"), "map[404:1]")
+	r.want("the whole site then", s.statuses(3, "GET", "/")+s.statuses(3, "GET", "/x?status=404"), "map[429:3]map[429:3]")
+	s.from("127.0.0.2")
+	r.want("another address", s.statuses(3, "GET", "/"), "map[200:3]")
+	s.from("127.0.0.1")
+	s.clock.advance(23 * time.Hour)
+	r.want("a day less an hour later", s.statuses(1, "GET", "/"), "map[429:1]")
+	s.clock.advance(time.Hour)
+	r.want("a day later", s.statuses(3, "GET", "/"), "map[200:3]")
 }
 
 func recipeCORS(r recipe) {

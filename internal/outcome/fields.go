@@ -255,9 +255,8 @@ func ofGitHub(results []Entry) bool {
 // draft-IETF-httpapi-ratelimit-headers-11: a structured field with an item for each
 // limit. The quota q is the size, the window w the time in which a full bucket
 // drains, or the length of a window that slides, or the time of a rate that warms up.
-// There is no unit qu, even where requests cost other than one: only registered ones
-// are allowed, and none of them is a unit of this kind. A limit on requests in progress
-// has a registered one, and no window.
+// Only registered units qu are allowed: those of bytes and of requests in progress, which have
+// no window. Other costs have none, and so no unit is told.
 func appendPolicies(b []byte, results []Entry) []byte {
 	start := len(b)
 	for i := range results {
@@ -269,8 +268,10 @@ func appendPolicies(b []byte, results []Entry) []byte {
 		limit := e.Limit
 		limit.Size = e.Decision.Size
 		b = appendParameter(b, ";q=", limit.Size)
+		if e.Unit != "" {
+			b = append(append(append(b, `;qu="`...), e.Unit...), '"')
+		}
 		if e.Concurrency {
-			b = append(b, `;qu="concurrent-requests"`...)
 			continue
 		}
 		b = appendParameter(b, ";w=", ceilSeconds(bucket.Limit(limit).DripTime(limit.Size)))

@@ -2,6 +2,7 @@ package outcome
 
 import (
 	"context"
+	"slices"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.opentelemetry.io/otel/attribute"
@@ -68,11 +69,37 @@ func (l logged) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 			enc.AddString(marks[i].name, path)
 		}
 	}
+	if units := charges(l.entries); slices.ContainsFunc(units, func(e Entry) bool { return e.Charged }) {
+		if err := enc.AddObject("units", units); err != nil {
+			return err
+		}
+	}
 	if l.waited > 0 {
 		enc.AddDuration("waited", l.waited)
 	}
 	if l.delayed > 0 {
 		enc.AddDuration("delayed", l.delayed)
+	}
+	return nil
+}
+
+// charges are what a request was charged, as the access log shows it: by the paths of limits.
+type charges []Entry
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (c charges) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	for i := range c {
+		same := func(e Entry) bool { return e.Charged && e.Path == c[i].Path }
+		if !c[i].Charged || slices.ContainsFunc(c[:i], same) {
+			continue
+		}
+		var units int64
+		for j := i; j < len(c); j++ {
+			if same(c[j]) {
+				units += c[j].Cost
+			}
+		}
+		enc.AddInt64(c[i].Path, units)
 	}
 	return nil
 }

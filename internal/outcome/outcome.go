@@ -3,6 +3,7 @@
 package outcome
 
 import (
+	"bytes"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -46,6 +47,7 @@ type Policy struct {
 	Title       string // its path, or the name of the zone that it was
 	Status      int    // of denials
 	Concurrency bool   // whether it counts requests in progress
+	Unit        string // of its quota, if that is registered and not requests: see appendPolicies
 }
 
 // Entry is what one bucket decided on a request, and how to show it.
@@ -53,11 +55,12 @@ type Entry struct {
 	*Policy
 	Name     string        // of the bucket in the store
 	Limit    limiter.Limit // as the store has it: its size includes what may be above that of the decision
-	Cost     int64
-	Families Families // of header fields that show it
-	Over     bool     // whether the request filled the bucket above its size
-	Banned   bool     // whether the limit bans the key
-	ordinal  uint16   // how many other limits of the same path are listed before
+	Cost     int64         // once it is charged that
+	Families Families      // of header fields that show it
+	Charged  bool          // whether the request was charged, by now
+	Over     bool          // whether the request filled the bucket above its size
+	Banned   bool          // whether the limit bans the key
+	ordinal  uint16        // how many other limits of the same path are listed before
 	Decision limiter.Decision
 }
 
@@ -177,6 +180,16 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 	return &o.entries[before+own.Deciding], all.RetryAfter
 }
 
+// Entries returns how many entries there are, which is the index of the next one.
+func (o *Outcome) Entries() int { return len(o.entries) }
+
+// Charge notes that the i-th entry was charged so many units, if any.
+func (o *Outcome) Charge(i int, units int64) {
+	if e := &o.entries[i]; units > 0 {
+		e.Cost, e.Charged = units, true
+	}
+}
+
 // numberDuplicates makes the names in the IETF fields unique, given that entries
 // from index from on are new. A limit that was charged several times, by several
 // handlers or one that was invoked twice, is listed once. Different limits of one
@@ -262,8 +275,31 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 		return decider.Title, true
 	case "by":
 		return decider.Decision.By.String(), true
+	case "violated_policies":
+		return o.violated(), true
 	}
 	return nil, false
+}
+
+// violated returns the names of all limits that denied the request, as RateLimit-Policy has
+// them, as a JSON array. Names need no escaping, see appendName.
+func (o *Outcome) violated() string {
+	names := []byte{'['}
+	for i := range o.entries {
+		e := &o.entries[i]
+		if d := &e.Decision; !d.Denied || d.DryRun || d.Pool {
+			continue
+		}
+		name := append(e.appendTo([]byte{'"'}), '"')
+		switch {
+		case bytes.Contains(names, name):
+		case len(names) > 1:
+			names = append(append(names, ", "...), name...)
+		default:
+			names = append(names, name...)
+		}
+	}
+	return string(append(names, ']'))
 }
 
 // resetIn returns, given the summary of the entries shown in a family, or of all if it is 0,

@@ -205,6 +205,37 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// TestViolatedPolicies guards that the placeholder has all limits that denied, once each and by
+// the names that RateLimit-Policy has, as an array that is valid in JSON.
+func TestViolatedPolicies(t *testing.T) {
+	t.Parallel()
+	entry := func(path, name string, families Families, d limiter.Decision) Entry {
+		return Entry{Policy: policyOf(path), Name: name, Families: families, Limit: limitOf(8), Decision: d}
+	}
+	dry, pool := full, full
+	dry.DryRun, pool.Pool, pool.Denied = true, true, false
+	for _, tc := range []struct {
+		want    string
+		entries []Entry
+	}{
+		{`[]`, []Entry{entry("a", "a", 0, roomy)}},
+		{`[]`, []Entry{entry("a", "a", 0, roomy), entry("b", "b", 0, dry), entry("c", "c", 0, pool)}},
+		{`["b"]`, []Entry{entry("a", "a", 0, roomy), entry("b", "b", 0, full)}},
+		{`["a/b", "c"]`, []Entry{entry("a/b", "a", 0, full), entry("b", "b", 0, dry), entry("c", "c", 0, never)}},
+		{`["b", "ab"]`, []Entry{entry("b", "b", 0, full), entry("ab", "ab", 0, full), entry("b", "b", 0, full)}},
+		{`["default", "default#2"]`, []Entry{entry("default", "x", IETF, full), entry("default", "y", IETF, full)}},
+	} {
+		repl := caddy.NewReplacer()
+		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
+		for i := range tc.entries { // of a handler each
+			Of(r, repl, 0).Add(1, func(int) Entry { return tc.entries[i] }, How{Families: tc.entries[i].Families}, make(http.Header))
+		}
+		if got := repl.ReplaceAll("{http.rate_limit.violated_policies}", "?"); got != tc.want {
+			t.Errorf("got %s, want %s", got, tc.want)
+		}
+	}
+}
+
 // TestFieldValuesAreNotOverwritten guards that a later handler does not change
 // the values of an earlier one where somebody has kept them: the memory they are
 // in is not used again.

@@ -50,6 +50,20 @@ type Bucket struct {
 // IsMain reports whether b is its limit's own bucket, and not that of a minimum interval.
 func (b *Bucket) IsMain() bool { return b.Path == b.Limit.Path }
 
+// QuotaUnit returns the unit of b's size that is registered for RateLimit-Policy, or "" for
+// requests and for other costs.
+func (b *Bucket) QuotaUnit() string {
+	switch s := &b.Limit.Settlement; {
+	case !b.IsMain():
+		return ""
+	case s.InProgress:
+		return "concurrent-requests"
+	case s.ActualCost == ActualBytes, s.ActualCost == "" && b.CostIsBody:
+		return "content-bytes"
+	}
+	return ""
+}
+
 // SizeIsDynamic reports whether the effective size depends on the request.
 func (b *Bucket) SizeIsDynamic() bool { return b.Size.IsDynamic() || b.Factor.IsDynamic() }
 

@@ -51,6 +51,7 @@ type Entry struct {
 	Over     bool             // whether the request filled the bucket above the size of the limit
 	Began    bool             // whether the request began that the limit bans the key
 	Banned   time.Duration    // for how long the limit bans the key; 0 if it does not
+	Charged  int64            // what it was charged, as far as that is known before its response
 	Delay    time.Duration    // how long the request has to wait for it, or would without dry_run
 
 	above    headroom // in the size that is asked
@@ -159,13 +160,13 @@ func (q *Request) Outcome() *outcome.Outcome { return outcome.Of(q.http, q.repla
 
 // Tell tells o what was decided. It returns what o.Add does.
 func (q *Request) Tell(o *outcome.Outcome, how outcome.How, h http.Header) (decider *outcome.Entry, wait time.Duration) {
-	n, at := 0, -1
+	n, at, first := 0, -1, o.Entries()
 	for i := range q.entries {
 		if q.entries[i].Decided {
 			n++
 		}
 	}
-	return o.Add(n, func(int) outcome.Entry {
+	decider, wait = o.Add(n, func(int) outcome.Entry {
 		for at++; !q.entries[at].Decided; at++ {
 		}
 		e := &q.entries[at]
@@ -174,9 +175,29 @@ func (q *Request) Tell(o *outcome.Outcome, how outcome.How, h http.Header) (deci
 			Over: e.Over, Banned: e.Banned > 0, Decision: e.Decision,
 		}
 	}, how, h)
+	at = first
+	for i := range q.entries {
+		if q.entries[i].Decided {
+			q.tellCharge(o, i, at)
+			at++
+		}
+	}
+	return decider, wait
 }
 
-// Count counts what was decided on the request, at each limit.
+// tellCharge tells o what the bucket of the i-th entry was charged, or has it told once that is
+// settled. It is the at-th in o.
+func (q *Request) tellCharge(o *outcome.Outcome, i, at int) {
+	o.Charge(at, q.entries[i].Charged)
+	for j := range q.holdings {
+		if h := &q.holdings[j]; h.outcome == nil && h.entry == i {
+			h.outcome, h.entry = o, at
+			return
+		}
+	}
+}
+
+// Count counts what was decided on the request, at each limit, and notes what it was charged.
 func (q *Request) Count(a Accounting) {
 	denied := q.firstDenied() >= 0
 	for i := range q.entries {
@@ -186,6 +207,9 @@ func (q *Request) Count(a Accounting) {
 		}
 		d := &e.Decision
 		charged := !d.Denied && (!denied || a != Atomic) && !e.Ask.Hold && d.Borrowed == d.Pool
+		if charged {
+			e.Charged = e.Ask.Cost
+		}
 		e.Policy.Counters.Count(q.stripe, &e.Ask, d, e.Banned > 0 && !e.Began, denied, charged)
 		if e.Banned > 0 {
 			q.noteBan(e)

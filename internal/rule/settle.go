@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -88,6 +89,9 @@ type Holding struct {
 	cost   int64
 	counts bool // whether the header of its response has decided that it counts
 
+	outcome *outcome.Outcome // to be told what is charged; nil until it is told of the decision
+	entry   int              // there; before that in the Request
+
 	place *place // at a limit that follows the load, instead of units; nil if there is none, or no more
 }
 
@@ -98,6 +102,9 @@ func (h *Holding) Settle(charge int64) {
 	}
 	h.held.Settle(h.index, charge)
 	h.held = nil
+	if h.outcome != nil {
+		h.outcome.Charge(h.entry, charge)
+	}
 	if h.bucket.Limit.inLine() {
 		h.bucket.Limit.Waiting.wake(h.line)
 	}
@@ -218,7 +225,7 @@ func (q *Request) hold(held *limiter.Held) {
 	for j, i := range q.of {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
 			e := &q.entries[i]
-			q.holdings = append(q.holdings, Holding{held: held, index: j, line: e.line(0), bucket: e.Bucket, cost: e.Estimate})
+			q.holdings = append(q.holdings, Holding{held: held, index: j, line: e.line(0), bucket: e.Bucket, cost: e.Estimate, entry: i})
 		}
 	}
 }
@@ -227,8 +234,11 @@ func (q *Request) hold(held *limiter.Held) {
 // later has denied it, or its client has left while it waited.
 func (q *Request) settleUnpassed() {
 	for i := range q.holdings {
-		h := &q.holdings[i]
-		h.Settle(h.unpassed())
+		h, charge := &q.holdings[i], q.holdings[i].unpassed()
+		if h.held != nil && h.outcome == nil {
+			q.entries[h.entry].Charged = charge
+		}
+		h.Settle(charge)
 	}
 	q.holdings = nil
 }
