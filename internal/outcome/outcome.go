@@ -55,7 +55,7 @@ type Entry struct {
 	*Policy
 	Name     string        // of the bucket in the store
 	Limit    limiter.Limit // as the store has it: its size includes what may be above that of the decision
-	Cost     int64         // once it is charged that
+	Cost     int64         // of the request or, if it is Charged, what it was charged
 	Families Families      // of header fields that show it
 	Charged  bool          // whether the request was charged, by now
 	Over     bool          // whether the request filled the bucket above its size
