@@ -19,13 +19,13 @@ for i = 1, buckets do
   --@ value.lua: join
   late = late or tab and record and holds.isLate(record, tab)
 
-  local need = cost > 0 and cost or 1 -- what costs nothing is denied where a unit would be
-  fits, blocked, borrowed = algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= need, false, false
-  if fits and taken > 0 then
+  local need = cost > 0 and cost or tab and 0 or 1 -- what has a cost of 0 is free with HOLDS; without, its cost is not known yet, or it watches
+  fits, blocked, borrowed = need == 0 or algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= need, false, false
+  if fits and need > 0 and taken > 0 then
     fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= need
     blocked = not fits
   end
-  if fits and near then
+  if fits and need > 0 and near then
     local beside = tab and holds.missing(record, tab, inFlight) or inFlight
     fits = algorithm('beside', near, toldRest, beside, now, size, period, drip, phase, 0, 0, entries) >= need + held
     blocked = not fits

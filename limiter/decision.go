@@ -240,7 +240,7 @@ func (d *Decision) reportEntries(l *bucket.Limit, v *bucket.EntriesLevel, cost i
 func (b *Bucket) RoomIn(d *Decision) time.Duration {
 	cost := b.need()
 	switch {
-	case d.Denied || d.Remaining >= cost:
+	case d.Denied || d.Remaining >= cost || b.free():
 		return d.RetryAfter
 	case d.exact || d.one == 0:
 		return d.waitIn(b.Limit.of(), cost)
@@ -272,7 +272,7 @@ func (d *Decision) waitIn(l *bucket.Limit, cost int64) time.Duration {
 // in any time than the limit without these units admits: first come, first served. It is 0 if
 // d denied.
 func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
-	if d.Denied || delayed == 0 {
+	if d.Denied || delayed == 0 || b.free() {
 		return 0
 	}
 	l := b.Limit.of().Complete()

@@ -107,7 +107,7 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 		if !ok && !b.Pool {
 			return dst[:before], false
 		}
-		denies, _ := pools.next(b.Borrows, b.Pool, !ok || !e.full(&b.Limit, now))
+		denies, _ := pools.next(b.Borrows, b.Pool, !ok || b.free() || !e.full(&b.Limit, now))
 		denied = denied || denies && !b.DryRun
 		if !ok { // a pool need not be known if another bucket denies
 			dst = append(dst, outcome{denied: true, unasked: true, by: DecidedByCache})
@@ -116,7 +116,7 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 		s := e.Level.At(now)
 		if e.entries != nil {
 			v := e.entries.Later(now - e.entries.at)
-			dst = append(dst, outcome{denied: v.Again > 0 || b.need() > b.Limit.Size, by: DecidedByCache, entries: &v})
+			dst = append(dst, outcome{denied: (v.Again > 0 || b.need() > b.Limit.Size) && !b.free(), by: DecidedByCache, entries: &v})
 			continue
 		}
 		dst = append(dst, outcome{Ahead: s.Ahead(now), denied: !b.fits(s, 0, now), by: DecidedByCache})
@@ -171,7 +171,7 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 
 // mayBeLetGo reports whether what b is told to hold includes units that are held, and so
 // may be let go at any time.
-func (o *outcome) mayBeLetGo(b *Bucket) bool { return o.blocked || b.Hold && o.held > 0 }
+func (o *outcome) mayBeLetGo(b *Bucket) bool { return o.blocked || (b.Hold || b.free()) && o.held > 0 }
 
 // get returns the entry for b, and whether there is a valid one.
 func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {

@@ -197,14 +197,14 @@ func (p *place) units(b *Bucket, now int64) int64 {
 }
 
 // includeHeld has the levels of buckets with Hold include what is held, as if it were
-// charged.
+// charged, and those that are told to requests which cost nothing.
 func (req *Request) includeHeld(outcomes []outcome) {
-	at := bucket.Moment{Unix: time.Now().UnixMicro()}
 	for i := range outcomes {
 		b, o := &req.Buckets[i], &outcomes[i]
-		if !b.Hold || o.held <= 0 || o.blocked {
+		if o.held <= 0 || o.blocked || !b.Hold && !b.free() {
 			continue
 		}
+		at := bucket.Moment{Unix: time.Now().UnixMicro()}
 		o.Ahead = b.Limit.of().AtLeast(o.After(at.Now), o.held, at).Ahead(at.Now)
 		if o.entries != nil {
 			*o.entries = o.entries.Plus(o.held, b.Limit.of())

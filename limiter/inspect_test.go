@@ -104,7 +104,7 @@ func TestInspectAgreesWithArithmetic(t *testing.T) {
 				}
 			}
 			expected := p.take(req, now)
-			if d := expected[0]; !emptied && !b.Limit.CountDenied && (d.Denied != (want.RetryAfter > 0 || d.Never) || d.RetryAfter != want.RetryAfter ||
+			if d := expected[0]; !emptied && !b.Limit.CountDenied && b.Cost > 0 && (d.Denied != (want.RetryAfter > 0 || d.Never) || d.RetryAfter != want.RetryAfter ||
 				d.Denied && (d.Remaining != want.Remaining || d.Clear != want.Clear)) {
 				t.Fatalf("%+v: decided %+v after %+v", b, d, want)
 			}

@@ -33,8 +33,8 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 }
 
 // AllowN decides one request of the key that costs n units. Either all of them are
-// charged, or the Decision is Denied and none are. With n = 0 nothing is charged, and it
-// is Denied if Allow would be: that is a look at what is left. AllowN never waits for
+// charged, or the Decision is Denied and none are. With n = 0 nothing is charged and it is
+// never Denied: that is a look at what Remaining is. AllowN never waits for
 // room: after a denial, RetryAfter says when there will be room, and Never whether
 // there never will be.
 //

@@ -35,7 +35,7 @@ func (j *journal) units(l Limit, now int64) (units int64) {
 // wait returns the time until there is room for cost, by trying when each admission
 // leaves the window.
 func (j *journal) wait(l Limit, now, cost int64) time.Duration {
-	if cost = max(cost, 1); cost > l.Size || j.units(l, now)+cost <= l.Size {
+	if cost == 0 || cost > l.Size || j.units(l, now)+cost <= l.Size {
 		return 0
 	}
 	first := int64(-1)
@@ -51,8 +51,7 @@ func (j *journal) wait(l Limit, now, cost int64) time.Duration {
 // take decides a request at the time now, in µs.
 func (j *journal) take(l Limit, now, cost int64) Decision {
 	units := j.units(l, now)
-	need := max(cost, 1)
-	d := Decision{Size: l.Size, Denied: need > l.Size-units, Never: need > l.Size}
+	d := Decision{Size: l.Size, Denied: cost > max(l.Size-units, 0), Never: cost > l.Size}
 	if !d.Denied && cost > 0 {
 		j.admitted = append(j.admitted, charge{at: now, units: cost})
 		units += cost
@@ -150,7 +149,7 @@ func TestLogFollowsDescription(t *testing.T) {
 	t.Parallel()
 	singleGoroutine(t)
 	seen := logsSeen{}
-	checkTraces(t, 100, func(t *rapid.T) {
+	checkTraces(t, 120, func(t *rapid.T) {
 		l, last := drawLog(t), Decision{}
 		now := rapid.SampledFrom([]int64{0, 1, 1_790_000_000_123_456}).Draw(t, "now")
 		m := NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Microsecond })

@@ -36,7 +36,7 @@ func (m *Memory) openEntries(p *place, b *Bucket, now int64) {
 
 // fitsEntries reports whether p's log has room for the request on b.
 func (p *place) fitsEntries(b *Bucket) bool {
-	return b.need() <= b.Limit.Size && int64(p.entries.Total)+p.claimed <= b.Limit.Size-b.need()
+	return b.need() <= b.Limit.Size && int64(p.entries.Total)+p.claimed <= b.Limit.Size-b.need() || b.free()
 }
 
 // settleEntries charges p's log, whether or not it has room.

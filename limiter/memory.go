@@ -153,7 +153,7 @@ func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 	var s bucket.Level
 	if stored := t.own(hash); stored != nil {
 		s = stored.At(now)
-		if denied = b.need() > b.Limit.Size || b.Limit.of().Wait(s, b.need(), now) > 0; !denied {
+		if denied = (b.need() > b.Limit.Size || b.Limit.of().Wait(s, b.need(), now) > 0) && !b.free(); !denied {
 			s = b.Limit.of().Add(s, b.Cost, m.moment(b.Limit.of(), now))
 			stored.Level = s
 		} else if b.Limit.CountDenied {
@@ -342,7 +342,7 @@ func watchedDenied(places []place, buckets []Bucket, now int64) bool {
 // fitsAlone reports whether p's bucket has room for the request on b beside no others.
 func (p *place) fitsAlone(b *Bucket, now int64) bool {
 	if p.exact {
-		return b.need() <= b.Limit.Size-int64(p.entries.Total)
+		return b.need() <= b.Limit.Size-int64(p.entries.Total) || b.free()
 	}
 	return b.fits(p.level, 0, now)
 }

@@ -67,7 +67,7 @@ func (p plain) take(req Request, now int64) []Decision {
 		if states[i], back = p[identity(b)].at(now); back {
 			p[identity(b)] = b.Limit.written(states[i], now)
 		}
-		fits[i] = b.need() <= b.Limit.Size && b.Limit.of().Wait(states[i], b.need(), now) == 0
+		fits[i] = b.Cost == 0 || b.Cost <= b.Limit.Size && b.Limit.of().Wait(states[i], b.Cost, now) == 0
 		admitted = admitted && fits[i]
 	}
 	decisions := make([]Decision, len(req.Buckets))

@@ -32,8 +32,7 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 	for m.level > 0 && m.next <= now {
 		m.drip(l)
 	}
-	need := max(cost, 1) // what costs nothing is denied like what costs 1
-	admitted := m.level+need <= l.Size
+	admitted := m.level+cost <= l.Size || cost == 0
 	if admitted {
 		if m.level == 0 {
 			m.next = firstDrip(l, now)
@@ -42,13 +41,13 @@ func (m *model) take(l Limit, now, cost int64) Decision {
 	}
 	d := Decision{
 		Denied:    !admitted,
-		Never:     need > l.Size,
+		Never:     cost > l.Size,
 		Size:      l.Size,
 		Remaining: max(l.Size-m.level, 0),
 		Clear:     m.until(l, now, 0),
 	}
 	if d.Denied && !d.Never {
-		d.RetryAfter = m.until(l, now, l.Size-need)
+		d.RetryAfter = m.until(l, now, l.Size-cost)
 	}
 	return d
 }
@@ -95,7 +94,7 @@ func (s *subject) take(t rapid.TB, l Limit, cost int64) Decision {
 	t.Helper()
 	b := Bucket{Name: "test", Key: "key", Limit: l, Cost: cost}
 	s.level = s.level.At(s.now)
-	fits := b.need() <= b.Limit.Size && b.Limit.of().Wait(s.level, b.need(), s.now) == 0
+	fits := cost == 0 || cost <= b.Limit.Size && b.Limit.of().Wait(s.level, cost, s.now) == 0
 	if fits {
 		s.level = b.Limit.of().Add(s.level, b.Cost, bucket.Moment{Now: s.now, Unix: s.now})
 	} else if l.CountDenied && cost > 0 {

@@ -25,13 +25,15 @@ type lender struct {
 }
 
 func (l *lender) fits(now int64) bool {
-	return l.Limit.of().Room(l.Level.At(now), l.held, now) >= l.need()
+	return l.Bucket.free() || l.Limit.of().Room(l.Level.At(now), l.held, now) >= l.need()
 }
 
 // wait returns how long until l has room, or never.
 func (l *lender) wait(now int64) time.Duration {
 	s := l.Level.At(now)
 	switch alone := l.Limit.of().Room(s, 0, now) >= l.need(); {
+	case l.Bucket.free():
+		return 0
 	case l.need() > l.Limit.Size:
 		return never
 	case l.fits(now):

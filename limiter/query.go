@@ -50,7 +50,7 @@ type asked struct {
 	limit bucket.Limit
 	cost  int64
 	told  toldLevel // what the server is told of it
-	held  *heldCost // if its cost is only held
+	held  *heldCost // if its cost is only held, or it costs nothing and is told what is held
 
 	dryRun  bool  // whether its denial denies nothing
 	borrows bool  // whether a pool may have room instead
@@ -138,7 +138,7 @@ func (k keys) query(req Request, what byte) *query {
 			limit: *b.Limit.of(), cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
 			key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
-		if k := req.keptOf(b); k != nil || b.Hold {
+		if k := req.keptOf(b); k != nil || b.Hold || b.free() && what <= byte(AccountingEach) {
 			q.buckets[i].held = &heldCost{charge: b.Cost, kept: k}
 		}
 		from = to

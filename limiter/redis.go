@@ -190,8 +190,8 @@ func (r *Redis) take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	}
 	if holds {
 		r.hand(req, w.outcomes)
-		req.includeHeld(w.outcomes)
 	}
+	req.includeHeld(w.outcomes)
 	return req.decisions(w.outcomes, dst), nil
 }
 

@@ -508,6 +508,11 @@ func checkGroups(t rapid.TB, one, all *virtual, reqs []told) (want []Decision) {
 	reply := callScript(t, all, reqs)
 	for _, req := range reqs {
 		n := 2*len(req.Buckets) + 4*entriesOf(req.Request)
+		for _, b := range req.Buckets {
+			if b.Cost == 0 { // and what is held
+				n += 2
+			}
+		}
 		if len(reply) < n {
 			t.Fatalf("%+v: %d numbers missing from the reply", reqs, n-len(reply))
 		}
@@ -605,7 +610,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			case !b.Limit.Aligned:
 				phase = -1
 			}
-			run = append(run, byte(b.Limit.Algorithm), truth[b.Limit.CountDenied], 0)
+			run = append(run, byte(b.Limit.Algorithm), truth[b.Limit.CountDenied]|truth[b.Cost == 0]<<2, 0)
 			numbers := []float64{size, rate, drip, phase, float64(b.Cost)}
 			if tells {
 				k := req.levels[i]
@@ -616,6 +621,9 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			}
 			if tells {
 				run = append(run, truth[req.levels[i].dirty == own])
+			}
+			if b.Cost == 0 { // no tab
+				run = append(run, make([]byte, 16)...)
 			}
 		}
 		if last != nil && bytes.Equal(run[2:], last[2:]) {

@@ -86,8 +86,8 @@ type Bucket struct {
 	Limit Limit
 
 	// The units that the request adds. A request that costs more than the size is never
-	// admitted. One that costs 0 only looks: it is denied if one would be that costs 1,
-	// and adds nothing, denied or not.
+	// admitted. One that costs 0 always fits and adds nothing: its Decision tells what is
+	// left. (A ban still denies it, see Watches. With Hold, the cost is not known yet.)
 	Cost int64
 
 	// The most buckets of this Name that a process holds; 0 means half of its
@@ -116,7 +116,8 @@ type Bucket struct {
 	// A process renews what it holds in a server every 5 s. When the server has not heard
 	// of it for 15 s, they are charged, as of then. All buckets of one Name should have the
 	// same Hold. With a Cost of 0 nothing is held: such a request is denied only if the
-	// bucket is full, and what Request.Held settles is charged then, see [Held.Settle].
+	// bucket is full, as it may cost something, and what Request.Held settles is charged
+	// then, see [Held.Settle].
 	Hold bool
 
 	// Whether what this bucket has no room for is borrowed from the next Pool in the
@@ -149,13 +150,16 @@ func (b *Bucket) keeps() bool { return b.shared || b.ShareKey != "" }
 // sameKey reports whether a and b belong to the same key.
 func (b *Bucket) sameKey(a *Bucket) bool { return a.Key == b.Key && a.shared == b.shared }
 
-// need returns for how many units there has to be room. A request that costs nothing is
-// denied where one would be that costs 1.
+// need returns for how many units there has to be room, unless the request is free.
 func (b *Bucket) need() int64 { return max(b.Cost, 1) }
+
+// free reports whether the request costs nothing, so that it fits whatever b holds. Where
+// its cost is not known yet, and where b only watches others, it may be 0 and is not free.
+func (b *Bucket) free() bool { return b.Cost == 0 && !b.Hold && !b.later && b.Watches == 0 }
 
 // fits reports whether b, at level s, has room for the request, beside n other units.
 func (b *Bucket) fits(s bucket.Level, n, now int64) bool {
-	return b.Limit.of().Room(s, n, now) >= b.need()
+	return b.Limit.of().Room(s, n, now) >= b.need() || b.free()
 }
 
 // maxBuckets is the maximum number of buckets in a request.
