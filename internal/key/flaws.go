@@ -75,6 +75,9 @@ func (k Template) Headers() (names []string) {
 		if strings.HasPrefix(p.Text, "http.request.cookie.") {
 			names = append(names, "Cookie")
 		}
+		if p.Text == placeholder.BasicUser {
+			names = append(names, "Authorization")
+		}
 	}
 	return names
 }

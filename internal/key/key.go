@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -35,15 +34,11 @@ type Key struct {
 type part struct {
 	text        string // the literal, or the placeholder's name without braces
 	placeholder bool
-	address     bool   // whether its value is an address, of which the prefix counts
-	unverified  bool   // whether its value is not verified in early data
-	fixed       bool   // whether its value stays the same throughout a request
-	header      string // the canonical name of the header field, if it is one
-	label       int    // which label of the host it is, from the end, or -1 if it is none
+	address     bool // whether its value is an address, of which the prefix counts
+	unverified  bool // whether its value is not verified in early data
+	fixed       bool // whether its value stays the same throughout a request
+	spelling         // how its value is read
 }
-
-// host is the placeholder of the request's host.
-const host = "http.request.host"
 
 // Parse parses a template. Its error names the option.
 func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
@@ -90,40 +85,29 @@ func ParseZone(template string, prefixes clientip.Prefixes) (*Key, error) {
 
 // newPlaceholder returns the part of a key that is a placeholder.
 func newPlaceholder(name string) part {
-	p := part{text: name, placeholder: true, label: -1}
+	p := part{text: name, placeholder: true}
 	if full := placeholder.Addresses[name]; full != "" {
 		p.text, p.address = full, true
 	}
 	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
 	// Values of the request itself do not change. Others may: a matcher can set
 	// them, as path_regexp sets its captures, and some change with time.
-	p.fixed = p.text == placeholder.ClientIP ||
+	p.fixed = p.text == placeholder.ClientIP || p.text == placeholder.BasicUser ||
 		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
-	if field, ok := strings.CutPrefix(p.text, "http.request.header."); ok {
-		p.header = textproto.CanonicalMIMEHeaderKey(field)
-	}
-	if number, ok := strings.CutPrefix(p.text, host+".labels."); ok {
-		if n, err := strconv.ParseUint(number, 10, 16); err == nil {
-			p.label = int(n)
-		}
-	}
+	p.spelling = spellingOf(p.text)
 	return p
 }
 
 // value returns the value of a placeholder in keys, which is "" if the client has no
-// address. Of a header field that was sent several times, one value counts.
+// address.
 func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
-	if p.header != "" {
-		return p.canonical(fieldValue(r.Header[p.header]))
-	}
 	if p.text == placeholder.ClientIP { // faster than the replacer
 		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
 			return dropSocketAddress(address)
 		}
 	}
-	if p.label >= 0 { // Caddy's own counts from the dot at the end
-		v, _ := repl.GetString(host)
-		return hostLabel(v, p.label)
+	if p.read != nil {
+		return p.canonical(p.read(r, repl))
 	}
 	v, _ := repl.GetString(p.text)
 	if p.address {
@@ -137,11 +121,8 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 // capture of a matcher, or a cookie.
 func (p *part) canonical(v string) string {
 	v = textproto.TrimString(v)
-	switch {
-	case p.text == host, p.text == "http.request.tls.server_name":
-		return canonicalHost(v)
-	case p.header == "Authorization", p.header == "Proxy-Authorization":
-		return canonicalCredentials(v)
+	if p.spelled != nil && v != "" {
+		v = p.spelled(v)
 	}
 	return v
 }
@@ -201,10 +182,7 @@ func (k *Key) Of(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
 		if p.unverified && earlyData(r) {
 			return "", false, ErrEarlyData
 		}
-		v := p.value(r, repl)
-		if p.address {
-			v = k.Prefixes.Of(v)
-		}
+		v := k.Prefixes.Of(p.value(r, repl))
 		if k.several {
 			text = appendValue(text, v, placeholders > 0)
 		} else {

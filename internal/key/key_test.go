@@ -199,15 +199,12 @@ func TestKeyAddresses(t *testing.T) {
 					}
 				}
 			}
-			// A whole key that is an address is one wherever it comes from.
-			got, own := expandKeyPrefixes(t, "{a}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
-			if got != tc.want || !own {
-				t.Errorf("{a}: got %q, own = %t, want %q", got, own, tc.want)
-			}
-			// Beside other text it is not.
-			got, _ = expandKeyPrefixes(t, "/{a}/{b}", tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
-			if got != tc.address+"," {
-				t.Errorf("/{a}/{b}: got %q, want %q as it is", got, tc.address)
+			// A value that is an address is one wherever it comes from, and one beside others.
+			for template, want := range map[string]string{"{a}": tc.want, "x-{a}": "x-" + tc.want, "/{a}/{b}": tc.want + ","} {
+				got, own := expandKeyPrefixes(t, template, tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
+				if got != want || !own {
+					t.Errorf("%s: got %q, own = %t, want %q", template, got, own, want)
+				}
 			}
 		})
 	}
@@ -419,6 +416,155 @@ func TestNetworkOfClients(t *testing.T) {
 		caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, address)
 		if r.TLS = new(tls.ConnectionState); NetworkOfClient(r) != clientip.NoNetwork {
 			t.Errorf("%v in early data: got %q, want %q", address, NetworkOfClient(r), clientip.NoNetwork)
+		}
+	}
+}
+
+// Guards that what Caddy or upstreams take for equal is one key, however it is written, and
+// nothing else is; an operator may type it in any of these ways.
+func TestSpellings(t *testing.T) {
+	t.Parallel()
+	const alice = "YWxpY2U6c2VjcmV0cw==" // alice:secrets
+	for _, tc := range []struct {
+		key    string
+		equal  []string // targets, each with header fields behind it
+		others []string
+	}{
+		{
+			"{http.request.header.Authorization}",
+			[]string{
+				"/; Authorization: Basic " + alice, "/; Authorization: basic  " + alice, "/; Authorization: Basic YWxpY2U6c2VjcmV0cx==",
+				"/; Authorization: Basic YWxpY2U6c2VjcmV0c/==", "/; Authorization: Basic YWxpY2U6c2VjcmV0cw", "/; Authorization: Basic YWxp Y2U6c2VjcmV0cw==",
+				"/; Authorization: ; Authorization: Basic " + alice,
+			},
+			[]string{
+				"/; Authorization: Basic YWxpY2U6c2VjcmV0cg==", "/; Authorization: Bearer " + alice, "/; Authorization: " + alice,
+				"/; Authorization: Basic =", "/; Authorization: Basic", "/; Authorization: Bearer YWxpY2U6c2VjcmV0cx==",
+			},
+		},
+		{
+			"{http.request.header.Proxy-Authorization}",
+			[]string{"/; Proxy-Authorization: Basic fn5-fn4_", "/; Proxy-Authorization: BASIC fn5+fn4/"},
+			[]string{"/; Proxy-Authorization: Basic fn5+fn4"},
+		},
+		{
+			"{http.request.header.Authorization}", // a JWT, and what is none
+			[]string{"/; Authorization: Bearer eyJh.eyJi.c2ln-w", "/; Authorization: bearer eyJh.eyJi.c2ln-x", "/; Authorization: Bearer eyJh.eyJi.c2ln-w=="},
+			[]string{
+				"/; Authorization: Bearer eyJx.eyJi.c2ln-w", "/; Authorization: Bearer eyJh.eyJj.c2ln-w", "/; Authorization: Bearer eyJh.eyJi.c2ln",
+				"/; Authorization: Bearer user.no.1", "/; Authorization: Bearer user.no.2", "/; Authorization: Bearer eyJh.c2ln-w", "/; Authorization: Bearer eyJh.c2ln-x",
+			},
+		},
+		{
+			"{http.rate_limit.basic_user}",
+			[]string{
+				"/; Authorization: Basic " + alice, "/; Authorization: Basic YWxpY2U6Z3Vlc3M=", "/; Authorization: Basic QUxJQ0U6", // ALICE:
+				"/; Authorization: Basic IGFsaWNlOmE6Yg==", // " alice:a:b"
+			},
+			[]string{
+				"/; Authorization: Basic Ym9iOg==", // bob:
+			},
+		},
+		{
+			"{http.request.host}",
+			[]string{"/; Host: a.test", "/; Host: A.Test", "/; Host: a.test.", "/; Host: a.test:80"},
+			[]string{"/; Host: b.test", "/; Host: b.a.test"},
+		},
+		{
+			"{http.request.hostport}",
+			[]string{"/; Host: a.test:80", "/; Host: A.Test.:80"},
+			[]string{"/; Host: a.test", "/; Host: a.test:81", "/; Host: [2001:db8::1]:80", "/; Host: [2001:db8::2]"},
+		},
+		{
+			"{http.request.host.labels.1}",
+			[]string{"/; Host: a.test", "/; Host: A.Test.:80"},
+			[]string{"/; Host: b.test"},
+		},
+		{
+			"{http.request.uri.path}",
+			[]string{"/a/b", "/A/b", "//a/b", "/a//b", "/./a/b", "/x/../a/b", "/%61/b", "/a/b?c"},
+			[]string{"/a/b/", "/a", "/a/c", "/"},
+		},
+		{"{http.request.uri.path.dir}", []string{"/a/b", "/A/c", "//a/b", "/a/./b"}, []string{"/b", "/b/a"}},
+		{"{http.request.uri.path.file}", []string{"/a/b", "/c/B", "/b"}, []string{"/a/c"}},
+		{"{http.request.uri.path.1}", []string{"/a/b", "//x/B/c", "/./x//b"}, []string{"/b/d", "/a/c"}},
+		{
+			"{http.request.uri.query.k}",
+			[]string{"/?k=a", "/?k=%61", "/?k=a&k=zz", "/?k=&k=a", "/?K=zz&k=a", "/?k=+a"},
+			[]string{"/?k=A", "/?k=zz&k=a"},
+		},
+		{
+			"{http.request.cookie.s}",
+			[]string{"/; Cookie: s=a", `/; Cookie: s="a"`, "/; Cookie: S=zz, s=a", "/; Cookie: s=a, s=yy", "/; Cookie: S=a"},
+			[]string{"/; Cookie: s=A", "/; Cookie: s=zz, s=a"},
+		},
+		{
+			"{http.request.header.X-Ip},{http.request.uri.path}",
+			[]string{"/a; X-Ip: 192.0.2.1", "/A; X-Ip: ::ffff:192.0.2.1", "//a; X-Ip: 2002:c000:201::1"},
+			[]string{"/a; X-Ip: 198.51.100.1", "/b; X-Ip: 192.0.2.1"},
+		},
+	} {
+		k := newTestKey(t, tc.key)
+		of := func(target string) string {
+			t.Helper()
+			target, fields, _ := strings.Cut(target, "; ")
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://any.test"+target, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for field := range strings.SplitSeq(fields, "; ") {
+				name, value, _ := strings.Cut(field, ": ")
+				if name == "Host" {
+					r.Host = value
+				} else if name != "" {
+					r.Header.Add(name, strings.ReplaceAll(value, ", ", "; "))
+				}
+			}
+			repl := caddy.NewReplacer()
+			r = caddyhttp.PrepareRequest(r, repl, nil, nil)
+			got, own, err := k.Of(r, repl)
+			if err != nil || !own {
+				t.Fatalf("%s: %q has no key: %v", tc.key, target, err)
+			}
+			if typed, err := k.Typed(&got, nil); err != nil || typed != got {
+				t.Errorf("%s: the key %q is %q, %v if it is typed", tc.key, got, typed, err)
+			}
+			return got
+		}
+		want := of(tc.equal[0])
+		for _, target := range tc.equal {
+			if got := of(target); got != want {
+				t.Errorf("%s: %q has key %q, want %q", tc.key, target, got, want)
+			}
+		}
+		seen := map[string]string{want: tc.equal[0]}
+		for _, target := range tc.others {
+			got := of(target)
+			if other, known := seen[got]; known {
+				t.Errorf("%s: %q and %q both have key %q", tc.key, target, other, got)
+			}
+			seen[got] = target
+		}
+	}
+}
+
+// Guards that whoever sends no name in a Basic credential has no key by it, and that the name
+// is known to later handlers as it was sent, if any key has it.
+func TestBasicUser(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]string{
+		"": "", "Basic": "", "Basic ": "", "Basic =": "", "Basic !!!": "", "Bearer YWxpY2U6c2VjcmV0": "", "YWxpY2U6c2VjcmV0": "",
+		"Basic YWxpY2U=": "", "Basic OnNlY3JldA==": "", "Basic IDpzZWNyZXQ=": "", // without a colon; ":secret"; " :secret"
+		"Basic QWxpY2U6c2VjcmV0": "Alice", "bAsIc  QWxpY2U6": "Alice", "Basic /zo=": "\xff",
+	} {
+		r, repl := request()
+		r.Header.Set("Authorization", value)
+		got, own, err := newTestKey(t, "{http.rate_limit.basic_user}").Of(r, repl)
+		if err != nil || got != strings.ToLower(want) && got != want || own != (want != "") {
+			t.Errorf("%q: key %q, own = %t, %v, want %q", value, got, own, err, want)
+		}
+		if set, _ := repl.GetString("http.rate_limit.basic_user"); textproto.TrimString(set) != want {
+			t.Errorf("%q: later handlers see %q, want %q", value, set, want)
 		}
 	}
 }

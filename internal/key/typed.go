@@ -49,7 +49,7 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 	given := n == 0
 	for i, p := range placeholders {
 		if !p.address {
-			values[i] = p.canonical(values[i])
+			values[i] = k.Prefixes.Of(p.canonical(values[i]))
 		}
 		given = given || values[i] != ""
 		if !p.address || values[i] == "" {

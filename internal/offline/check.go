@@ -212,14 +212,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 			"Put both in a route block, the authentication first.")
 	}
 	if name := c.chosen(l); name != "" && !c.bounded(s, h) && !c.flawed[[2]string{l.Path, name}] {
-		problem := "which clients can set to anything"
-		switch {
-		case strings.Contains(name, "uri.path"):
-			problem += ", and can write in several ways, such as /./a and //a for /a"
-		case strings.HasPrefix(name, "http.request.host"):
-			problem += ", and can write in several ways, such as Example.com for example.com"
-		}
-		c.advise(about, "Its key has {"+name+"}, "+problem+", so they can get a fresh bucket for each request.",
+		c.advise(about, "Its key has {"+name+"}, which clients can set to anything, so they can get a fresh bucket for each request.",
 			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
 	}
 	if shared := !slices.ContainsFunc(l.Key(), func(p key.Part) bool { return p.Placeholder }); shared && l.Limit.Bans != nil {

@@ -15,6 +15,10 @@ const (
 	RemoteHost = "http.request.remote.host"
 )
 
+// BasicUser is the placeholder of this module for the name in a Basic credential that nobody
+// has verified.
+const BasicUser = "http.rate_limit.basic_user"
+
 // Addresses maps the placeholders whose value is a single address to their full names.
 // The short names are those of the Caddyfile; in JSON they would otherwise be unknown,
 // and thus empty.
@@ -48,13 +52,13 @@ func isClientControlled(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "http.request."); ok {
 		return !strings.HasPrefix(rest, "local") && !strings.HasPrefix(rest, "tls.client.")
 	}
-	return strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
+	return name == BasicUser || strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
 }
 
 // IsChosen reports whether clients can choose the value of a placeholder from arbitrarily many.
 func IsChosen(name string) bool {
 	field, ofRequest := strings.CutPrefix(name, "http.request.")
-	return strings.HasPrefix(name, "http.regexp.") || ofRequest && slices.ContainsFunc(
+	return name == BasicUser || strings.HasPrefix(name, "http.regexp.") || ofRequest && slices.ContainsFunc(
 		[]string{"header.", "cookie.", "uri", "orig_uri", "body", "method", "orig_method", "host"},
 		func(prefix string) bool { return strings.HasPrefix(field, prefix) })
 }
