@@ -126,8 +126,9 @@ func TestDurationJSON(t *testing.T) {
 }
 
 // TestDynamicNumbers guards that numbers may come from each request, that where
-// size, cost and factor do the fields tell those in force, and that a factor of 0
-// switches off its own bucket and no other.
+// size, cost and factor do the fields tell those in force, that a factor of 0
+// switches off its own bucket and no other, and that where a factor has no value, or a size
+// beside a rate, the limit is what it is without it.
 func TestDynamicNumbers(t *testing.T) {
 	s := startSite(t, `
 		vars /premium size 20
@@ -154,6 +155,12 @@ func TestDynamicNumbers(t *testing.T) {
 				cost {header.X-Cost}
 				drip_rate {header.X-Rate}
 				drip_size {header.X-Drip}
+				factor {header.X-Factor}
+			}
+			limit burst {
+				match /burst
+				rate 3/s
+				size {header.X-Size}
 				factor {header.X-Factor}
 			}
 			limit off {
@@ -195,9 +202,14 @@ func TestDynamicNumbers(t *testing.T) {
 		step{path: "/tuned", header: factor("2"), want: "200 limit=4 remaining=3 clear=1.000"},
 		step{path: "/tuned", header: factor("0.5"), want: "200 limit=14 remaining=12 clear=2.000"},
 		step{path: "/tuned", header: factor("100"), want: "429 limit=1 remaining=0 clear=2.000 reset=2.000 retry-after=2"},
+		step{path: "/tuned", want: "200 limit=7 remaining=4 clear=3.000"},
+		step{path: "/tuned", header: factor(" "), want: "200 limit=7 remaining=3 clear=4.000"},
+		step{path: "/burst", header: []string{"X-Size: 20"}, want: "200 limit=20 remaining=19 clear=0.334"},
+		step{path: "/burst", want: "200 limit=3 remaining=1 clear=0.667"},
+		step{path: "/burst", header: factor("0.5"), want: "200 limit=6 remaining=3 clear=1.001"},
 		// The bucket is off, those within are not.
-		step{path: "/tuned", header: factor("0"), want: "200 limit=100 remaining=97 clear=3.000"},
-		step{path: "/tuned", header: factor("0.000"), want: "200 limit=100 remaining=96 clear=4.000"},
+		step{path: "/tuned", header: factor("0"), want: "200 limit=100 remaining=95 clear=5.000"},
+		step{path: "/tuned", header: factor("0.000"), want: "200 limit=100 remaining=94 clear=6.000"},
 
 		step{path: "/all", header: append(plan("4", "2m", "3"), "X-Size: 10", "X-Factor: 0.5"),
 			want: "200 limit=20 remaining=16 clear=240.000"},
@@ -272,7 +284,7 @@ func TestBadDynamicNumbers(t *testing.T) {
 		"/drip-size": {500, positive, "7"},
 		"/drip-rate": {500, []string{"", "0", "0s", "-1s", "1", "x", "100ns", "1500ns", "18000d", "9999999h", "1s 1s"}, "7s"},
 		"/factor": {500, []string{
-			"", "-1", "+1", "1.", ".5", "1e3", "x", "1.0000001", "0.0000000", "NaN", "99999999999999999",
+			"-1", "+1", "1.", ".5", "1e3", "x", "1.0000001", "0.0000000", "NaN", "99999999999999999",
 		}, "0.7"},
 		"/unknown": {500, []string{"1"}, ""},
 		"/nested":  {400, numbers, "7"},
@@ -487,7 +499,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 			case "cost":
 				got = b.Cost
 			case "factor":
-				if !decimal.MatchString(text) {
+				if text != "" && !decimal.MatchString(text) {
 					t.Fatalf("%s %q is taken", option, text)
 				}
 				continue

@@ -1,6 +1,7 @@
 package option
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ type Value[T any] struct {
 	Constant T
 	Template string // empty for a constant
 	parse    Parser[T]
+	optional bool // whether Constant is the value where the template has none
 }
 
 // Parser parses the text of a value. If that is invalid, use describes what to use
@@ -49,6 +51,16 @@ func NewValue[T any](resolve Resolver, option, text string, parse Parser[T]) (Va
 		return v, BadNumber(option, text, resolved, use)
 	}
 	return v, nil
+}
+
+// NewOptional is NewValue for an option without which a limit is complete: where a template has
+// no value for a request, it has its default.
+func NewOptional[T any](resolve Resolver, option, text, byDefault string, parse Parser[T]) (Value[T], error) {
+	v, err := NewValue(resolve, option, cmp.Or(text, byDefault), parse)
+	if v.optional = v.IsDynamic(); v.optional {
+		v.Constant, _ = parse(byDefault)
+	}
+	return v, err
 }
 
 // Parse parses an option that is the same for all requests. resolve resolves its placeholders.
@@ -157,6 +169,9 @@ func (v *Value[T]) At(repl *caddy.Replacer) (T, error) {
 		return v.Constant, nil
 	}
 	text := textproto.TrimString(repl.ReplaceAll(v.Template, "")) // header fields may have white space around them
+	if text == "" && v.optional {
+		return v.Constant, nil
+	}
 	got, use := v.parse(text)
 	if use != "" {
 		return got, badFrom(v.Option, Described(text), v.Template, use)
