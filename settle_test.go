@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -525,6 +526,55 @@ func TestActualCost(t *testing.T) {
 	if warnings := s.log("warn", ownLogger); len(warnings) == 0 || !strings.Contains(warnings[0].text(), "actual cost") {
 		t.Errorf("got warnings %v", warnings)
 	}
+}
+
+// TestBytesUpAndDown guards that with a cost of body and an actual cost of bytes a request is
+// charged both, as they were sent, whatever becomes of it; and that others have to fit
+// beside what is uploaded.
+func TestBytesUpAndDown(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		n, _ := strconv.Atoi(r.URL.Query().Get("down"))
+		_, _ = io.WriteString(w, strings.Repeat("x", n))
+	})
+	const numbers = "key all\nsize 100000\ndrip_rate 1h\n"
+	site := "rate_limit bytes {\nmatch not path /left\n" + numbers + "cost body\nactual_cost bytes\n}\n" +
+		"rate_limit /left bytes {\n" + numbers + "cost 0\n}\nreverse_proxy " + upstream
+	eachNode(t, site, func(t *testing.T, urls []string) {
+		left := int64(100_000)
+		for i, tc := range []struct {
+			method   string
+			up, down int64
+			status   int
+		}{
+			{"POST", 60_000, 1573, 200}, {"GET", 0, 0, 200}, {"GET", 0, 1000, 200}, {"PUT", 7, 0, 200}, {"HEAD", 0, 500, 200},
+			{"POST", 40_000, 0, 429}, {"POST", 1, 50_000, 200}, {"GET", 0, 1, 429},
+		} {
+			req, err := http.NewRequestWithContext(t.Context(), tc.method, fmt.Sprintf("%s/?down=%d", urls[i%len(urls)], tc.down), strings.NewReader(strings.Repeat("y", int(tc.up))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+			if res.StatusCode != tc.status {
+				t.Errorf("%s of %d and %d: got %d, want %d", tc.method, tc.up, tc.down, res.StatusCode, tc.status)
+			}
+			if tc.method == "HEAD" {
+				tc.down = 0
+			}
+			if res.StatusCode == http.StatusOK {
+				left -= tc.up + tc.down
+			}
+			eventually(t, fmt.Sprintf("%s of %d and %d leaves %d", tc.method, tc.up, tc.down, left), func() bool {
+				_, header := ask(t.Context(), urls[(i+1)%len(urls)]+"/left")
+				return header.Get("X-RateLimit-Remaining") == strconv.FormatInt(max(left, 0), 10)
+			})
+		}
+	})
 }
 
 // TestHugeActualCost guards that a cost is what it says, however large: one that no number

@@ -17,8 +17,8 @@ var errNoLength = RefusalError{
 	Err:    errors.New("the cost is the length of the body, and the request does not tell it"),
 }
 
-// costOf returns what the request costs, as far as that is known before its response. To a
-// dry run, which must not reject it, a body of unknown length is one that does not fit.
+// costOf returns what the request costs, as far as that is known before its response: with an
+// actual cost of bytes, those of the response are added. To a dry run, which must not reject it, a body of unknown length is one that does not fit.
 func (b *Bucket) costOf(q *Request) (int64, error) {
 	if !b.CostIsBody {
 		cost, err := b.Cost.At(q.replacer)

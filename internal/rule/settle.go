@@ -141,10 +141,14 @@ func (h *Holding) byEnd(r *http.Request, status int, header http.Header, bytes i
 		return 0, "", true
 	case s.ActualCost == "":
 		return h.cost, "", true
-	case s.ActualCost == ActualBytes && r.Method == http.MethodHead:
-		return 0, "", true // what handlers write of a body is not sent
 	case s.ActualCost == ActualBytes:
-		return bytes, "", true
+		if r.Method == http.MethodHead {
+			bytes = 0 // what handlers write of a body is not sent
+		}
+		if h.bucket.CostIsBody {
+			bytes += max(r.ContentLength, 0)
+		}
+		return min(bytes, limiter.MaxUnits), "", true
 	default:
 		repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 		text := textproto.TrimString(repl.ReplaceAll(s.ActualCost, ""))
