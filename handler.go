@@ -54,6 +54,7 @@ import (
 // `{http.rate_limit.borrowed}` | The path of a limit with `borrow` that had no room for the request, which its pool had; empty if none borrowed
 // `{http.rate_limit.dry_run}` | The path of a limit with `dry_run` that would have denied the request; empty if none would
 // `{http.rate_limit.delayed}` | The seconds for which the request waited by `max_delay`
+// `{http.rate_limit.basic_user}` | The name in a Basic credential, which nobody has verified, if the key of a limit has it
 // `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, how fast the upstream answers; `fallback`, this process instead of Redis
 type Handler struct {
 	// The limits that requests must pass. Required, unless there are `rate_limits`.

@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	"bufio"
+	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -118,6 +120,8 @@ func behind(w http.ResponseWriter, r *http.Request) {
 func TestRecipes(t *testing.T) {
 	testRecipes(t, "docs/recipes.md", map[string]func(recipe){
 		"Login protection":                   recipeLogin,
+		"A limit by account":                 recipeAccount,
+		"A client's own quota":               recipeQuota,
 		"Costs that only the upstream knows": recipeCosts,
 		"Shares of tenants":                  recipeTenants,
 		"Websockets":                         recipeWebsockets,
@@ -236,6 +240,88 @@ func recipeLogin(r recipe) {
 		r.want("guesses", s.statuses(30, "GET", "/", "Authorization: Basic YWxpY2U6Z3Vlc3M="), "map[401:20 429:10]")
 		r.want("the ban after them", s.get("/", user).Header.Get("Retry-After"), "600")
 	})
+}
+
+func recipeAccount(r recipe) {
+	const password, hash = "alice $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG", "alice $2a$04$en50XSOSRK6koiBfio.FceBm05YZ6/aoY6lwR1hzV41PDo.aHhWyG" // of "secret", which takes less time
+	const trusted = "servers {\ntrusted_proxies static 127.0.0.1/32\n}"
+	redis := redistest.Start(r.t)
+	for store, global := range map[string]string{"memory": trusted, "redis": redisGlobal(redis.Addr, slowly) + "\n" + trusted} {
+		r.sub(store, func(r recipe) {
+			c := r.config(1, password, hash, "localhost:9000", newUpstream(r.t, behind))
+			c.global = global
+			s := startConfig(r.t, c)
+			from := func(address, credential string) []string {
+				return []string{"X-Forwarded-For: " + address, "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(credential))}
+			}
+			r.want("a login at home", s.get("/", from("198.51.100.1", "alice:secret")...).StatusCode, 200)
+			for i := range 20 {
+				guess := from(fmt.Sprint("203.0.113.", i), "alice:guess")
+				if i%2 > 0 { // in other spellings
+					guess = from(fmt.Sprint("203.0.113.", i), "ALICE:guess")
+				}
+				r.want(fmt.Sprint("guess ", i), s.get("/", guess...).StatusCode, 401)
+			}
+			for i := range 5 {
+				r.want("more guesses", s.get("/", from(fmt.Sprint("203.0.113.", 100+i), "alice:guess")...).StatusCode, 429)
+			}
+			r.want("the right password from elsewhere", s.get("/", from("203.0.113.200", "alice:secret")...).StatusCode, 429)
+			r.want("another name", s.get("/", from("203.0.113.1", "bob:guess")...).StatusCode, 401)
+			r.want("no credential", s.get("/", "X-Forwarded-For: 203.0.113.1").StatusCode, 401)
+			for range 3 {
+				r.want("the owner at home", s.get("/", from("198.51.100.1", "alice:secret")...).StatusCode, 200)
+				r.want("the owner in the office", s.get("/", from("192.0.2.7", "alice:secret")...).StatusCode, 200)
+			}
+			for i := range 3 { // who hangs up is not known by that
+				ctx, cancel := context.WithTimeout(r.t.Context(), time.Duration(i)*time.Millisecond)
+				h := from("203.0.113.66", "carol:guess")
+				_, _ = ask(ctx, s.url("/"), "X-Forwarded-For", "203.0.113.66", "Authorization", strings.TrimPrefix(h[1], "Authorization: "))
+				cancel()
+			}
+			r.want("guesses at home", s.statuses(101, "GET", "/", from("198.51.100.1", "alice:guess")...), "map[401:100 429:1]")
+			r.want("guesses for carol", s.statuses(30, "GET", "/", from("203.0.113.66", "carol:guess")...)[:5], "map[4")
+			r.want("carol's owner", s.get("/", from("203.0.113.67", "carol:guess")...).StatusCode, 429)
+			var together sync.WaitGroup
+			var passed atomic.Int64
+			for i := range 60 { // none is known because another one is in progress
+				together.Go(func() {
+					h := from(fmt.Sprint("203.0.113.", i%2), "dave:guess")
+					if status, _ := ask(r.t.Context(), s.url("/"), "X-Forwarded-For", strings.TrimPrefix(h[0], "X-Forwarded-For: "), "Authorization", strings.TrimPrefix(h[1], "Authorization: ")); status == 401 {
+						passed.Add(1)
+					}
+				})
+			}
+			together.Wait()
+			r.want("parallel guesses", passed.Load() <= 20, true)
+		})
+	}
+}
+
+func recipeQuota(r recipe) {
+	s := r.start(1, "localhost:9000", newUpstream(r.t, behind), "size 1000", "size 3")
+	quota := func(key string) string {
+		a := s.get("/quota", "X-Api-Key: "+key)
+		var got struct{ Limit, Remaining, Reset int64 }
+		if err := json.Unmarshal([]byte(a.body), &got); err != nil {
+			r.t.Errorf("%v in %q", err, a.body)
+		}
+		if until := time.Until(time.Unix(got.Reset, 0)); key == "a" && (until <= 0 || until > 24*time.Hour+time.Second) {
+			r.t.Errorf("%q: resets in %v", a.body, until)
+		}
+		return fmt.Sprint(a.StatusCode, " ", a.Header.Get("Content-Type"), " ", got.Remaining, "/", got.Limit)
+	}
+	const ok = "200 application/json "
+	r.want("nobody has asked", quota("b"), ok+"3/3")
+	r.want("a request", s.get("/", "X-Api-Key: a").StatusCode, 200)
+	for range 5 {
+		r.want("after one", quota("a"), ok+"2/3")
+	}
+	r.want("all", s.statuses(4, "GET", "/", "X-Api-Key: a"), "map[200:2 429:2]")
+	for range 5 {
+		r.want("spent", quota("a"), ok+"0/3")
+	}
+	r.want("another", quota("b"), ok+"3/3")
+	r.want("another way to write it", s.get("/QUOTA", "X-Api-Key: a").StatusCode, 429)
 }
 
 func recipeCosts(r recipe) {
