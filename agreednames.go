@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
@@ -31,12 +32,23 @@ func (all agreedNames) add(d *draft, b *rule.Bucket, at place) (first *agreedNam
 		all[b.Path] = first
 	}
 	for i, o := range options {
-		if earlier := first.options[i]; o != earlier && d.knows(o) && d.knows(earlier) {
+		switch earlier := first.options[i]; {
+		case o == earlier || !d.knows(o) || !d.knows(earlier):
+		case b.Free() != first.bucket.Free() && slices.Contains(chargeOptions, o.Option):
+		default:
 			return first, disagreement(b.Path, d.written(b, o), first.first.written(first.bucket, earlier), first.place)
 		}
 	}
+	if first.bucket.Free() && !b.Free() { // it has more to agree with
+		b.Policy = first.bucket.Policy
+		*first = agreedName{options, d.Limit, b, at}
+	}
 	return first, nil
 }
+
+// chargeOptions say what requests are charged, which does not matter to a limit that charges
+// none: it has its name to show what the others have left.
+var chargeOptions = []string{"count", "actual_cost", "hold"}
 
 // knows reports whether an option has its value already: while a Caddyfile is adapted, one with
 // {env.*} and others has not.

@@ -146,7 +146,7 @@ func (d *draft) displayPath() string { return cmp.Or(d.rule.Path, defaultName) }
 
 // isGroup reports whether l has no bucket, only nested limits.
 func (l *Limit) isGroup() bool {
-	return l.Size == "" && l.Rate == "" && l.Max == "" && l.Concurrency == ""
+	return l.Size == "" && l.Rate == "" && l.Max == "" && l.MinInterval == "" && l.Concurrency == ""
 }
 
 // setPath sets the path: the names of the limits that contain d and its
@@ -266,13 +266,19 @@ func (d *draft) setMatchers(ctx caddy.Context) error {
 
 // addBucket completes b and adds it to the buckets of d.
 func (d *draft) addBucket(b *rule.Bucket, cost, factor string) (err error) {
-	if b.CostIsBody = cost == bodyCost; b.CostIsBody {
+	parse := option.Cost
+	if b.Source.Option == "min_interval" {
+		parse = costOfInterval
+	} else {
+		b.CostIsBody = cost == bodyCost
+	}
+	if cost == bodyCost {
 		cost = ""
 	}
-	if b.Cost, err = option.NewValue(d.resolve, "cost", cmp.Or(cost, "1"), option.Cost); err != nil {
+	if b.Cost, err = option.NewValue(d.resolve, "cost", cmp.Or(cost, "1"), parse); err != nil {
 		return err
 	}
-	if b.Factor, err = option.NewValue(d.resolve, "factor", cmp.Or(factor, "1"), option.ParseFactor); err != nil {
+	if b.Factor, err = option.NewOptional(d.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
 		return err
 	}
 	b.Limit = d.rule
@@ -286,6 +292,13 @@ func (d *draft) addBucket(b *rule.Bucket, cost, factor string) (err error) {
 	b.SetName(defaultKey)
 	d.rule.Buckets = append(d.rule.Buckets, b)
 	return nil
+}
+
+// costOfInterval parses what a request costs a minimum interval, which counts requests: one,
+// unless it costs nothing.
+func costOfInterval(text string) (int64, string) {
+	n, use := option.Cost(text)
+	return min(n, 1), use
 }
 
 // bodyCost is the cost of a request that is the length of its body.

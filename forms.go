@@ -168,10 +168,10 @@ func (d *draft) setRateBucket() error {
 		return err
 	}
 	b := &rule.Bucket{Path: d.rule.Path}
-	if b.Size, err = option.NewValue(d.resolve, "size", cmp.Or(string(d.Size), strconv.FormatInt(r.Units, 10)), d.units()); err != nil {
+	if b.Size, err = option.NewOptional(d.resolve, "size", string(d.Size), strconv.FormatInt(r.Units, 10), d.units()); err != nil {
 		return err
 	}
-	if b.Factor, err = option.NewValue(d.resolve, "factor", cmp.Or(string(d.Factor), "1"), option.ParseFactor); err != nil {
+	if b.Factor, err = option.NewOptional(d.resolve, "factor", string(d.Factor), "1", option.ParseFactor); err != nil {
 		return err
 	}
 	var size int64
@@ -215,11 +215,14 @@ func (d *draft) units() option.Parser[int64] {
 
 // setLegacyBuckets sets up the buckets of a limit that is defined by max, duration
 // and min_interval: one that holds max units and drips one at a time, max of them
-// per duration, and one that holds a single unit for the interval.
+// per duration, and one that holds a single unit for the interval. The interval may
+// also stand alone.
 func (d *draft) setLegacyBuckets() error {
 	switch {
+	case d.Max == "" && d.Duration == "" && d.Factor != "":
+		return option.Needs("factor", string(d.Factor), "max and duration: a min_interval has no size to divide")
 	case d.Max == "" && d.Duration == "":
-		return option.Needs("min_interval", string(d.MinInterval), "max and duration; for an interval alone use size 1 and drip_rate <interval>")
+		return d.addInterval(d.rule.Path)
 	case d.Max == "":
 		return option.Needs("duration", string(d.Duration), "max")
 	case d.Duration == "":
@@ -246,13 +249,18 @@ func (d *draft) setLegacyBuckets() error {
 	if d.MinInterval == "" {
 		return nil
 	}
+	return d.addInterval(d.rule.Path + "/min_interval")
+}
+
+// addInterval adds the bucket of a minimum interval.
+func (d *draft) addInterval(path string) error {
 	interval, err := option.Parse(d.resolve, "min_interval", string(d.MinInterval), option.Interval)
 	if err != nil {
 		return err
 	}
-	b = constantBucket(d.rule.Path+"/min_interval", 1, interval)
+	b := constantBucket(path, 1, interval)
 	b.Source = option.Setting{Option: "min_interval", Text: string(d.MinInterval)}
-	return d.addBucket(b, "", "")
+	return d.addBucket(b, string(d.Cost), "")
 }
 
 // constantBucket returns a bucket that drips one unit at a time.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -153,22 +154,148 @@ func TestHoldOffThroughOutage(t *testing.T) {
 }
 
 // TestCostOfNothing guards requests that cost nothing, as written or as a placeholder says:
-// they are told what is left, charge nothing, and are denied only if the bucket is full. A
-// value that is no cost is refused, whatever is left.
+// they are told what is left, charge nothing and always pass. A value that is no cost is
+// refused, whatever is left.
 func TestCostOfNothing(t *testing.T) {
 	eachNode(t, "rate_limit {\nlimit a {\nkey all\nsize 3\ndrip_rate 1h\ncost {query.cost}\n}\nlimit b {\nkey all\nsize 3\ndrip_rate 1h\ncost 0\n}\n}\nrespond ok", func(t *testing.T, urls []string) {
 		for i, tc := range []struct {
 			cost, remaining string
 			status          int
 		}{
-			{"0", "3", 200}, {"2", "1", 200}, {"0", "1", 200}, {"2", "1", 429}, {"0", "1", 200}, {"1", "0", 200}, {"0", "0", 429}, {"1", "0", 429}, {"-1", "", 400},
-			{"", "", 400}, {"x", "", 400}, {"9007199254740993", "", 400}, {"99999999999999999999", "", 400}, {"4", "0", 429}, {"0", "0", 429},
+			{"0", "3", 200}, {"2", "1", 200}, {"0", "1", 200}, {"2", "1", 429}, {"0", "1", 200}, {"1", "0", 200}, {"0", "0", 200}, {"1", "0", 429}, {"-1", "", 400},
+			{"", "", 400}, {"x", "", 400}, {"9007199254740993", "", 400}, {"99999999999999999999", "", 400}, {"4", "0", 429}, {"0", "0", 200},
 		} {
 			status, header := ask(t.Context(), urls[i%len(urls)]+"/?cost="+tc.cost)
 			if got := header.Get("X-RateLimit-Remaining"); status != tc.status || got != tc.remaining {
 				t.Errorf("request %d, which costs %s: got %d, %q remain, want %d and %q", i, tc.cost, status, got, tc.status, tc.remaining)
 			}
 		}
+	})
+}
+
+// TestViewsCostNothing guards that a request which costs nothing passes, tells what is left and
+// changes nothing, whatever else its limit has: costs that are known later, which its own limit
+// of the same name need not have, requests in progress, others that wait for their place, an
+// interval, denied requests that count and room to be above the size. A ban still denies it,
+// and it begins none.
+func TestViewsCostNothing(t *testing.T) {
+	var open atomic.Pointer[chan struct{}]
+	var arrived atomic.Int64
+	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			arrived.Add(1)
+			<-*open.Load()
+		}
+	})
+	site := `
+		@view path /view
+		rate_limit {
+			key {query.key}
+			match {
+				not vars {query.view} yes
+			}
+			limit tokens {
+				match vars {query.limit} tokens
+				size 10
+				drip_rate 1h
+				cost 4
+				actual_cost {http.response.header.X-Tokens}
+			}
+			limit places {
+				match vars {query.limit} places
+				concurrency 2
+				cost {query.cost}
+				max_delay 5s
+			}
+			limit interval {
+				match vars {query.limit} interval
+				max 10
+				duration 10h
+				min_interval 1h
+				cost {query.cost}
+			}
+			limit alone {
+				match vars {query.limit} alone
+				min_interval 1h
+				cost {query.cost}
+			}
+			limit banned {
+				match vars {query.limit} banned
+				size 1
+				drip_rate 1h
+				ban 1h
+				cost {query.cost}
+			}
+		}
+		rate_limit {
+			limit denied {
+				key {query.key}
+				match vars {query.limit} denied
+				size 2
+				drip_rate 1h
+				count_denied
+				soft 1
+				cost {query.cost}
+			}
+		}
+		rate_limit {
+			match vars {query.view} yes
+			limit tokens {
+				key {query.key}
+				size 10
+				drip_rate 1h
+				cost 0
+			}
+		}
+		header X-Tokens {query.tokens}
+		reverse_proxy ` + upstream
+	eachNode(t, site, func(t *testing.T, urls []string) {
+		n := 0
+		run := func(limit string, steps ...string) {
+			t.Helper()
+			for i, step := range steps {
+				query, want, _ := strings.Cut(step, " => ")
+				url := urls[n%len(urls)]
+				n++
+				get := func() string {
+					status, header := ask(t.Context(), url+"/?key="+limit+"&limit="+limit+"&"+query)
+					return fmt.Sprint(status, " ", header.Get("X-RateLimit-Remaining"))
+				}
+				if limit == "tokens" { // which are charged soon after the response
+					eventually(t, fmt.Sprintf("%s: request %d, %s: %q", limit, i, query, want), func() bool { return get() == want || query[0] != 'v' })
+					continue
+				}
+				if got := get(); got != want {
+					t.Errorf("%s: request %d, %s: got %q, want %q", limit, i, query, got, want)
+				}
+			}
+		}
+		run("tokens", "view=yes => 200 10", "tokens=6 => 200 6", "view=yes&tokens=9 => 200 4", "tokens=9 => 200 0", "view=yes => 200 0", "view=yes => 200 0")
+		if status, _ := ask(t.Context(), urls[0]+"/?key=tokens&limit=tokens&tokens=1"); status != http.StatusTooManyRequests {
+			t.Errorf("tokens that are spent: got %d", status)
+		}
+		run("interval", "cost=0 => 200 1", "cost=2 => 200 0", "cost=0 => 200 0", "cost=1 => 429 0", "cost=0 => 200 0")
+		run("alone", "cost=0 => 200 1", "cost=2 => 200 0", "cost=0 => 200 0", "cost=1 => 429 0", "cost=0 => 200 0")
+		run("denied", "cost=3 => 200 0", "cost=0 => 200 0", "cost=1 => 429 0", "cost=0 => 200 0")
+		run("banned", "cost=1 => 200 0", "cost=0 => 200 0", "cost=0 => 200 0", "cost=1 => 429 0", "cost=0 => 429 0")
+		opens, before := make(chan struct{}), arrived.Load()
+		open.Store(&opens)
+		var slow sync.WaitGroup
+		for i := range 3 { // of which one waits
+			slow.Go(func() {
+				if status, _ := ask(t.Context(), urls[i%len(urls)]+"/slow?key=places&limit=places&cost=1"); status != http.StatusOK {
+					t.Errorf("a place: got %d", status)
+				}
+			})
+		}
+		eventually(t, "two are in progress", func() bool { return arrived.Load()-before == 2 })
+		run("places", "cost=0 => 200 0", "cost=0 => 200 0", "cost=0 => 200 0")
+		close(opens)
+		slow.Wait()
+		eventually(t, "all places are free", func() bool {
+			_, header := ask(t.Context(), urls[0]+"/?key=places&limit=places&cost=0")
+			return header.Get("X-RateLimit-Remaining") == "2"
+		})
 	})
 }
 

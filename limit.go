@@ -21,7 +21,8 @@ import (
 //
 // `size`, `drip_rate`, `drip_size`, `cost` and `factor` may be strings with
 // placeholders, evaluated for each request. If the value for a request can't be
-// used, the request is rejected: with status 400 for `cost`, 500 for the others.
+// used, the request is rejected: with status 400 for `cost`, 500 for the others. Where a
+// `factor`, or a `size` beside `rate`, has no value, its default is used.
 // Each value of `drip_rate` and `drip_size` has its own buckets, so a client that
 // can choose them gets a fresh bucket with each value. Use values that clients
 // can't choose, such as variables that are set depending on the user who is logged
@@ -40,7 +41,9 @@ type Limit struct {
 	// The key of a request, whose bucket is charged: text with placeholders,
 	// evaluated after the limit's matchers. An IP address is normalised and
 	// shortened to its prefix; one of 6to4 or NAT64 counts as the IPv4 address in
-	// it. If none of the placeholders has a value, the client's address is used
+	// it. Values that Caddy treats as equal are one key, such as a path in other
+	// case or a Basic credential in other base64. `{http.rate_limit.basic_user}` is
+	// the name in a Basic credential, which nobody has verified. If none of the placeholders has a value, the client's address is used
 	// instead, with buckets of its own. Default: that of the containing limit, or
 	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty"`
@@ -128,8 +131,8 @@ type Limit struct {
 
 	// The number of units that a request adds, or `body`: one for each byte of the
 	// request's body as its `Content-Length` says, at least 1. A request with a body of
-	// unknown length gets a 411 then. With 0 nothing is added, and a request is denied
-	// where one would be that costs 1: a look at what is left. Default: 1.
+	// unknown length gets a 411 then. A request that costs 0 is charged nothing and always
+	// passes, unless its key is banned: it tells what is left. Default: 1.
 	Cost Number `json:"cost,omitempty"`
 
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
@@ -143,7 +146,8 @@ type Limit struct {
 
 	// What a request costs in the end: a placeholder that has a whole number by the end
 	// of the response, such as `{http.response.header.X-Cost}`, or `bytes`, the length of
-	// its body, or of what is sent over a websocket. Until then the request holds its
+	// its body, or of what is sent over a websocket; with a `cost` of `body`, that of the
+	// request's body is added. Until then the request holds its
 	// `cost`, which should be an upper bound: it is what a client is charged that hangs up
 	// before the number is there. If the actual cost is higher, the bucket may be overfilled, by its size at
 	// most. The `cost` is charged if there is no response or no number. Default: the
@@ -189,8 +193,9 @@ type Limit struct {
 	// not depend on the request.
 	Duration Duration `json:"duration,omitempty"`
 
-	// The minimum time between two requests, enforced by a second bucket besides
-	// that of `max` and `duration`. Placeholders must not depend on the request.
+	// The minimum time between two requests, whatever they cost, enforced by a second
+	// bucket besides that of `max` and `duration`, or alone. Requests that cost 0 do not
+	// count. Placeholders must not depend on the request.
 	MinInterval Duration `json:"min_interval,omitempty"`
 
 	// The prefix length to which IPv4 addresses are shortened, from 1 to 32.

@@ -30,6 +30,9 @@ var clashes = []clash{
 	{"pool", "concurrency auto", "use high and low to say which requests come first: nobody knows what is to spare"},
 	{"limit", "concurrency auto", "put it beside this limit instead of within it"},
 
+	{"count", "cost 0", "remove one of them: what costs 0 is charged nothing, whatever its response is"},
+	{"actual_cost", "cost 0", "remove cost, and use hold off to hold nothing: what costs 0 is charged nothing, whatever it has cost"},
+
 	{"hold", "count_denied", "use ban instead of count_denied: denied requests cost nothing where nothing is held"},
 
 	{"max_delay", "count", "use a limit of its own for it"},
@@ -75,6 +78,10 @@ func (d *draft) has(with string) bool {
 		return len(d.Limits) > 0
 	case "concurrency auto":
 		return d.Concurrency == auto
+	case "cost 0":
+		cost, err := d.resolve("cost", string(d.Cost))
+		units, use := option.Cost(cost)
+		return err == nil && use == "" && units == 0
 	case "when_full share":
 		return d.rule.ShareWhenFull
 	case "accounting in_order":

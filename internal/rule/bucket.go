@@ -67,8 +67,12 @@ func (b *Bucket) QuotaUnit() string {
 // SizeIsDynamic reports whether the effective size depends on the request.
 func (b *Bucket) SizeIsDynamic() bool { return b.Size.IsDynamic() || b.Factor.IsDynamic() }
 
+// Free reports whether all requests cost nothing, so that it charges none, whatever else its
+// limit says about that.
+func (b *Bucket) Free() bool { return !b.Cost.IsDynamic() && !b.CostIsBody && b.Cost.Constant == 0 }
+
 // UsualCost returns for how many units there has to be room, or 1 if that depends on the
-// request.
+// request, or there need be none.
 func (b *Bucket) UsualCost() int64 {
 	if b.Cost.IsDynamic() || b.CostIsBody {
 		return 1
@@ -255,7 +259,8 @@ func (b *Bucket) addTo(q *Request) error {
 		return err
 	}
 	ask.Name, ask.Key = b.Name, text
-	ask.DryRun, ask.Hold, ask.Consistency = b.Limit.DryRun, b.Holds, b.Consistency
+	// What costs nothing is charged nothing, whatever its response is.
+	ask.DryRun, ask.Hold, ask.Consistency = b.Limit.DryRun, b.Holds && ask.Cost > 0, b.Consistency
 	if !own {
 		ask.Name = b.AddressName
 		b.Limit.Reporter.noKey(b.Limit, text)

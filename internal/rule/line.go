@@ -259,7 +259,7 @@ func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bo
 // behind returns the first entry of a store in whose line others wait, or nil.
 func (q *Request) behind() *Entry {
 	for i := range q.entries {
-		if e := &q.entries[i]; e.Limit.inLine() && !e.Ask.DryRun && e.Ask.Cost <= e.Ask.Limit.Size && e.Limit.Waiting.anyone(e.line(0)) {
+		if e := &q.entries[i]; e.Limit.inLine() && !e.Ask.DryRun && e.Ask.Cost > 0 && e.Ask.Cost <= e.Ask.Limit.Size && e.Limit.Waiting.anyone(e.line(0)) {
 			return e
 		}
 	}

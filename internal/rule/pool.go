@@ -33,6 +33,7 @@ func (l *Limit) addPoolTo(q *Request) error {
 		pool := &q.entries[at]
 		if pool.Ask.Pool = true; !l.OwnCost {
 			pool.Ask.Cost, pool.Estimate = cost, cost
+			pool.Ask.Hold = pool.Ask.Hold && cost > 0
 		}
 		for i := from; i < at; i++ {
 			q.entries[i].Ask.Borrows = q.entries[i].IsMain()

@@ -68,6 +68,14 @@ func (e *Entry) ByAddress() bool { return e.Ask.Name == e.AddressName }
 // Size returns the size of the limit for the request.
 func (e *Entry) Size() int64 { return e.Ask.Limit.Size - e.above.units() }
 
+// need returns for how many units there has to be room.
+func (e *Entry) need() int64 {
+	if e.Ask.Hold {
+		return max(e.Ask.Cost, 1) // of what holds nothing, it is not known yet whether it costs anything
+	}
+	return e.Ask.Cost
+}
+
 // RefusalError is the error of a request that is rejected for another reason than
 // its rate.
 type RefusalError struct {
@@ -171,7 +179,7 @@ func (q *Request) Tell(o *outcome.Outcome, how outcome.How, h http.Header) (deci
 		}
 		e := &q.entries[at]
 		return outcome.Entry{
-			Policy: &e.Policy.Policy, Name: e.Ask.Name, Limit: e.Ask.Limit, Cost: e.Ask.Cost,
+			Policy: &e.Policy.Policy, Name: e.Ask.Name, Limit: e.Ask.Limit, Cost: e.need(),
 			Over: e.Over, Banned: e.Banned > 0, Decision: e.Decision,
 		}
 	}, how, h)
