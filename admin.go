@@ -30,7 +30,7 @@ type adminAPI struct{}
 // CaddyModule returns the Caddy module information.
 func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  caddy.ModuleID("admin.api." + ownName),
+		ID:  "admin.api.rate_limit",
 		New: func() caddy.Module { return new(adminAPI) },
 	}
 }
@@ -44,16 +44,13 @@ func (*adminAPI) Provision(ctx caddy.Context) error {
 
 // Routes implements caddy.AdminRouter.
 func (*adminAPI) Routes() []caddy.AdminRoute {
-	return adminapi.Routes(adminPrefix(), process.Process, func() *adminapi.Config {
+	return adminapi.Routes(process.Process, func() *adminapi.Config {
 		if app := newestApp(); app != nil {
 			return app.adminConfig()
 		}
 		return nil
 	})
 }
-
-// adminPrefix is what the paths of the API begin with.
-func adminPrefix() string { return "/" + ownName + "/" }
 
 // adminConfig returns the config of a running app for the admin API.
 func (a *App) adminConfig() *adminapi.Config {

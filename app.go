@@ -97,7 +97,7 @@ var parseMaxKeys = option.Integer(1, 1_000_000_000)
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  caddy.ModuleID(ownName),
+		ID:  "rate_limit",
 		New: func() caddy.Module { return new(App) },
 	}
 }

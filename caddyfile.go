@@ -31,7 +31,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 	h, l := new(Handler), new(Limit)
 	p.note(l, blockToken)
 	if got, use := l.setInLine(helper.RemainingArgs()); use != "" {
-		return nil, helper.WrapErr(option.Bad(ownName, got, use))
+		return nil, helper.WrapErr(option.Bad("rate_limit", got, use))
 	}
 	besideRate := l.Rate != ""
 	if err := p.parse(l, h); err != nil {
@@ -42,7 +42,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 			return nil, p.locateAt(l, firstField(&h.Zones), err)
 		}
 		if use := l.insteadOfName(besideRate); use != "" {
-			return nil, p.locateAt(l, blockToken, fmt.Errorf("%s: %q is only a name, and there is no key; use %s", ownName, l.Name, use))
+			return nil, p.locateAt(l, blockToken, fmt.Errorf("rate_limit: %q is only a name, and there is no key; use %s", l.Name, use))
 		}
 		h.Limits = []*Limit{l}
 	} else if name := firstField(l); name != "" {
@@ -194,7 +194,7 @@ func (p *limitParser) parseOption(l *Limit, h *Handler, text *string, flag *bool
 			return p.WrapErr(option.Bad(name, strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
 		}
 		child.Name = args[0]
-		l.Limits = append(l.Limits, child)
+		l.Limits.list = append(l.Limits.list, child)
 		return p.parse(child, nil)
 	case h == nil:
 		return unknownOption(p.Dispenser, limitScope)
@@ -351,10 +351,10 @@ func parseCount(d *caddyfile.Dispenser) (*adminjson.Responses, error) {
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
 	if existing != nil {
-		return nil, d.Errf("duplicate global option: %s", ownName)
+		return nil, d.Err("duplicate global option: rate_limit")
 	}
 	if d.NextArg() {
-		return nil, d.WrapErr(option.Bad(ownName, redisaddr.WithoutPassword(d.Val()), "a block"))
+		return nil, d.WrapErr(option.Bad("rate_limit", redisaddr.WithoutPassword(d.Val()), "a block"))
 	}
 	app := new(App)
 	seen := make(map[string]bool)
@@ -368,7 +368,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 			return nil, err
 		}
 	}
-	return httpcaddyfile.App{Name: ownName, Value: caddyconfig.JSON(app, nil)}, nil
+	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
 }
 
 // parseOption parses an option of the global option.

@@ -96,7 +96,7 @@ func (c *compiler) drafts(limits []*Limit, parent *draft, visit func(*Limit, *dr
 		if d == nil || d.rule.Key == nil {
 			continue // because of a placeholder, and limits within may inherit it
 		}
-		if err := c.drafts(l.Limits, d, visit); err != nil {
+		if err := c.drafts(l.Limits.list, d, visit); err != nil {
 			return err
 		}
 	}
@@ -130,7 +130,7 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 		}
 		d.warnClientControlled()
 		d.rule.WatchForProxies()
-		if d.rule.Within, err = c.load(ctx, l.Limits, d, agreed); err != nil {
+		if d.rule.Within, err = c.load(ctx, l.Limits.list, d, agreed); err != nil {
 			return nil, err
 		}
 	}

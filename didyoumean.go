@@ -109,7 +109,7 @@ func outside(here *scope, word string) string {
 		return "a global option"
 	}
 	_, err := caddy.GetModule("http.handlers." + word)
-	if err == nil && word != ownName || slices.Contains(strings.Fields(directives), word) {
+	if err == nil && word != "rate_limit" || slices.Contains(strings.Fields(directives), word) {
 		return "a directive"
 	}
 	return ""

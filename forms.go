@@ -154,7 +154,7 @@ func (d *draft) setGroup() error {
 			return option.Needs(o.Option, o.Text, "a size")
 		}
 	}
-	if len(d.Limits) == 0 {
+	if d.Limits.IsZero() {
 		return errors.New("it sets no limit; use rate, size, max or nested limits")
 	}
 	return nil

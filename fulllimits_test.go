@@ -14,7 +14,6 @@ import (
 // those within, and whatever depends on the request.
 func TestBucketsOfFullLimits(t *testing.T) {
 	t.Parallel()
-	within := []*Limit{{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"}}
 	for _, tc := range []struct {
 		limit *Limit
 		want  string // by name, max_keys and share key
@@ -29,7 +28,9 @@ func TestBucketsOfFullLimits(t *testing.T) {
 			"default 5 [192.0.0.0/16], default/min_interval 5 [192.0.0.0/16]",
 		},
 		{
-			&Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: within},
+			&Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: NestedLimits{[]*Limit{
+				{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"},
+			}}},
 			"x 5 [192.0.0.0/16], x/a 0 [], x/b 7 [192.0.0.0/16]",
 		},
 		{&Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},

@@ -139,14 +139,14 @@ type Handler struct {
 // CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  caddy.ModuleID("http.handlers." + ownName),
+		ID:  "http.handlers.rate_limit",
 		New: func() caddy.Module { return new(Handler) },
 	}
 }
 
 // Provision sets up the limits. It returns an error if an option is invalid.
 func (h *Handler) Provision(ctx caddy.Context) error {
-	loaded, err := ctx.App(ownName)
+	loaded, err := ctx.App("rate_limit")
 	if err != nil {
 		return err
 	}

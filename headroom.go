@@ -55,5 +55,5 @@ func (d *draft) checkLine() error {
 
 // countDenied reports whether any of limits, or of those within them, counts denied requests.
 func countDenied(limits []*Limit) bool {
-	return slices.ContainsFunc(limits, func(l *Limit) bool { return l != nil && (l.CountDenied || countDenied(l.Limits)) })
+	return slices.ContainsFunc(limits, func(l *Limit) bool { return l != nil && (l.CountDenied || countDenied(l.Limits.list)) })
 }

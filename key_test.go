@@ -21,18 +21,18 @@ import (
 // parent's where a limit takes its key.
 func TestKeyInheritance(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &Limit{Limits: []*Limit{
+	l, _ := readyLimit(t, &Limit{Limits: NestedLimits{[]*Limit{
 		{Name: "plain", Size: "1"},
 		{Name: "prefixed", Size: "1", IPv4Prefix: "24"},
-		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: []*Limit{
-			{Name: "same", Size: "1", Limits: []*Limit{
+		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: NestedLimits{[]*Limit{
+			{Name: "same", Size: "1", Limits: NestedLimits{[]*Limit{
 				{Name: "deep", Max: "5", Duration: "1s", MinInterval: "1s"},
 				{Name: "other", Key: "{b}", Size: "1"},
 				{Name: "finer", IPv6Prefix: "56", Size: "1"},
-			}},
+			}}},
 			{Name: "own", Key: "{client_ip}", IPv4Prefix: "8", Size: "1"},
-		}},
-	}})
+		}}},
+	}}})
 	var got []string
 	var list func(*rule.Limit)
 	list = func(l *rule.Limit) {
@@ -158,12 +158,12 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 func TestMissingKeyWarnsOnce(t *testing.T) {
 	t.Parallel()
 	load := func() (*rule.Limit, func() []string) {
-		l, logs := readyLimit(t, &Limit{Limits: []*Limit{
-			{Name: "a", Key: "{a}", Size: "1", Limits: []*Limit{{Name: "within", Size: "1"}}},
+		l, logs := readyLimit(t, &Limit{Limits: NestedLimits{[]*Limit{
+			{Name: "a", Key: "{a}", Size: "1", Limits: NestedLimits{[]*Limit{{Name: "within", Size: "1"}}}},
 			{Name: "b", Key: "{b} {client_ip}", Size: "1"},
 			{Name: "c", Key: "{c}-{a}", Size: "1"},
 			{Name: "static", Key: "all", Size: "1"},
-		}})
+		}}})
 		return l, func() []string {
 			entries := logs.TakeAll()
 			warned := make([]string, len(entries))
@@ -224,11 +224,11 @@ func TestUnknownClientAddress(t *testing.T) {
 // request, and that it is read anew for the next.
 func TestKeyOfEachRequest(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &Limit{Name: "a", Key: "{a}", Size: "1", Limits: []*Limit{
+	l, _ := readyLimit(t, &Limit{Name: "a", Key: "{a}", Size: "1", Limits: NestedLimits{[]*Limit{
 		{Name: "b", Size: "1"},
 		{Name: "c", Key: "{c}", Size: "1"},
 		{Name: "d", Size: "1"},
-	}})
+	}}})
 	for _, v := range []string{"1", "2"} {
 		r := newSiteRequest()
 		r.replacer.Set("a", "a"+v)

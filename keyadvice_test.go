@@ -184,7 +184,7 @@ func wantWarning(t *testing.T, c config, problem, remedy string) {
 	t.Helper()
 	advice := adviceOn(t, c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
 	s := startConfig(t, c)
-	lines := append(s.log("warn", ownLogger), s.log("warn", ownName)...)
+	lines := append(s.log("warn", ownLogger), s.log("warn", "rate_limit")...)
 	for _, line := range lines {
 		if !slices.ContainsFunc(advice, func(a [3]string) bool { return a[1] == line["problem"] && a[2] == line["remedy"] }) {
 			t.Errorf("got %q of check, want what is logged: %v", advice, line)

@@ -1,6 +1,9 @@
 package ratelimit
 
 import (
+	"encoding/json"
+
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
@@ -331,5 +334,21 @@ type Limit struct {
 
 	// Nested limits, which apply to requests that this limit applies to and that
 	// they match.
-	Limits []*Limit `json:"limits,omitempty"`
+	Limits NestedLimits `json:"limits,omitzero"`
 }
+
+// NestedLimits is a list of limits, each with the same options as the limit that contains
+// it.
+type NestedLimits struct {
+	list []*Limit // unexported, as Caddy's website cannot show a type that contains itself
+}
+
+// IsZero reports whether there are none.
+func (n NestedLimits) IsZero() bool { return len(n.list) == 0 }
+
+// MarshalJSON returns the list.
+func (n NestedLimits) MarshalJSON() ([]byte, error) { return json.Marshal(n.list) }
+
+// UnmarshalJSON reads a list, in which an unknown option is an error, as Caddy wants it of
+// all modules.
+func (n *NestedLimits) UnmarshalJSON(b []byte) error { return caddy.StrictUnmarshalJSON(b, &n.list) }

@@ -63,7 +63,7 @@ func (n *caddyfileNames) addWithin(config json.RawMessage) {
 	if json.Unmarshal(config, &fields) != nil {
 		return
 	}
-	if string(fields["handler"]) == fmt.Sprintf("%q", ownName) {
+	if string(fields["handler"]) == `"rate_limit"` {
 		delete(fields, "handler") // which is Caddy's
 		h, own := new(Handler), caddyconfig.JSON(fields, nil)
 		if json.Unmarshal(own, h) != nil {
@@ -161,7 +161,7 @@ func eachName(limits []*Limit, yield func(string) bool) bool {
 			if !yield(l.Name) {
 				return false
 			}
-		case !eachName(l.Limits, yield):
+		case !eachName(l.Limits.list, yield):
 			return false
 		}
 	}

@@ -12,9 +12,6 @@ import (
 // offlineModule tells the commands that read config files of this module.
 type offlineModule struct{}
 
-// Name implements offline.Module.
-func (offlineModule) Name() string { return ownName }
-
 // MaxKeys implements offline.Module.
 func (offlineModule) MaxKeys(app caddy.App) int { return app.(*App).maxKeys }
 

@@ -75,7 +75,7 @@ var needBucket = []string{
 func (d *draft) has(with string) bool {
 	switch with {
 	case "limit":
-		return len(d.Limits) > 0
+		return !d.Limits.IsZero()
 	case "concurrency auto":
 		return d.Concurrency == auto
 	case "cost 0":
@@ -101,8 +101,8 @@ func (l *Limit) setting(name string) *option.Setting {
 	case "ban":
 		text = l.banText()
 	case "limit":
-		if len(l.Limits) > 0 && l.Limits[0] != nil {
-			text = l.Limits[0].Name
+		if within := l.Limits.list; len(within) > 0 && within[0] != nil {
+			text = within[0].Name
 		}
 	default:
 		return l.firstSet(name)

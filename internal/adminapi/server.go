@@ -11,25 +11,25 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
-// Routes returns the handlers of the API, whose paths begin with prefix. counted has what is
-// counted at the limits, and newest returns the newest config that runs, or nil if there is
-// none with limits.
-func Routes(prefix string, counted *telemetry.Process, newest func() *Config) []caddy.AdminRoute {
+// Routes returns the handlers of the API. counted has what is counted at the limits, and
+// newest returns the newest config that runs, or nil if there is none with limits.
+func Routes(counted *telemetry.Process, newest func() *Config) []caddy.AdminRoute {
 	s := server{counted, newest}
 	return []caddy.AdminRoute{
-		{Pattern: prefix + "status", Handler: allow(http.MethodGet, s.status)},
-		{Pattern: prefix + "limits", Handler: allow(http.MethodGet, s.limits)},
-		{Pattern: prefix + "peek", Handler: allow(http.MethodPost, s.peek)},
-		{Pattern: prefix + "reset", Handler: allow(http.MethodPost, s.reset)},
-		{Pattern: prefix + "ban", Handler: allow(http.MethodPost, s.ban)},
-		{Pattern: prefix + "unban", Handler: allow(http.MethodPost, s.unban)},
-		{Pattern: prefix + "bans", Handler: allow(http.MethodGet, s.bans)},
-		{Pattern: prefix + "top", Handler: allow(http.MethodGet, s.top)},
-		{Pattern: prefix, Handler: caddy.AdminHandlerFunc(func(http.ResponseWriter, *http.Request) error {
-			return newError(http.StatusNotFound, "unknown endpoint; use %[1]sstatus, %[1]slimits, %[1]speek, %[1]sreset, %[1]sban, %[1]sunban, %[1]sbans or %[1]stop", prefix)
+		{Pattern: adminjson.Path + "status", Handler: allow(http.MethodGet, s.status)},
+		{Pattern: adminjson.Path + "limits", Handler: allow(http.MethodGet, s.limits)},
+		{Pattern: adminjson.Path + "peek", Handler: allow(http.MethodPost, s.peek)},
+		{Pattern: adminjson.Path + "reset", Handler: allow(http.MethodPost, s.reset)},
+		{Pattern: adminjson.Path + "ban", Handler: allow(http.MethodPost, s.ban)},
+		{Pattern: adminjson.Path + "unban", Handler: allow(http.MethodPost, s.unban)},
+		{Pattern: adminjson.Path + "bans", Handler: allow(http.MethodGet, s.bans)},
+		{Pattern: adminjson.Path + "top", Handler: allow(http.MethodGet, s.top)},
+		{Pattern: adminjson.Path, Handler: caddy.AdminHandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			return newError(http.StatusNotFound, "unknown endpoint; use %[1]sstatus, %[1]slimits, %[1]speek, %[1]sreset, %[1]sban, %[1]sunban, %[1]sbans or %[1]stop", adminjson.Path)
 		})},
 	}
 }

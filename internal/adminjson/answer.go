@@ -9,6 +9,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
+// Path is what the paths of the API begin with.
+const Path = "/rate_limit/"
+
 // Seconds is a duration that JSON shows in seconds.
 type Seconds time.Duration
 

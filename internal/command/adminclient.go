@@ -15,6 +15,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -22,18 +23,16 @@ import (
 type adminClient struct {
 	address string // as the user knows it
 	origin  string
-	prefix  string
 	http    http.Client
 }
 
-// newAdminClient returns a client for an admin endpoint at which the paths of the API begin
-// with prefix.
-func newAdminClient(address, prefix string, timeout time.Duration) (*adminClient, error) {
+// newAdminClient returns a client for an admin endpoint.
+func newAdminClient(address string, timeout time.Duration) (*adminClient, error) {
 	parsed, err := caddy.ParseNetworkAddress(address)
 	if err != nil || parsed.PortRangeSize() > 1 || parsed.IsFdNetwork() {
 		return nil, fmt.Errorf("address: %q is not valid; use one such as localhost:2019 or unix//run/caddy.sock", address)
 	}
-	c := &adminClient{address: address, prefix: prefix, origin: "http://" + parsed.JoinHostPort(0)}
+	c := &adminClient{address: address, origin: "http://" + parsed.JoinHostPort(0)}
 	dialTo := parsed.JoinHostPort(0)
 	if parsed.IsUnixNetwork() {
 		c.origin = "http://127.0.0.1"
@@ -62,7 +61,7 @@ func (c *adminClient) ask(ctx context.Context, path string, send any) (*http.Res
 		}
 		method, body = http.MethodPost, bytes.NewReader(text)
 	}
-	r, err := http.NewRequestWithContext(ctx, method, c.origin+c.prefix+path, body)
+	r, err := http.NewRequestWithContext(ctx, method, c.origin+adminjson.Path+path, body)
 	if err != nil {
 		return nil, err
 	}

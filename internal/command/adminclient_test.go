@@ -15,7 +15,7 @@ func TestClientDoesNotHang(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	client, err := newAdminClient(silent.Addr().String(), "/rate_limit/", 50*time.Millisecond)
+	client, err := newAdminClient(silent.Addr().String(), 50*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,7 +80,7 @@ func TestCommandsReadAnyAnswer(t *testing.T) {
 // runAsking runs a command and returns what it prints.
 func runAsking(t *testing.T, args []string) (string, error) {
 	t.Helper()
-	commands := Asking("/rate_limit/")
+	commands := Asking()
 	cmd := commands[slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == args[0] })]
 	var out bytes.Buffer
 	cmd.SetOut(&out)

@@ -30,18 +30,13 @@ func addAdminFlags(cmd *cobra.Command) {
 	cmd.Flags().Bool("json", false, "Print the answer as JSON")
 }
 
-// asker makes the commands that ask a running Caddy.
-type asker struct {
-	prefix string // what the paths of the admin API begin with
-}
-
 // newClient returns a client for the address that the flags of cmd tell.
-func (api asker) newClient(cmd *cobra.Command, timeout time.Duration) (*adminClient, error) {
+func newClient(cmd *cobra.Command, timeout time.Duration) (*adminClient, error) {
 	address, err := adminAddress(cmd)
 	if err != nil {
 		return nil, err
 	}
-	return newAdminClient(address, api.prefix, timeout)
+	return newAdminClient(address, timeout)
 }
 
 // adminAddress returns the address of the admin endpoint.
@@ -93,8 +88,8 @@ func show(cmd *cobra.Command, answer []byte, into any, print func(w io.Writer) e
 }
 
 // askAndShow asks a running Caddy and shows the answer.
-func (api asker) askAndShow(cmd *cobra.Command, path string, send, into any, print func(w io.Writer) error) error {
-	client, err := api.newClient(cmd, adminTimeout)
+func askAndShow(cmd *cobra.Command, path string, send, into any, print func(w io.Writer) error) error {
+	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
 		return err
 	}
@@ -106,17 +101,17 @@ func (api asker) askAndShow(cmd *cobra.Command, path string, send, into any, pri
 }
 
 // completeLimit completes the path of a limit by asking the running Caddy.
-func (api asker) completeLimit(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func completeLimit(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return api.limitPaths(cmd, func(*adminjson.Limit) bool { return true }), cobra.ShellCompDirectiveNoFileComp
+	return limitPaths(cmd, func(*adminjson.Limit) bool { return true }), cobra.ShellCompDirectiveNoFileComp
 }
 
 // limitPaths returns the names of those limits of the running Caddy that are wanted;
 // none if it does not answer at once.
-func (api asker) limitPaths(cmd *cobra.Command, wanted func(*adminjson.Limit) bool) (paths []string) {
-	client, err := api.newClient(cmd, time.Second)
+func limitPaths(cmd *cobra.Command, wanted func(*adminjson.Limit) bool) (paths []string) {
+	client, err := newClient(cmd, time.Second)
 	if err != nil {
 		return nil
 	}

@@ -27,7 +27,7 @@ The exit status is 2 if Redis does not answer: then the change applies only to t
 Caddy that was asked.`
 
 // banCommand returns the command ban.
-func (api asker) banCommand() *cobra.Command {
+func banCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ban LIMIT KEY... DURATION",
 		Short: "Bans a key",
@@ -37,7 +37,7 @@ instances, as if it had been denied too often. A ban that ends later stays.
 ` + aboutBans,
 		Example: "  caddy rate-limit ban login 203.0.113.7 24h\n  caddy rate-limit ban login 1h --client-ip 203.0.113.7",
 	}
-	return api.aboutBan(cmd, 2, func(cmd *cobra.Command, args []string) (string, any, error) {
+	return aboutBan(cmd, 2, func(cmd *cobra.Command, args []string) (string, any, error) {
 		last := len(args) - 1
 		if _, err := caddy.ParseDuration(args[last]); err != nil {
 			return "", nil, option.Bad("DURATION", args[last], "a duration behind LIMIT and KEY, such as 10m")
@@ -51,7 +51,7 @@ instances, as if it had been denied too often. A ban that ends later stays.
 }
 
 // unbanCommand returns the command unban.
-func (api asker) unbanCommand() *cobra.Command {
+func unbanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unban LIMIT KEY...",
 		Short: "Ends the ban of a key",
@@ -61,7 +61,7 @@ follow within a second. The bucket keeps its level; the command reset empties it
 ` + aboutBans,
 		Example: "  caddy rate-limit unban login 203.0.113.7\n  caddy rate-limit unban login --client-ip 203.0.113.7",
 	}
-	return api.aboutBan(cmd, 1, func(cmd *cobra.Command, args []string) (string, any, error) {
+	return aboutBan(cmd, 1, func(cmd *cobra.Command, args []string) (string, any, error) {
 		asked, err := bucketAsked(cmd, args)
 		return "unban", asked, err
 	})
@@ -69,8 +69,8 @@ follow within a second. The bucket keeps its level; the command reset empties it
 
 // aboutBan completes a command about one ban, with at least so many arguments. ask returns
 // the path of the admin API and what to send there.
-func (api asker) aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command, []string) (string, any, error)) *cobra.Command {
-	cmd.ValidArgsFunction = api.completeBan
+func aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command, []string) (string, any, error)) *cobra.Command {
+	cmd.ValidArgsFunction = completeBan
 	cmd.Args = func(cmd *cobra.Command, got []string) error {
 		if len(got) < args {
 			return fmt.Errorf("too few arguments; use %s", cmd.Use)
@@ -83,7 +83,7 @@ func (api asker) aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command,
 			return err
 		}
 		var a adminjson.Ban
-		return api.askBan(cmd, path, send, &a, func(w io.Writer) { printBan(w, path, &a) })
+		return askBan(cmd, path, send, &a, func(w io.Writer) { printBan(w, path, &a) })
 	})
 	addAdminFlags(cmd)
 	cmd.Flags().String("client-ip", "", "The address of a client whose requests have no key")
@@ -111,7 +111,7 @@ func printBan(w io.Writer, path string, a *adminjson.Ban) {
 }
 
 // bansCommand returns the command bans.
-func (api asker) bansCommand() *cobra.Command {
+func bansCommand() *cobra.Command {
 	cmd := Runs(&cobra.Command{
 		Use:   "bans [LIMIT]",
 		Short: "Lists the keys that are banned",
@@ -127,9 +127,9 @@ first. A ban covers the requests that the limit matches, which SITE and MATCH sh
 			path += "?limit=" + url.QueryEscape(args[0])
 		}
 		var a adminjson.Bans
-		return api.askBan(cmd, path, nil, &a, func(w io.Writer) { printBans(w, &a) })
+		return askBan(cmd, path, nil, &a, func(w io.Writer) { printBans(w, &a) })
 	})
-	cmd.ValidArgsFunction = api.completeBan
+	cmd.ValidArgsFunction = completeBan
 	addAdminFlags(cmd)
 	return cmd
 }
@@ -155,17 +155,17 @@ func printBans(w io.Writer, a *adminjson.Bans) {
 }
 
 // completeBan completes the path of a limit that bans.
-func (api asker) completeBan(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func completeBan(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return api.limitPaths(cmd, func(l *adminjson.Limit) bool { return len(l.Ban) > 0 }), cobra.ShellCompDirectiveNoFileComp
+	return limitPaths(cmd, func(l *adminjson.Limit) bool { return len(l.Ban) > 0 }), cobra.ShellCompDirectiveNoFileComp
 }
 
 // askBan is askAndShow that also shows what the Caddy that is asked knows if Redis does not
 // answer.
-func (api asker) askBan(cmd *cobra.Command, path string, send, into any, print func(w io.Writer)) error {
-	client, err := api.newClient(cmd, adminTimeout)
+func askBan(cmd *cobra.Command, path string, send, into any, print func(w io.Writer)) error {
+	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
 		return err
 	}

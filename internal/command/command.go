@@ -19,10 +19,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
-// New returns a command with the given name and subcommands.
-func New(name string, subcommands []*cobra.Command) caddycmd.Command {
+// New returns the command with the given subcommands.
+func New(subcommands []*cobra.Command) caddycmd.Command {
 	return caddycmd.Command{
-		Name:  name,
+		Name:  "rate-limit",
 		Usage: "<command>",
 		Short: "Inspects and resets rate limits",
 		Long: `
@@ -61,13 +61,11 @@ was asked was looked at or changed (peek, reset, ban, unban, bans).`,
 	}
 }
 
-// Asking returns the commands that ask a running Caddy. prefix is what the paths of its
-// admin API begin with.
-func Asking(prefix string) []*cobra.Command {
-	api := asker{prefix}
+// Asking returns the commands that ask a running Caddy.
+func Asking() []*cobra.Command {
 	return []*cobra.Command{
-		api.statusCommand(), api.limitsCommand(), api.peekCommand(), api.resetCommand(),
-		api.banCommand(), api.unbanCommand(), api.bansCommand(), api.topCommand(),
+		statusCommand(), limitsCommand(), peekCommand(), resetCommand(),
+		banCommand(), unbanCommand(), bansCommand(), topCommand(),
 	}
 }
 

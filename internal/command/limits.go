@@ -17,7 +17,7 @@ import (
 )
 
 // limitsCommand returns the command limits.
-func (api asker) limitsCommand() *cobra.Command {
+func limitsCommand() *cobra.Command {
 	cmd := Runs(&cobra.Command{
 		Use:     "limits",
 		Short:   "Lists the limits of the running config",
@@ -26,7 +26,7 @@ func (api asker) limitsCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
 		var a adminjson.Limits
-		return api.askAndShow(cmd, "limits", nil, &a, func(w io.Writer) error { return printLimits(w, &a) })
+		return askAndShow(cmd, "limits", nil, &a, func(w io.Writer) error { return printLimits(w, &a) })
 	})
 	addAdminFlags(cmd)
 	return cmd

@@ -32,8 +32,8 @@ The exit status is 2 if Redis does not answer: then only the buckets of the Cadd
 was asked are shown or emptied.`
 
 // peekCommand returns the command peek.
-func (api asker) peekCommand() *cobra.Command {
-	return api.bucketCommand(&cobra.Command{
+func peekCommand() *cobra.Command {
+	return bucketCommand(&cobra.Command{
 		Use:   "peek [LIMIT [KEY...]]",
 		Short: "Shows how full the buckets of a key or a client are",
 		Long:  "\nShows how full the bucket of a key is, or those of a client at all limits, and charges\nnothing.\n" + aboutKeys,
@@ -43,8 +43,8 @@ func (api asker) peekCommand() *cobra.Command {
 }
 
 // resetCommand returns the command reset.
-func (api asker) resetCommand() *cobra.Command {
-	cmd := api.bucketCommand(&cobra.Command{
+func resetCommand() *cobra.Command {
+	cmd := bucketCommand(&cobra.Command{
 		Use:   "reset [LIMIT [KEY...]]",
 		Short: "Empties the buckets of a key or a client",
 		Long: `
@@ -61,8 +61,8 @@ emptied. Without LIMIT, a bucket that all requests share is left as it is.
 }
 
 // bucketCommand completes a command that looks at buckets, or empties them.
-func (api asker) bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
-	cmd.Args, cmd.ValidArgsFunction = cobra.ArbitraryArgs, api.completeLimit
+func bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = cobra.ArbitraryArgs, completeLimit
 	Runs(cmd, func(cmd *cobra.Command, args []string) error {
 		asked, err := bucketAsked(cmd, args)
 		if err == nil && reset {
@@ -71,7 +71,7 @@ func (api asker) bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return api.askBuckets(cmd, asked, reset)
+		return askBuckets(cmd, asked, reset)
 	})
 	addAdminFlags(cmd)
 	cmd.Flags().String("client-ip", "", "The client's address; with LIMIT, for a request that has no key")
@@ -140,7 +140,7 @@ func bucketAsked(cmd *cobra.Command, args []string) (*adminjson.Asked, error) {
 
 // askBuckets asks for buckets, or to empty them, and shows the answer. If Redis does
 // not answer, it shows what that Caddy knows.
-func (api asker) askBuckets(cmd *cobra.Command, asked *adminjson.Asked, reset bool) error {
+func askBuckets(cmd *cobra.Command, asked *adminjson.Asked, reset bool) error {
 	path, title := "peek", ""
 	if reset {
 		path, title = "reset", "The bucket is empty now%s. Before:\n"
@@ -148,7 +148,7 @@ func (api asker) askBuckets(cmd *cobra.Command, asked *adminjson.Asked, reset bo
 	if reset && asked.Limit == "" {
 		title = "These buckets are empty now%s. Before:\n"
 	}
-	client, err := api.newClient(cmd, adminTimeout)
+	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ func TestResetSaysWhose(t *testing.T) {
 		{[]string{"--client-ip", "203.0.113.7", "--key", "a"}, `{"address":"203.0.113.7","key":"a"}`, "client 203.0.113.7 and key a"},
 		{[]string{"--key", ""}, `{"key":""}`, `key ""`},
 	} {
-		cmd := asker{}.resetCommand()
+		cmd := resetCommand()
 		if err := cmd.ParseFlags(tc.args); err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // statusCommand returns the command status.
-func (api asker) statusCommand() *cobra.Command {
+func statusCommand() *cobra.Command {
 	cmd := Runs(&cobra.Command{
 		Use:   "status",
 		Short: "Shows the store, its health and the counters of each limit",
@@ -29,7 +29,7 @@ The exit status is 2 if a Redis server is not up: it is down, or has not answere
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
 		var a adminjson.Status
-		return api.askAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
+		return askAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
 	})
 	addAdminFlags(cmd)
 	return cmd

@@ -24,7 +24,7 @@ import (
 )
 
 // topCommand returns the command top.
-func (api asker) topCommand() *cobra.Command {
+func topCommand() *cobra.Command {
 	cmd := Runs(&cobra.Command{
 		Use:   "top",
 		Short: "Shows the keys with the most requests or denials",
@@ -36,20 +36,20 @@ prints them once.
 Counts of rare keys may be too high, by at most the value in the ERROR column.`,
 		Example: "  caddy rate-limit top\n  caddy rate-limit top --limit api/search --by requests -n 5",
 		Args:    cobra.NoArgs,
-	}, api.runTop)
+	}, runTop)
 	addAdminFlags(cmd)
 	cmd.Flags().IntP("number", "n", 20, "How many keys to show")
 	cmd.Flags().String("by", "denied", "Sort by requests that were denied, or by all requests: denied or requests")
 	cmd.Flags().String("limit", "", "The path of the limit; it may be left out if only one has track_top")
 	_ = cmd.RegisterFlagCompletionFunc("limit", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		return api.limitPaths(cmd, func(l *adminjson.Limit) bool { return l.TrackTop > 0 }), cobra.ShellCompDirectiveNoFileComp
+		return limitPaths(cmd, func(l *adminjson.Limit) bool { return l.TrackTop > 0 }), cobra.ShellCompDirectiveNoFileComp
 	})
 	_ = cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"denied", "requests"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 // runTop runs the command top.
-func (api asker) runTop(cmd *cobra.Command, _ []string) error {
+func runTop(cmd *cobra.Command, _ []string) error {
 	query := make(url.Values)
 	n, _ := cmd.Flags().GetInt("number")
 	by, _ := cmd.Flags().GetString("by")
@@ -61,7 +61,7 @@ func (api asker) runTop(cmd *cobra.Command, _ []string) error {
 	asJSON, _ := cmd.Flags().GetBool("json")
 	if asJSON || !terminal.Is(cmd.OutOrStdout()) {
 		var a adminjson.Top
-		return api.askAndShow(cmd, "top?"+query.Encode(), nil, &a, func(w io.Writer) error {
+		return askAndShow(cmd, "top?"+query.Encode(), nil, &a, func(w io.Writer) error {
 			for _, line := range topLines(&a, terminal.Coloured(w)) {
 				fmt.Fprintln(w, line)
 			}
@@ -69,7 +69,7 @@ func (api asker) runTop(cmd *cobra.Command, _ []string) error {
 		})
 	}
 	query.Set("watch", "1s")
-	client, err := api.newClient(cmd, adminjson.WatchTime+adminTimeout)
+	client, err := newClient(cmd, adminjson.WatchTime+adminTimeout)
 	if err != nil {
 		return err
 	}

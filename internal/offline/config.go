@@ -92,7 +92,7 @@ func New(m Module, text []byte) (*Config, error) {
 		}
 		d.Servers = append(d.Servers, s)
 	}
-	own, err := d.cutRedis(cfg.Apps[m.Name()])
+	own, err := d.cutRedis(cfg.Apps[moduleName])
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func New(m Module, text []byte) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d, d.provision(map[string]json.RawMessage{"http": httpApp, m.Name(): own})
+	return d, d.provision(map[string]json.RawMessage{"http": httpApp, moduleName: own})
 }
 
 // cutRedis returns the app's config without Redis.
@@ -149,7 +149,7 @@ func (d *Config) provision(apps map[string]json.RawMessage) error {
 
 // compile provisions the apps and compiles the routes of the servers.
 func (d *Config) compile(ctx caddy.Context) error {
-	own, err := ctx.App(d.module.Name())
+	own, err := ctx.App(moduleName)
 	if err != nil {
 		return err
 	}
@@ -318,7 +318,7 @@ func (c *cutter) contains(value any) bool {
 		return slices.ContainsFunc(value, c.contains)
 	case map[string]any:
 		switch value["handler"] {
-		case c.module.Name():
+		case moduleName:
 			return true
 		case "invoke":
 			name, _ := value["name"].(string)
@@ -359,7 +359,7 @@ func (c *cutter) route(route rawRoute, after bool) (found bool) {
 		has := false
 		switch name := handlerName(h); c.kindOf(name, h) {
 		case keepHandler:
-			has = name == c.module.Name() || name == "invoke" && c.limited[stringIn(h, "name")]
+			has = name == moduleName || name == "invoke" && c.limited[stringIn(h, "name")]
 			if name == "subroute" {
 				has = c.subroute(h, after)
 			}
@@ -433,7 +433,7 @@ const (
 // kindOf returns what becomes of a handler. It may remove options from it.
 func (c *cutter) kindOf(name string, h map[string]json.RawMessage) handlerKind {
 	switch name {
-	case c.module.Name(), "subroute", "invoke", "vars", "map", "rewrite":
+	case moduleName, "subroute", "invoke", "vars", "map", "rewrite":
 		return keepHandler
 	case "headers":
 		delete(h, "response")

@@ -17,12 +17,12 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
+// moduleName is the name of the handler and of the app.
+const moduleName = "rate_limit"
+
 // Module is what the root package tells of Caddy's modules, which can't be imported from
 // here.
 type Module interface {
-	// Name is the name of the handler and of the app.
-	Name() string
-
 	// MaxKeys returns the option max_keys of the provisioned app.
 	MaxKeys(app caddy.App) int
 
