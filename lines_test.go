@@ -26,7 +26,6 @@ var lines = map[string][]line{
 	"draft.warnClientControlled": nil,
 	"App.warnUnintended":         nil,
 	"agreement.add":              nil,
-	"init":                       nil,
 	"Reporter.noKey": {
 		{"warn", "a request has no value for the key of this limit, using the client's address"},
 		{"warn", "a request has neither a value for the key of this limit nor a client address, " +
