@@ -213,8 +213,8 @@ func validateShell(t *testing.T, code string) error {
 		if _, err := os.Stat(dir); err != nil {
 			return err
 		}
-		// The last four prepare the unit, see TestUnit in test/operation.
-		known := []string{"make", "xcaddy", "cd", "go", "caddy", "install", "groupadd", "useradd", "systemctl"}
+		// The last six prepare the unit, see TestUnit in test/operation, or Debian's package.
+		known := []string{"make", "xcaddy", "cd", "go", "caddy", "install", "groupadd", "useradd", "systemctl", "dpkg-divert", "update-alternatives"}
 		if !slices.Contains(known, words[0]) {
 			return fmt.Errorf("no test knows the command %s", words[0])
 		}
@@ -425,6 +425,44 @@ func TestDocumentedLinks(t *testing.T) {
 				t.Errorf("%s: link to %s: no such heading", path, match[1])
 			}
 		}
+	}
+}
+
+// TestDocumentedTables guards that tables are shown as tables, with all of their cells: each
+// row has as many as its heading.
+func TestDocumentedTables(t *testing.T) {
+	t.Parallel()
+	divider := regexp.MustCompile(`^ *\|( *:?-+:? *\|)+ *$`)
+	cell := regexp.MustCompile(`(?:[^|\\]|\\.)*\|`)
+	tables := 0
+	for _, path := range append(documents(t), "CHANGELOG.md") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := strings.Split(fenced.ReplaceAllStringFunc(string(text), func(block string) string {
+			return strings.Repeat("\n", strings.Count(block, "\n")) // so that lines keep their numbers
+		}), "\n")
+		want := 0 // cells of the table that a line is in, 0 if it is in none
+		for i, row := range rows {
+			cells := len(cell.FindAllString(row, -1)) // and the text in front of the first
+			switch {
+			case divider.MatchString(row):
+				tables++
+				if want = cells; i == 0 || len(cell.FindAllString(rows[i-1], -1)) != want {
+					t.Errorf("%s:%d: the heading has other cells than the line below it: %s", path, i, rows[max(i-1, 0)])
+				}
+			case !strings.HasPrefix(strings.TrimSpace(row), "|"):
+				want = 0
+			case want > 0 && cells != want:
+				t.Errorf("%s:%d: got %d cells, want %d: %s", path, i+1, cells-1, want-1, row)
+			case want == 0 && (i+1 == len(rows) || !divider.MatchString(rows[i+1])):
+				t.Errorf("%s:%d: a row without a table: %s", path, i+1, row)
+			}
+		}
+	}
+	if tables < 50 {
+		t.Errorf("found only %d tables", tables)
 	}
 }
 

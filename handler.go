@@ -64,7 +64,9 @@ type Handler struct {
 	// not. With `atomic`, none: a denied request uses up no limit. With
 	// `each`, every bucket that has room. With `in_order`, the limits are asked one
 	// after the other as they stand in the block, and those before the first that
-	// denies are charged; those behind it are not asked. Default: `atomic`, for
+	// denies are charged; those behind it are not asked. With these two, requests that
+	// are denied use up other limits: nine denied trades take nine units from the bucket
+	// of all actions of that user, which are then denied too. Default: `atomic`, for
 	// `rate_limits` `in_order`.
 	Accounting string `json:"accounting,omitempty"`
 

@@ -119,28 +119,32 @@ func behind(w http.ResponseWriter, r *http.Request) {
 // says.
 func TestRecipes(t *testing.T) {
 	testRecipes(t, "docs/recipes.md", map[string]func(recipe){
-		"Login protection":                   recipeLogin,
-		"A limit by account":                 recipeAccount,
-		"A client's own quota":               recipeQuota,
-		"Costs that only the upstream knows": recipeCosts,
-		"Shares of tenants":                  recipeTenants,
-		"Websockets":                         recipeWebsockets,
-		"A limit to try out first":           recipeCandidate,
-		"A sale":                             recipeSale,
-		"An allow list":                      recipeAllowList,
-		"Plans that change without a reload": recipePlans,
-		"Scanners":                           recipeScanners,
-		"WordPress":                          recipeWordPress,
-		"gRPC":                               recipeGRPC,
-		"Scrapers":                           recipeScrapers,
-		"JSON for denied requests":           recipeProblem,
-		"A trap":                             recipeTrap,
-		"CORS":                               recipeCORS,
-		"X-RateLimit-Retry-After":            recipeRetryAfter,
-		"Sticky sessions":                    recipeSticky,
-		"Limits for other proxies":           recipeService,
-		"A queue for what is denied":         recipeQueue,
-		"Limits that follow their file":      recipeWatch,
+		"Login protection":                      recipeLogin,
+		"A limit by account":                    recipeAccount,
+		"A client's own quota":                  recipeQuota,
+		"Costs that only the upstream knows":    recipeCosts,
+		"Shares of tenants":                     recipeTenants,
+		"Websockets":                            recipeWebsockets,
+		"A limit to try out first":              recipeCandidate,
+		"A sale":                                recipeSale,
+		"An allow list":                         recipeAllowList,
+		"Plans that change without a reload":    recipePlans,
+		"Scanners":                              recipeScanners,
+		"WordPress":                             recipeWordPress,
+		"gRPC":                                  recipeGRPC,
+		"Scrapers":                              recipeScrapers,
+		"JSON for denied requests":              recipeProblem,
+		"A trap":                                recipeTrap,
+		"CORS":                                  recipeCORS,
+		"X-RateLimit-Retry-After":               recipeRetryAfter,
+		"Sticky sessions":                       recipeSticky,
+		"Limits for other proxies":              recipeService,
+		"A queue for what is denied":            recipeQueue,
+		"Limits that follow their file":         recipeWatch,
+		"Wrong passwords close the whole site":  recipeWholeSite,
+		"Limits that hold only when it is busy": recipeElastic,
+		"No answer to denied requests":          recipeAbort,
+		"Labels of containers":                  recipeLabels,
 
 		"An upstream that is slow when it is busy": recipeBusy,
 		"Checkout before bots":                     recipeCheckout,
@@ -942,6 +946,98 @@ func recipeQueue(r recipe) {
 	})
 	r.want("other requests", s.statuses(50, "GET", "/orders", "X-Api-Key: alice"), "map[200:50]")
 	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="orders",result="denied"}`], 30)
+}
+
+func recipeWholeSite(r recipe) {
+	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
+	r.want("pages", s.statuses(20, "GET", "/?status=401"), "map[401:20]")
+	r.want("right passwords", s.statuses(20, "POST", "/login"), "map[200:20]")
+	r.want("wrong passwords", s.statuses(7, "POST", "/login/?status=401"), "map[401:5 429:2]")
+	r.want("a page after them", s.get("/").StatusCode, 429)
+	s.from("127.0.0.2")
+	r.want("a page for another address", s.get("/").StatusCode, 200)
+	s.from("127.0.0.1")
+	s.clock.advance(10 * time.Minute)
+	r.want("ten minutes later", s.statuses(3, "GET", "/")+s.statuses(2, "POST", "/login?status=401"), "map[200:3]map[401:1 429:1]")
+}
+
+func recipeElastic(r recipe) {
+	upstream, arrived, release := blocking(r.t)
+	s := r.start(1, "localhost:9000", upstream, "concurrency auto {", "concurrency auto {\nmax 4")
+	const greedy, polite = "X-Tenant: greedy", "X-Tenant: polite"
+	r.want("above the limit while the upstream is idle", s.statuses(700, "GET", "/", greedy), "map[200:700]")
+	var slow sync.WaitGroup
+	for range 3 {
+		slow.Go(func() { s.send("GET", "/slow", polite) })
+		<-arrived
+	}
+	r.want("above the limit while it is busy", s.statuses(5, "GET", "/", greedy), "map[503:5]")
+	r.want("within it", s.statuses(5, "GET", "/", polite), "map[200:5]")
+	release()
+	slow.Wait()
+	s.clock.advance(2 * time.Minute)
+	r.want("two minutes later", s.get("/", greedy).StatusCode, 200)
+	r.want("units of the other", levelOf(r.t, "tenant", "greedy").Units, 1)
+}
+
+func recipeAbort(r recipe) {
+	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
+	r.want("within the limit", s.statuses(100, "GET", "/"), "map[200:100]")
+	s.from("127.0.0.1") // on a connection of its own, as a client may retry on one that it had
+	res, err := s.client.Get(s.url("/"))
+	if err == nil {
+		res.Body.Close()
+	}
+	s.requests.Add(1)
+	r.want("an answer", errors.Is(err, io.EOF), true)
+	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="flood",result="denied"}`], 1)
+}
+
+func recipeLabels(r recipe) {
+	// What caddy-docker-proxy makes of labels.
+	type block struct {
+		name, value string
+		within      []*block
+	}
+	root, labels := new(block), false
+	for line := range strings.Lines(r.blocks[0].code) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		if !labels {
+			labels = key == "labels:"
+			continue
+		}
+		at := root
+		for name := range strings.SplitSeq(key, ".") {
+			i := slices.IndexFunc(at.within, func(b *block) bool { return b.name == name })
+			if i < 0 {
+				i, at.within = len(at.within), append(at.within, &block{name: name})
+			}
+			at = at.within[i]
+		}
+		at.value = strings.Trim(value, `"`)
+	}
+	var text strings.Builder
+	var write func(b *block)
+	write = func(b *block) {
+		fmt.Fprint(&text, b.name, " ", b.value)
+		if len(b.within) > 0 {
+			fmt.Fprint(&text, " {\n")
+			for _, w := range b.within {
+				write(w)
+			}
+			fmt.Fprint(&text, "}")
+		}
+		fmt.Fprint(&text, "\n")
+	}
+	site := root.within[0]
+	r.want("the site", site.name+" "+site.value, "caddy app.example.com")
+	for _, b := range site.within {
+		write(b)
+	}
+	upstream := strings.TrimPrefix(newUpstream(r.t, behind), "http://")
+	s := startConfig(r.t, config{site: strings.Replace(text.String(), "{{upstreams 9000}}", upstream, 1)})
+	r.want("logins", s.statuses(7, "GET", "/login"), "map[200:5 429:2]")
+	r.want("other pages", s.statuses(100, "GET", "/"), "map[200:95 429:5]")
 }
 
 // watchCommand is the command that recipeWatch runs.
