@@ -58,7 +58,15 @@ func TestIssueForms(t *testing.T) {
 			Validations struct{ Required bool }
 		}
 	}
-	for _, name := range []string{"bug.yml", "feature.yml"} {
+	asked := map[string][]string{
+		"bug.yml": {"caddyfile", "explain", "status", "versions"}, "library.yml": {"code", "versions"},
+		"command.yml": {"command", "input", "versions"}, "feature.yml": {"need"},
+	}
+	files, err := filepath.Glob(root + "/.github/ISSUE_TEMPLATE/*.yml")
+	if err != nil || len(files) != len(asked)+1 { // and config.yml
+		t.Fatalf("found forms %q: %v", files, err)
+	}
+	for name, asks := range asked {
 		var f form
 		text := read(t, root, ".github/ISSUE_TEMPLATE", name)
 		decoder := yaml.NewDecoder(bytes.NewReader([]byte(text)))
@@ -78,8 +86,24 @@ func TestIssueForms(t *testing.T) {
 		if f.Name == "" || f.Description == "" {
 			t.Errorf("%s: lacks its name or description", name)
 		}
-		if name == "bug.yml" && (!ids["explain"] || !ids["status"]) {
-			t.Errorf("%s: does not ask for what caddy rate-limit explain and status say", name)
+		for _, id := range asks {
+			if !ids[id] {
+				t.Errorf("%s: does not ask for %s", name, id)
+			}
+		}
+	}
+	var config struct {
+		Blank bool                                `yaml:"blank_issues_enabled"`
+		Links []struct{ Name, URL, About string } `yaml:"contact_links"`
+	}
+	decoder := yaml.NewDecoder(strings.NewReader(read(t, root, ".github/ISSUE_TEMPLATE/config.yml")))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&config); err != nil || len(config.Links) != 2 {
+		t.Fatalf("config.yml: %v %+v", err, config)
+	}
+	for _, l := range config.Links {
+		if l.Name == "" || l.About == "" || !strings.HasPrefix(l.URL, "https://") {
+			t.Errorf("config.yml: GitHub does not show %+v", l)
 		}
 	}
 }
