@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -19,6 +21,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
@@ -145,6 +150,7 @@ func TestRecipes(t *testing.T) {
 		"Limits that hold only when it is busy": recipeElastic,
 		"No answer to denied requests":          recipeAbort,
 		"Labels of containers":                  recipeLabels,
+		"Bans in the firewall":                  recipeFirewall,
 
 		"An upstream that is slow when it is busy": recipeBusy,
 		"Checkout before bots":                     recipeCheckout,
@@ -991,6 +997,56 @@ func recipeAbort(r recipe) {
 	s.requests.Add(1)
 	r.want("an answer", errors.Is(err, io.EOF), true)
 	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="flood",result="denied"}`], 1)
+}
+
+// execHandler does what the plugin caddy-events-exec does.
+type execHandler struct{ Command []string }
+
+func init() { caddy.RegisterModule(new(execHandler)) }
+
+// CaddyModule returns the Caddy module information.
+func (*execHandler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "events.handlers.exec", New: func() caddy.Module { return new(execHandler) }}
+}
+
+// UnmarshalCaddyfile implements caddyfile.Unmarshaler.
+func (h *execHandler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next()
+	h.Command = d.RemainingArgs()
+	return nil
+}
+
+// Handle implements caddyevents.Handler.
+func (h *execHandler) Handle(ctx context.Context, _ caddy.Event) error {
+	var args []string
+	for _, arg := range h.Command[1:] {
+		args = append(args, ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(arg, ""))
+	}
+	return exec.CommandContext(ctx, h.Command[0], args...).Run() //nolint:gosec // it is the recipe's
+}
+
+func recipeFirewall(r recipe) {
+	dir := tempDir(r.t)
+	script, nft, called := filepath.Join(dir, "ban"), filepath.Join(dir, "nft"), filepath.Join(dir, "called")
+	for file, text := range map[string]string{
+		script: strings.Replace(r.blocks[1].code, "exec nft ", "exec "+nft+" ", 1),
+		nft:    "#!/bin/sh\necho \"$@\" >>" + called + "\n",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o700); err != nil { //nolint:gosec // it is run
+			r.t.Fatal(err)
+		}
+	}
+	s := r.start(1, "/usr/local/bin/ban", script, "localhost:9000", newUpstream(r.t, behind))
+	r.want("requests", s.statuses(102, "GET", "/"), "map[200:100 429:2]")
+	var got []byte
+	eventually(r.t, "the command runs", func() bool {
+		got, _ = os.ReadFile(called)
+		return bytes.HasSuffix(got, []byte("\n"))
+	})
+	r.want("how it is called", string(got), "add element inet filter banned4 { 127.0.0.1 timeout 600s }\n")
+	for _, set := range []string{"set banned4 {", "set banned6 {", "ip saddr @banned4 drop", "ip6 saddr @banned6 drop"} {
+		r.want(set, strings.Contains(r.blocks[2].code, set), true)
+	}
 }
 
 func recipeLabels(r recipe) {
