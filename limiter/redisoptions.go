@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"errors"
@@ -33,6 +34,13 @@ type RedisOptions struct {
 
 	// The user and password for logging in to the servers, if any.
 	Username, Password string
+
+	// Returns the user and password for logging in to the servers, instead of Username
+	// and Password, for those that change, such as tokens. It is called for each new
+	// connection, also concurrently, and must return when ctx is over, after five
+	// seconds at most. An error is reported as an [Event], so it must not show secrets.
+	// May be nil.
+	Credentials func(ctx context.Context) (username, password string, err error)
 
 	// The number of the database, from 0 to RedisMaxDB. A cluster has only 0.
 	DB int
@@ -99,6 +107,8 @@ func (opt RedisOptions) Validate() error {
 		return fmt.Errorf("database %d: a cluster has only 0", opt.DB)
 	case opt.Cluster && opt.MasterName != "":
 		return errors.New("a cluster and the name of a server that sentinels know: must be one of them")
+	case opt.Credentials != nil && (opt.Username != "" || opt.Password != ""):
+		return errors.New("credentials, and a username or password: must be one of them")
 	case opt.Timeout < RedisMinTimeout || opt.Timeout > RedisMaxTimeout:
 		return fmt.Errorf("timeout %v: must be from %v to %v", opt.Timeout, RedisMinTimeout, RedisMaxTimeout)
 	}
@@ -136,6 +146,7 @@ func (opt *RedisOptions) forScripts() redisscript.Options {
 		SentinelPassword: opt.SentinelPassword,
 		Username:         opt.Username,
 		Password:         opt.Password,
+		Credentials:      opt.Credentials,
 		DB:               opt.DB,
 		TLS:              opt.TLS,
 		Timeout:          opt.Timeout,

@@ -1,11 +1,14 @@
 package limiter
 
 import (
+	"context"
 	"math"
 	"strings"
 	"testing"
 	"time"
 )
+
+func noCredentials(context.Context) (username, password string, err error) { return "", "", nil }
 
 // TestRedisOptionsValidate guards that each invalid option is rejected by name,
 // without secrets, and that valid ones are not.
@@ -32,6 +35,8 @@ func TestRedisOptionsValidate(t *testing.T) {
 		{"a negative timeout", func(o *RedisOptions) { o.Timeout = math.MinInt64 }, "timeout -"},
 		{"a long timeout", func(o *RedisOptions) { o.Timeout = time.Minute + 1 }, "timeout 1m0.000000001s: "},
 		{"the longest timeout", func(o *RedisOptions) { o.Timeout = time.Minute }, ""},
+		{"credentials", func(o *RedisOptions) { o.Credentials = noCredentials }, ""},
+		{"credentials and a password", func(o *RedisOptions) { o.Credentials, o.Password = noCredentials, "canary" }, "credentials, and "},
 		{"a long user", func(o *RedisOptions) { o.Username = long }, "username of 120000 bytes: "},
 		{"a long password", func(o *RedisOptions) { o.Password = long }, "password of 120000 bytes: "},
 		{"a long secret", func(o *RedisOptions) { o.KeySecret = long }, "key secret of 120000 bytes: "},

@@ -3,7 +3,11 @@ package limiter
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -303,6 +307,73 @@ func TestTLS(t *testing.T) {
 			if got := unitsIn(t, r, b); got != manyFailures {
 				t.Errorf("%d units", got)
 			}
+		})
+	}
+}
+
+// TestCredentials guards that each connection logs in with what Credentials returns then, so
+// that a password may change while the store is open, and that its error is told.
+func TestCredentials(t *testing.T) {
+	t.Parallel()
+	single := redistest.Start(t)
+	cluster := redistest.StartCluster(t, 1)
+	for name, server := range map[string]*redistest.Server{"server": single, "cluster": cluster.Nodes[0]} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			do := func(args ...any) {
+				t.Helper()
+				if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var token atomic.Pointer[string]
+			rotate := func(to string) {
+				t.Helper()
+				do("ACL", "SETUSER", "limiter", "reset", "on", ">"+to, "~*", "+@all")
+				token.Store(&to)
+			}
+			rotate("first")
+			var seen events
+			r := newTestRedis(t, server, func(opt *RedisOptions) {
+				opt.Cluster = name == "cluster"
+				opt.Fallback, opt.Report = NewMemory(), seen.report
+				opt.Credentials = func(context.Context) (username, password string, err error) {
+					if password = *token.Load(); password == "" {
+						err = errors.New("the token is not there")
+					}
+					return "limiter", password, err
+				}
+			})
+			b := hourly(100)
+			decidedByRedis := func() error {
+				if by := mustTake(t, r, Request{Buckets: []Bucket{b}})[0].By; by != DecidedByRedis {
+					return fmt.Errorf("decided by %v", by)
+				}
+				return nil
+			}
+			redistest.WaitFor(t, 5*time.Second, decidedByRedis)
+
+			rotate("second")
+			do("CLIENT", "KILL", "USER", "limiter")
+			redistest.WaitFor(t, 5*time.Second, decidedByRedis)
+			for _, e := range seen.take() {
+				if strings.Contains(e, "wrongpass") {
+					t.Errorf("reported %s", e)
+				}
+			}
+
+			none := ""
+			token.Store(&none)
+			do("CLIENT", "KILL", "USER", "limiter")
+			redistest.WaitFor(t, 5*time.Second, func() error {
+				_ = decidedByRedis()
+				if got := seen.take(); !slices.ContainsFunc(got, func(e string) bool { return strings.Contains(e, "credentials") }) {
+					return fmt.Errorf("reported %q", got)
+				}
+				return nil
+			})
+			rotate("third")
+			redistest.WaitFor(t, 5*time.Second, decidedByRedis)
 		})
 	}
 }

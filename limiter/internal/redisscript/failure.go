@@ -93,6 +93,9 @@ var otherCodes = []string{
 // cannot come from the script. Its text is shown.
 type corrupt struct{ error }
 
+// noCredentials is the error of Options.Credentials. Its text is shown, whatever it wraps.
+type noCredentials struct{ error }
+
 // ownErrors are errors with known texts.
 var ownErrors = []error{
 	errReplyTooLarge, errReplyMalformed, errUnasked, errBehind, errLate, errKept, errConnecting, errNotConnected, errPlain,
@@ -106,7 +109,7 @@ func harmless(err error, texts []string) []string {
 		return append(texts, err.Error())
 	}
 	switch err := err.(type) { //nolint:errorlint // this function walks the tree
-	case corrupt, *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
+	case corrupt, noCredentials, *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
 		tls.AlertError, tls.RecordHeaderError, *tls.CertificateVerificationError,
 		x509.UnknownAuthorityError, x509.HostnameError, x509.CertificateInvalidError:
 		return append(texts, err.Error())
@@ -207,6 +210,8 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	switch {
 	case errors.As(err, new(corrupt)):
 		f = ServerError{reason: "corrupt"}
+	case errors.As(err, new(noCredentials)):
+		f.reason, f.text = "credentials", "can't be logged in to"
 	case errors.Is(err, errBehind), errors.Is(err, errLate), errors.Is(err, errKept):
 		f = ServerError{reason: "backlog", text: late}
 	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed), errors.Is(err, errUnasked):

@@ -100,6 +100,8 @@ func TestFailureReasons(t *testing.T) {
 		{x509.UnknownAuthorityError{}, "tls", "counts"},
 		{op(errors.New("remote error: tls: certificate required")), "tls", "counts"},
 		{corrupt{errors.New("a value is not ours")}, "corrupt", ""},
+		{noCredentials{errors.New("no token")}, "credentials", "counts"},
+		{noCredentials{redis.Nil}, "credentials", "counts"},
 		{errBehind, "backlog", "unrun"},
 		{errLate, "backlog", ""},
 		{errConnecting, "timeout", "counts unrun"},

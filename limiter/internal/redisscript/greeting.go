@@ -66,6 +66,19 @@ func (g *greeter) greet(ctx context.Context) (*connection, error) {
 	return c, nil
 }
 
+// credentials marks the errors of a function that returns credentials, which may be nil.
+func credentials(get func(context.Context) (string, string, error)) func(context.Context) (string, string, error) {
+	if get == nil {
+		return nil
+	}
+	return func(ctx context.Context) (username, password string, err error) {
+		if username, password, err = get(ctx); err != nil {
+			err = noCredentials{err}
+		}
+		return username, password, err
+	}
+}
+
 // socket is a connection while it is greeted. Everything that comes is checked
 // before go-redis sees it.
 type socket struct {

@@ -18,6 +18,7 @@
 package redisscript
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"time"
@@ -39,6 +40,10 @@ type Options struct {
 	// The credentials for the sentinels, and for the servers.
 	SentinelUsername, SentinelPassword string
 	Username, Password                 string
+
+	// Returns the credentials for the servers, for each connection; nil means that they
+	// are Username and Password.
+	Credentials func(ctx context.Context) (username, password string, err error)
 
 	// The number of the database.
 	DB int

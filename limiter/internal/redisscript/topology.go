@@ -39,6 +39,8 @@ func (opt *Options) client() *redis.UniversalOptions {
 		DB:               opt.DB,
 		Dialer:           dialer(dialTimeout, opt.TLS),
 
+		CredentialsProviderContext: credentials(opt.Credentials),
+
 		// More than are ever needed: only when so many dials have failed in a row
 		// does the client itself stop dialing for a while.
 		PoolSize: 64,
