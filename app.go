@@ -208,7 +208,8 @@ func (a *App) openMemory() error {
 // fallback. options are those that opt.TLS was made from.
 func (a *App) openRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) error {
 	opt.Fallback, opt.Report = a.memory, process.Redis
-	store, err := openStore(a, newRedisStoreKey(opt, options).pooled(), func() (*sharedRedis, error) {
+	login := a.Redis.rotates(&opt)
+	store, err := openStore(a, newRedisStoreKey(opt, options, login).pooled(), func() (*sharedRedis, error) {
 		r, err := limiter.NewRedis(opt)
 		if err != nil {
 			return nil, err

@@ -3,12 +3,14 @@ package ratelimit
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -31,6 +33,7 @@ import (
 // Addresses, names, users, passwords, the secret, numbers and the TLS options may
 // contain `{env.*}`, `{file.*}` and `{system.*}` placeholders. They are resolved
 // when the config is loaded, and stored unresolved; it is an error if one is empty.
+// A `{file.*}` in the user or password of a server is read again for each connection.
 // A config loads whether or not Redis can be reached. Configs with equal settings
 // share their connections.
 type Redis struct {
@@ -46,7 +49,8 @@ type Redis struct {
 	// The user to log in as. Default: the server's default user.
 	Username string `json:"username,omitempty"`
 
-	// The password to log in with.
+	// The password to log in with. Tokens that expire can be read from a file:
+	// `{file./run/secrets/token}`.
 	Password string `json:"password,omitempty"`
 
 	// The database number, from 0 to 65535. A cluster has only 0.
@@ -236,6 +240,57 @@ func resolve(repl *caddy.Replacer, text string, escape func(string) string) (str
 		}
 		return value, nil
 	})
+}
+
+// rotates reports whether the user or password is read from a file, which may change. Then
+// opt reads it again for each connection, and login identifies it, whatever it is now.
+func (rd *Redis) rotates(opt *limiter.RedisOptions) (login string) {
+	texts := []string{rd.Username, rd.Password}
+	for _, address := range rd.Addresses {
+		if i := strings.LastIndexByte(address, '@'); i >= 0 {
+			texts = append(texts, address[:i])
+		}
+	}
+	if !slices.ContainsFunc(texts, readsFile) {
+		return ""
+	}
+	opt.Username, opt.Password = "", ""
+	opt.Credentials = func(context.Context) (username, password string, err error) { return rd.login() }
+	return fmt.Sprintf("%q", texts)
+}
+
+// readsFile reports whether text has a placeholder for the text of a file.
+func readsFile(text string) (reads bool) {
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
+		reads = reads || strings.HasPrefix(name, filePrefix)
+		return nil, nil
+	})
+	return reads
+}
+
+// filePrefix is how placeholders for the text of a file begin.
+const filePrefix = "file."
+
+// login returns the user and password that files have now. Caddy's own placeholder would
+// log each attempt to read a file that is missing.
+func (rd *Redis) login() (username, password string, err error) {
+	var unread error
+	repl := caddy.NewReplacer().WithoutFile()
+	repl.Map(func(name string) (any, bool) {
+		path, ok := strings.CutPrefix(name, filePrefix)
+		if !ok {
+			return nil, false
+		}
+		text, err := os.ReadFile(path) //nolint:gosec // the config names it
+		unread = cmp.Or(unread, err)
+		return strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r"), true
+	})
+	var opt limiter.RedisOptions
+	of := Redis{Addresses: rd.Addresses, Username: rd.Username, Password: rd.Password}
+	if _, err = of.resolveAddresses(repl, &opt); err == nil {
+		err = of.resolveStrings(repl, &opt)
+	}
+	return opt.Username, opt.Password, cmp.Or(unread, err)
 }
 
 // checkConflicts returns an error if options contradict each other.

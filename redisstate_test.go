@@ -1,7 +1,11 @@
 package ratelimit
 
 import (
+	"fmt"
 	"net"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -79,6 +83,76 @@ func TestRightsWithinScript(t *testing.T) {
 		lines := s.log("error", "rate_limit")
 		return len(lines) == 1 && lines[0]["reason"] == "noperm"
 	})
+}
+
+// TestPasswordInFile guards that a password in a file is read for each connection, so that
+// it may change while Caddy runs, without a reload, and that a reload keeps the connections;
+// and that a file which is gone is one line, which names it.
+func TestPasswordInFile(t *testing.T) {
+	server := redistest.Start(t)
+	file := filepath.Join(t.TempDir(), "token")
+	rotate := func(password string) {
+		t.Helper()
+		if err := server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "reset", "on", ">"+password, "~rl:*", "+@all").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	disconnect := func() {
+		t.Helper()
+		if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, global := range map[string]string{
+		"option": redisGlobal(server.Addr, "username limiter", "password {file."+file+"}"),
+		"URL":    redisGlobal("redis://limiter:{file." + file + "}@" + server.Addr),
+	} {
+		t.Run(name, func(t *testing.T) {
+			rotate("pass@word/1")
+			s := startConfig(t, config{global: global, site: oneLimit})
+			byRedis := func(when string) {
+				t.Helper()
+				eventually(t, "a decision by Redis "+when, func() bool { return s.get("/").body == "redis" })
+			}
+			byRedis("at first")
+			store := newestApp().redis
+			rotate("{second}")
+			byRedis("on a connection that there is")
+			if err := s.load(config{global: global, site: oneLimit + "\nheader X y"}); err != nil {
+				t.Fatal(err)
+			}
+			if newestApp().redis != store {
+				t.Error("a reload after the password has changed made new connections")
+			}
+			disconnect()
+			byRedis("after the password has changed")
+			if got := s.log("error", ""); len(got) > 0 {
+				t.Errorf("logged %v", got)
+			}
+
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			disconnect()
+			eventually(t, "a line about the file", func() bool {
+				s.get("/")
+				return slices.ContainsFunc(s.log("error", "rate_limit"), func(e entry) bool {
+					text := fmt.Sprint(e["error"])
+					return e["reason"] == "credentials" && e["look_at"] == "username and password" &&
+						strings.Contains(text, "can't be logged in to: open "+file) && !strings.Contains(text, "second")
+				})
+			})
+			time.Sleep(time.Second)
+			if n := len(s.log("error", "")); n > 2 { // the connection was lost, perhaps
+				t.Errorf("%d lines while the file is missing: %v", n, s.log("error", ""))
+			}
+			rotate("third")
+			byRedis("when it is back")
+		})
+	}
 }
 
 // TestRedisStateWhileIdle guards that a Caddy without requests notices that Redis is gone,

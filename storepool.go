@@ -178,13 +178,13 @@ type redisStoreKey struct {
 }
 
 // newRedisStoreKey returns the key of a store with the given options; options
-// are those that opt.TLS was made from.
-func newRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) redisStoreKey {
+// are those that opt.TLS was made from, and login identifies opt.Credentials.
+func newRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig, login string) redisStoreKey {
 	digest := sha256.New()
-	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %d %q %q %d",
+	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %q %d %q %q %d",
 		slices.Sorted(slices.Values(opt.Addresses)), opt.Cluster,
 		opt.MasterName, opt.SentinelUsername, opt.SentinelPassword,
-		opt.Username, opt.Password, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout)
+		opt.Username, opt.Password, login, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout)
 	if opt.TLS == nil {
 		return redisStoreKey{digest: [sha256.Size]byte(digest.Sum(nil))}
 	}

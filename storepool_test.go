@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"reflect"
 	"runtime/pprof"
 	"strings"
@@ -102,7 +104,16 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 // connections are shared and survive reloads, and that others are not.
 func TestStoreIsShared(t *testing.T) {
 	t.Setenv("RATE_LIMIT_TEST_SECRET", "canary")
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("canary"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	groups := [][]string{ // of what is the same
+		{ // whatever it is at the time
+			`{"redis":{"addresses":["a:1"],"password":"{file.` + file + `}","db":2}}`,
+			`{"redis":{"addresses":["a:1"],"password":"{file.` + file + `}","db":2},"on_error":"deny"}`,
+		},
+		{`{"redis":{"addresses":["redis://:{file.` + file + `}@a:1/2"]}}`},
 		{
 			`{"redis":{"addresses":["a:1"],"password":"canary","db":2}}`,
 			`{"redis":{"addresses":["redis://:canary@a:1/2"]}}`,
@@ -166,12 +177,12 @@ func TestStoreIsShared(t *testing.T) {
 func TestStoreKeyCoversAllOptions(t *testing.T) {
 	t.Parallel()
 	var plain limiter.RedisOptions
-	keys := map[redisStoreKey]string{newRedisStoreKey(plain, nil): "no option"}
+	keys := map[redisStoreKey]string{newRedisStoreKey(plain, nil, ""): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
 	for i := range fields.NumField() {
 		name := fields.Field(i).Name
-		if name == "Fallback" || name == "Report" {
-			continue // they are the same for all
+		if name == "Fallback" || name == "Report" || name == "Credentials" {
+			continue // they are the same for all, or identified by login
 		}
 		opt := plain
 		switch field := reflect.ValueOf(&opt).Elem().Field(i).Addr().Interface().(type) {
@@ -190,7 +201,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		default:
 			t.Fatalf("%s: no value for a %T", name, field)
 		}
-		key := newRedisStoreKey(opt, nil)
+		key := newRedisStoreKey(opt, nil, "")
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -208,7 +219,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		"ff": {Password: "\xff"}, "fe": {Password: "\xfe"},
 		"one address": {Addresses: []string{"a b"}}, "two": {Addresses: []string{"a", "b"}},
 	} {
-		key := newRedisStoreKey(opt, nil)
+		key := newRedisStoreKey(opt, nil, "")
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}

@@ -377,3 +377,33 @@ func TestCredentials(t *testing.T) {
 		})
 	}
 }
+
+// TestLoginExpires guards that a server which wants a login again, in the middle of a
+// connection, gets one: on a new connection.
+func TestLoginExpires(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var expired atomic.Bool
+	addr := redistest.StartFront(t, server, func(command []string) string {
+		switch {
+		case command[0] == "hello":
+			expired.Store(false)
+		case expired.Load():
+			return "NOAUTH Authentication required."
+		}
+		return ""
+	})
+	r := newTestRedis(t, server, func(opt *RedisOptions) {
+		opt.Addresses, opt.Fallback = []string{addr}, NewMemory()
+	})
+	b := hourly(100)
+	for range 3 {
+		redistest.WaitFor(t, 5*time.Second, func() error {
+			if by := mustTake(t, r, Request{Buckets: []Bucket{b}})[0].By; by != DecidedByRedis {
+				return fmt.Errorf("decided by %v", by)
+			}
+			return nil
+		})
+		expired.Store(true)
+	}
+}

@@ -88,6 +88,8 @@ func lookAt(reason string) zap.Field {
 	switch reason {
 	case "noauth":
 		options = "password; of sentinels, sentinel_password"
+	case "credentials":
+		options = "username and password"
 	case "wrongpass":
 		options = "username and password; of sentinels, sentinel_username and sentinel_password"
 	case "noperm":

@@ -32,7 +32,7 @@ type ServerError struct {
 	lasts bool
 	// Whether only a reply that has written proves that it is over.
 	writes bool
-	// Whether idle connections are probably broken too.
+	// Whether the connection is of no more use, and idle ones are probably broken too.
 	breaks bool
 	// Whether the server is healthy, but not the one to ask.
 	elsewhere bool
@@ -176,7 +176,7 @@ var replies = map[string]ServerError{
 	"LOADING":     {reason: "loading", text: "is loading its data", counts: true},
 	"BUSY":        {reason: "busy", text: "is busy with a script", counts: true},
 	"MASTERDOWN":  {reason: "masterdown", text: "is a replica without a master", counts: true},
-	"NOAUTH":      {reason: "noauth", text: "wants a password", counts: true, lasts: true},
+	"NOAUTH":      {reason: "noauth", text: "wants a password", counts: true, lasts: true, breaks: true}, // the next connection logs in anew
 	"WRONGPASS":   {reason: "wrongpass", text: "does not accept the user or password", counts: true, lasts: true},
 	"NOPERM":      {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"CLUSTERDOWN": {reason: "clusterdown", text: "serves no such slot, a part of its cluster is down"},
