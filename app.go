@@ -207,11 +207,14 @@ func (a *App) openMemory() error {
 // openRedis makes the app use a Redis store, with the memory store as its
 // fallback. options are those that opt.TLS was made from.
 func (a *App) openRedis(opt limiter.RedisOptions, options *reverseproxy.TLSConfig) error {
-	opt.Fallback, opt.Report = a.memory, process.Redis
+	opt.Fallback = a.memory
 	login := a.Redis.rotates(&opt)
 	store, err := openStore(a, newRedisStoreKey(opt, options, login).pooled(), func() (*sharedRedis, error) {
-		r, err := limiter.NewRedis(opt)
-		if err != nil {
+		var r *limiter.Redis
+		counted := process.Process
+		opt.Report = func(e limiter.Event) { counted.Redis(r, e) }
+		var err error
+		if r, err = limiter.NewRedis(opt); err != nil {
 			return nil, err
 		}
 		return &sharedRedis{Redis: r}, nil

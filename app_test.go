@@ -141,7 +141,7 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		{
 			limiter.Event{Server: "a:1", Kind: limiter.EventReason, Reason: "tls", Err: errors.New("no"), Downtime: time.Minute},
 			zap.ErrorLevel,
-			"redis still unavailable, now for another reason",
+			"redis still unavailable",
 			map[string]any{
 				"server": "a:1", "reason": "tls", "error": "no", "down": time.Minute,
 				"look_at": "tls, tls_server_name, tls_trust_pool and tls_client_auth",
@@ -158,6 +158,12 @@ func TestRedisEventsAreLogged(t *testing.T) {
 			zap.WarnLevel,
 			"redis failed for individual requests, applying on_error",
 			map[string]any{"server": "a:1", "reason": "timeout", "error": "late"},
+		},
+		{
+			limiter.Event{Server: "a:1", Kind: limiter.EventDown, Reason: "refused", Err: errors.New("again")},
+			zap.ErrorLevel,
+			"redis unavailable, applying on_error",
+			map[string]any{"server": "a:1", "reason": "refused", "error": "again"},
 		},
 		{
 			limiter.Event{Server: "a:1", Kind: limiter.EventReplaced, Downtime: time.Minute},
@@ -179,14 +185,14 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		apps, logs = append(apps, app), append(logs, observed)
 	}
 	for _, tc := range tests {
-		process.Redis(tc.event)
+		process.Redis(nil, tc.event)
 		got := logs[1].TakeAll()
 		if len(got) != 1 || got[0].Level != tc.level || got[0].Message != tc.text ||
 			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
-	process.Redis(tests[3].event) // of a store that a reload has made
+	process.Redis(nil, tests[3].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
 		t.Errorf("an error is logged twice in a minute: %v", logs[1].TakeAll())
 	}
@@ -194,10 +200,10 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
 	cleanUp(t, apps[1])
-	process.Redis(tests[0].event)
+	process.Redis(nil, tests[0].event)
 	if logs[0].Len() != 1 || logs[1].Len() != 0 {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
 	cleanUp(t, apps[0])
-	process.Redis(tests[0].event) // Caddy's own log
+	process.Redis(nil, tests[0].event) // which nobody needs to know any more
 }

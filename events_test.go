@@ -430,13 +430,13 @@ func TestBlockedEventHandler(t *testing.T) {
 	move(time.Second) // its event blocks
 	waitForEvents(t, telemetry.EventExceeded, 1)
 	for n := range telemetry.MaxStuckEvents - 1 {
-		process.Redis(limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxStuckEvents-1)
 	denied := 1 + s.flood(8, 8)
 	move(20 * time.Second)
-	for range 2*telemetry.MaxWaitingEvents + 1 {
-		process.Redis(limiter.Event{Kind: limiter.EventDown, Server: "late", Reason: "refused"})
+	for n := range 2*telemetry.MaxWaitingEvents + 1 {
+		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
 	}
 	if err := s.load(config{global: listening("b"), site: oneRequest}); err != nil {
 		t.Fatal(err)
@@ -499,11 +499,12 @@ func TestFailingEventHandlers(t *testing.T) {
 		nil,
 	} {
 		handleEvents(handle)
-		process.Redis(limiter.Event{Kind: limiter.EventRecovered, Server: "a:1", Downtime: time.Second})
-		waitForEvents(t, telemetry.EventRedisBack, n+1)
+		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		waitForEvents(t, telemetry.EventRedisLost, n+1)
 		s.get("/")
 	}
-	if got := s.log("error", "rate_limit"); len(got) != 1 || got[0]["event"] != telemetry.EventRedisBack || got[0]["panic"] != "at the handler" {
+	got := slices.DeleteFunc(s.log("error", "rate_limit"), func(e entry) bool { return e["event"] == nil })
+	if len(got) != 1 || got[0]["event"] != telemetry.EventRedisLost || got[0]["panic"] != "at the handler" {
 		t.Errorf("got %v, want one line that tells of the panic", got)
 	}
 }
@@ -541,7 +542,7 @@ func TestEventsBeforeStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range telemetry.MaxWaitingEvents + 3 {
-		process.Redis(limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	if got := heardEvents(telemetry.EventRedisLost); len(got) > 0 {
 		t.Fatalf("before the start: %v", got)

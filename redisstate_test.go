@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
 // oneLimit is a site whose responses say who decided.
@@ -83,6 +84,54 @@ func TestRightsWithinScript(t *testing.T) {
 		lines := s.log("error", "rate_limit")
 		return len(lines) == 1 && lines[0]["reason"] == "noperm"
 	})
+}
+
+// TestReloadMendsRedis guards that the log and the events tell of the return of a Redis that a
+// reload has mended, with the time since it was lost, and that they say nothing of the old
+// settings from then on.
+func TestReloadMendsRedis(t *testing.T) {
+	server, cluster := redistest.Start(t, "--requirepass", "right"), redistest.StartCluster(t, 1, "--requirepass", "right")
+	refused := redistest.FreeAddr(t)
+	for name, tc := range map[string]struct{ bad, good, server, back string }{
+		"password": {
+			redisGlobal(server.Addr, "password wrong"), redisGlobal(server.Addr, "password right"), server.Addr, "redis recovered",
+		},
+		"password of a cluster": {
+			redisGlobal(cluster.Nodes[0].Addr, "cluster", "password wrong"),
+			redisGlobal(cluster.Nodes[0].Addr, "cluster", "password right"), cluster.Nodes[0].Addr, "redis recovered",
+		},
+		"address": {
+			redisGlobal(refused), redisGlobal(server.Addr, "password right"), refused, "redis server that was unavailable is no longer used",
+		},
+		"no Redis": {redisGlobal(refused), "", refused, "redis server that was unavailable is no longer used"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			subscribe(t)
+			process.Process = telemetry.New(telemetry.Options{}) // which looks by itself
+			s := startConfig(t, config{global: listening("a") + tc.bad, site: oneLimit})
+			s.get("/")
+			lost := waitForEvents(t, telemetry.EventRedisLost, 1)
+			if err := s.load(config{global: listening("a") + tc.good, site: oneLimit}); err != nil {
+				t.Fatal(err)
+			}
+			loaded := time.Now()
+			back := waitForEvents(t, telemetry.EventRedisBack, 1)
+			if len(lost) != 1 || lost[0].data["server"] != tc.server || len(back) != 1 || back[0].data["server"] != tc.server || back[0].data["down"].(float64) <= 0 {
+				t.Errorf("got events %v and %v", lost, back)
+			}
+			eventually(t, "a line that tells of the return", func() bool {
+				return slices.ContainsFunc(s.log("info", "rate_limit"), func(e entry) bool { return e["msg"] == tc.back && e["server"] == tc.server })
+			})
+			errors := len(s.log("error", "rate_limit"))
+			time.Sleep(time.Until(loaded.Add(4 * time.Second))) // the old store is still open
+			if got := s.log("error", "rate_limit"); len(got) != errors {
+				t.Errorf("after the reload it logs %v", got)
+			}
+			if n := len(heardEvents(telemetry.EventRedisLost)) + len(heardEvents(telemetry.EventRedisBack)); n != 2 {
+				t.Errorf("%d events", n)
+			}
+		})
+	}
 }
 
 // TestPasswordInFile guards that a password in a file is read for each connection, so that

@@ -33,9 +33,10 @@ type ServerStats struct {
 	Breaker string
 
 	// When it went down, and the reason for its last failure, as in Event; zero
-	// unless it is down.
+	// unless it is down. Err is nil too if it has only fallen silent.
 	DownSince time.Time
 	Reason    string
+	Err       error
 
 	// Connections that are idle, in use, and being made.
 	Idle, InUse, Connecting int

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Names of the events that are emitted for Caddy's events app.
@@ -169,17 +167,6 @@ func (e *emitter) send(name string, data map[string]any) {
 	case e.queue <- event{name, data}:
 	default:
 		e.drop()
-	}
-}
-
-// redis queues the event of a Redis server, if it is one that changes its state.
-func (e *emitter) redis(ev limiter.Event) {
-	switch ev.Kind {
-	case limiter.EventDown:
-		e.send(EventRedisLost, map[string]any{"server": ev.Server, "reason": ev.Reason})
-	case limiter.EventRecovered, limiter.EventReplaced:
-		e.send(EventRedisBack, map[string]any{"server": ev.Server, "down": ev.Downtime.Seconds()})
-	case limiter.EventError, limiter.EventReason: // its state is the same
 	}
 }
 

@@ -3,6 +3,10 @@ package telemetry
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -52,32 +56,156 @@ func (clientLogger) Printf(_ context.Context, format string, v ...any) {
 	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
 }
 
-// Redis logs an event of a Redis server and passes it on, once for however many
-// requests it affects. Stores outlive configs, so the event goes to the logger of
-// the newest one.
-func (p *Process) Redis(e limiter.Event) {
-	p.events.redis(e)
-	log := noConfig.Logger(caddy.Log()).Named("rate_limit")
-	if newest := p.Newest(); newest != nil {
-		log = newest.Logger
+// losses are the Redis servers that were told to be lost, and not to be back yet. Stores may
+// come and go meanwhile, as a reload that mends a setting opens another one.
+type losses struct {
+	mu    sync.Mutex
+	store *limiter.Redis // of the newest config: only its events count
+	lost  map[string]*loss
+}
+
+// loss is a server that was told to be lost.
+type loss struct {
+	since time.Time
+
+	// Whether an older store has lost it, and the newest one has not told of it yet. It tells
+	// of no return then, since it has not lost it.
+	inherited bool
+}
+
+// Redis logs an event of a Redis server and passes it on, once for however many requests it
+// affects. Stores outlive configs, so it goes to the logger of the newest one; and requests
+// of older configs may still use another store, whose events concern nobody any more.
+func (p *Process) Redis(store *limiter.Redis, e limiter.Event) {
+	l := &p.losses
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	newest := p.Newest()
+	if newest == nil || newest.Redis != store {
+		return
 	}
-	switch server := zap.String("server", e.Server); e.Kind {
+	lost, now := l.lost[e.Server], p.opt.Now()
+	switch e.Kind {
 	case limiter.EventDown:
-		log.Error("redis unavailable, applying on_error",
-			server, zap.String("reason", e.Reason), zap.Error(e.Err), lookAt(e.Reason))
+		if lost == nil {
+			p.lose(newest, e, now)
+			return
+		}
+		lost.inherited, e.Kind, e.Downtime = false, limiter.EventReason, now.Sub(lost.since)
+		logRedis(newest.Logger, e)
+	case limiter.EventRecovered, limiter.EventReplaced:
+		if lost != nil {
+			e.Downtime = max(e.Downtime, now.Sub(lost.since))
+			p.findBack(newest, e)
+		}
 	case limiter.EventReason:
-		log.Error("redis still unavailable, now for another reason",
-			server, zap.String("reason", e.Reason), zap.Duration("down", e.Downtime), zap.Error(e.Err), lookAt(e.Reason))
-	case limiter.EventRecovered:
-		log.Info("redis recovered", server, zap.Duration("down", e.Downtime))
-	case limiter.EventReplaced:
-		log.Info("redis server replaced by others of its cluster",
-			server, zap.Duration("down", e.Downtime))
+		logRedis(newest.Logger, e)
 	case limiter.EventError:
 		if p.throttleOf(e).Allow() {
-			log.Warn("redis failed for individual requests, applying on_error",
-				server, zap.String("reason", e.Reason), zap.Error(e.Err), lookAt(e.Reason))
+			logRedis(newest.Logger, e)
 		}
+	}
+}
+
+// lose tells that a server is lost. The lock of losses must be held.
+func (p *Process) lose(newest *Config, e limiter.Event, since time.Time) {
+	p.losses.lost[e.Server] = &loss{since: since}
+	logRedis(newest.Logger, e)
+	p.events.send(EventRedisLost, map[string]any{"server": e.Server, "reason": e.Reason})
+}
+
+// findBack tells that a server that was lost is back, or no longer in use. The lock of losses must be
+// held.
+func (p *Process) findBack(newest *Config, e limiter.Event) {
+	delete(p.losses.lost, e.Server)
+	logRedis(newest.Logger, e)
+	p.events.send(EventRedisBack, map[string]any{"server": e.Server, "down": e.Downtime.Seconds()})
+}
+
+// eventUnused is the kind of event of a server that was lost and that the newest config does
+// not name.
+const eventUnused limiter.EventKind = math.MaxUint8
+
+// follow has the losses follow the newest config, if it has another store.
+func (p *Process) follow() {
+	l := &p.losses
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	newest := p.Newest()
+	switch {
+	case newest == nil:
+		l.store = nil
+		clear(l.lost) // nobody is left to tell
+		return
+	case newest.Redis == l.store:
+		return
+	}
+	l.store = newest.Redis
+	now, servers := p.opt.Now(), p.servers(newest)
+	for _, name := range slices.Sorted(maps.Keys(l.lost)) {
+		if s, named := servers[name]; named {
+			l.lost[name].inherited = s.Breaker == breakerClosed
+		} else {
+			p.findBack(newest, limiter.Event{Server: name, Kind: eventUnused, Downtime: now.Sub(l.lost[name].since)})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(servers)) {
+		if s := servers[name]; s.Breaker != breakerClosed && l.lost[name] == nil { // before its store was the newest one
+			p.lose(newest, limiter.Event{Server: name, Kind: limiter.EventDown, Reason: s.Reason, Err: s.Err}, s.DownSince)
+		}
+	}
+}
+
+// breakerClosed is the state of the breaker of a server that is not down.
+const breakerClosed = "closed"
+
+// servers returns the state of the servers of a config by address.
+func (p *Process) servers(c *Config) map[string]limiter.ServerStats {
+	servers := make(map[string]limiter.ServerStats)
+	if c.Redis != nil {
+		for _, s := range p.ServerStats(c.Redis) {
+			servers[s.Address] = s
+		}
+	}
+	return servers
+}
+
+// lookForReturns tells of servers that an older store has lost and the newest one has reached.
+// Those of a cluster are not named together any more once they are known.
+func (p *Process) lookForReturns() {
+	l := &p.losses
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	newest := p.Newest()
+	if newest == nil || newest.Redis != l.store || len(l.lost) == 0 {
+		return
+	}
+	servers := p.servers(newest)
+	for _, name := range slices.Sorted(maps.Keys(l.lost)) {
+		s, named := servers[name]
+		if lost := l.lost[name]; lost.inherited && (!named || s.State == limiter.ServerUp) {
+			p.findBack(newest, limiter.Event{Server: name, Kind: limiter.EventRecovered, Downtime: p.opt.Now().Sub(lost.since)})
+		}
+	}
+}
+
+// logRedis logs an event of a Redis server.
+func logRedis(log *zap.Logger, e limiter.Event) {
+	server, down := zap.String("server", e.Server), zap.Duration("down", e.Downtime)
+	why := []zap.Field{server, zap.String("reason", e.Reason), zap.Error(e.Err), lookAt(e.Reason)}
+	switch e.Kind {
+	case limiter.EventDown:
+		log.Error("redis unavailable, applying on_error", why...)
+	case limiter.EventReason:
+		log.Error("redis still unavailable", append(why, down)...)
+	case limiter.EventError:
+		log.Warn("redis failed for individual requests, applying on_error", why...)
+	case limiter.EventRecovered:
+		log.Info("redis recovered", server, down)
+	case limiter.EventReplaced:
+		log.Info("redis server replaced by others of its cluster", server, down)
+	case eventUnused:
+		log.Info("redis server that was unavailable is no longer used", server, down)
 	}
 }
 

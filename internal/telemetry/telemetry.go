@@ -115,6 +115,7 @@ type Process struct {
 	}
 	redisWait prometheus.Histogram
 	events    *emitter
+	losses    losses
 
 	// ServerStats returns the state of the servers of a store. Tests replace it.
 	ServerStats func(*limiter.Redis) []limiter.ServerStats
@@ -156,7 +157,7 @@ func New(opt Options) *Process {
 	}
 	p := &Process{
 		opt: opt, counters: caddy.NewUsagePool(), redisWait: newRedisWait(), failed: make(map[[2]string]*Throttle),
-		ServerStats: (*limiter.Redis).Stats,
+		ServerStats: (*limiter.Redis).Stats, losses: losses{lost: make(map[string]*loss)},
 	}
 	p.events = newEmitter(p)
 	p.full.reset()
@@ -165,6 +166,7 @@ func New(opt Options) *Process {
 
 // Add adds a config. Until it is removed, it is the newest one.
 func (p *Process) Add(c *Config) {
+	defer p.follow()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.configs) == 0 {
@@ -189,6 +191,7 @@ func (p *Process) Started(c *Config) {
 
 // Remove removes a config, if it was added.
 func (p *Process) Remove(c *Config) {
+	defer p.follow()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.configs = slices.DeleteFunc(p.configs, func(r *running) bool { return r.Config == c })
@@ -238,6 +241,7 @@ func (p *Process) look(ctx context.Context) {
 // Look looks at the counters: for denials to emit events of and, every second time, for
 // limits that are full. It takes a sample for the rates then.
 func (p *Process) Look() {
+	p.lookForReturns()
 	now := p.opt.Now()
 	if !p.lookForDenials(now) {
 		p.events.warn()

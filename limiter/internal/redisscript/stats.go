@@ -22,9 +22,10 @@ type Stats struct {
 	Breaker string
 
 	// When it went down, and the reason for its last failure, as in Event; zero
-	// unless it is Down.
+	// unless it is Down. Err is nil too if it has only fallen silent.
 	DownSince time.Time
 	Reason    string
+	Err       error
 
 	// Connections that are idle, in use, and being made.
 	Idle, InUse, Connecting int
@@ -90,7 +91,7 @@ func (b *breaker) stats() Stats {
 	defer b.mu.Unlock()
 	s.State, s.Breaker = Connecting, b.is().String()
 	if b.isOpen() {
-		s.State, s.DownSince, s.Reason = Down, b.openedAt, b.last.reason
+		s.State, s.DownSince, s.Reason, s.Err = Down, b.openedAt, b.last.reason, b.last
 	}
 	return s
 }
