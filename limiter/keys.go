@@ -27,6 +27,12 @@ func newKeys(prefix, secret string) keys {
 	return k
 }
 
+// format is how the name of each key ends, to tell what is stored there from what another
+// version stores in another format: of two versions that share a key, each would take the
+// values of the other for foreign, and overwrite them, which switches the limit off. The first
+// format has no mark. Let the next one have "~2": no other part of a name has a tilde there.
+const format = ""
+
 // of returns the name of b's Redis key: the prefix, a digest of b.Key in braces,
 // b's Name, and its drips in base 36. Levels with different drips must not mix;
 // levels with different sizes may, see Bucket. The braces put all buckets of one
@@ -94,5 +100,5 @@ func (b *Bucket) appendRest(name []byte) []byte {
 	if letter := bucket.Algorithms[b.Limit.Algorithm].Letter; letter != 0 {
 		name = append(name, '.', letter)
 	}
-	return name
+	return append(name, format...)
 }
