@@ -10,11 +10,12 @@ LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 run: build
 	./caddy run --config example.Caddyfile
 
-# Build Caddy with this checkout. The version is one that xcaddy does not look
-# for among the published ones; what is built is the path behind it.
+# Build Caddy with this checkout: what is built is the path behind the version, which says
+# from which commit, in Go's form, since Go records none of a module that was replaced.
+COMMIT = v0.0.0-$(shell TZ=UTC0 git log -1 --date=format-local:%Y%m%d%H%M%S --format=%cd)-$(shell git rev-parse --short=12 HEAD)
 build:
 	$(XCADDY) build $(CADDY_VERSION) --output ./caddy \
-		--with github.com/seed-387a6c65/caddy-ratelimit@v0.0.0=.
+		--with github.com/seed-387a6c65/caddy-ratelimit@$(COMMIT)=.
 
 # Install what the tests need, and run those of all packages but the longest: some six
 # minutes. They run anew each time, since Go's cache of results does not know of other

@@ -27,7 +27,7 @@ func (s server) limits(w http.ResponseWriter, _ *http.Request) error {
 func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 	now := time.Now()
 	status := adminjson.Status{
-		Version: Version(), Servers: []adminjson.Server{}, Limits: []adminjson.Counts{},
+		Version: telemetry.Version(), Servers: []adminjson.Server{}, Limits: []adminjson.Counts{},
 		Requests: make(map[string]uint64),
 	}
 	for what, n := range counted.Requests() {

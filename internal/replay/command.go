@@ -21,10 +21,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 )
 
@@ -365,7 +365,7 @@ func (s *Session) progress(elapsed time.Duration) string {
 
 // Report returns what was found.
 func (s *Session) Report(logs []string) *report.Report {
-	r := &report.Report{Version: adminapi.Version(), Generated: time.Now(), Logs: logs, Warnings: s.clients.warnings()}
+	r := &report.Report{Version: telemetry.Version(), Generated: time.Now(), Logs: logs, Warnings: s.clients.warnings()}
 	if s.first > 0 {
 		r.From, r.To = time.Unix(0, s.first), time.Unix(0, s.last)
 	}

@@ -80,6 +80,8 @@ var (
 		"Time for which a limit with concurrency auto allowed no more than its min, and there was more to do, of all keys together.", "limit")
 	loadShedDesc = newDesc("load_shed_total",
 		"Requests that a limit with concurrency auto turned away, or would without dry_run, by class (high, normal, low).", "limit", "class")
+	buildDesc = newDesc("build_info",
+		"The version of this module. The value is always 1.", "version")
 	infoDesc = newDesc("limit_info",
 		"A limit of the config, with its effective numbers. The value is always 1.",
 		"limit", "algorithm", "size", "drip_rate", "drip_size", "window")
@@ -105,7 +107,7 @@ var (
 		"Connections to a Redis server, by state (idle, in_use, connecting).", "server", "state")
 
 	metricDescs = []*prometheus.Desc{
-		decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, bansDesc, borrowedDesc, leasedDesc,
+		buildDesc, decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, bansDesc, borrowedDesc, leasedDesc,
 		loadLimitDesc, loadProgressDesc, loadMeanDesc, loadLatencyDesc, loadAtMinDesc, loadShedDesc, infoDesc,
 		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc,
 		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
@@ -167,6 +169,7 @@ func (p *Process) Collect(collected chan<- prometheus.Metric) {
 		return
 	}
 	out := metricsWriter(collected)
+	out.gauge(buildDesc, 1, Version())
 	out.limits(configs)
 	for what, n := range p.Requests() {
 		out.counter(checkedDesc, n, what.String())
