@@ -255,7 +255,7 @@ func TestCheckAsksRedis(t *testing.T) {
 		{"noeviction", []string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "it refuses all writes"},
 		{"random", []string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-random"}, "forgets buckets that are in use"},
 		{"nearly full", []string{"--maxmemory", "500kb", "--maxmemory-policy", "volatile-lru"}, "% of its memory"},
-		{"password", []string{"--requirepass", "secret"}, "Note: How Redis is set up was not checked: it wants a password.\n"},
+		{"password", []string{"--requirepass", "secret"}, " wants a password: NOAUTH. Correct username and password."},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := redistest.Start(t, tc.args...)
@@ -273,8 +273,54 @@ func TestCheckAsksRedis(t *testing.T) {
 	gone := redistest.FreeAddr(t)
 	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
 	if text := strings.ReplaceAll(got.out, "\n  ", " "); got.status != 2 || !strings.HasSuffix(text, "\n1 warning.\n") ||
-		!strings.HasPrefix(text, "redis: It was not checked: dial tcp "+gone+": connect: connection refused. Run this") {
+		!strings.HasPrefix(text, "redis: It was not checked: redis at "+gone+" can't be connected to: dial tcp "+gone+": connect: connection refused. Run this") {
 		t.Errorf("with a Redis that is gone: got %+v", got)
+	}
+}
+
+// TestCheckNamesWhatIsWrong guards that check says which option is wrong where Redis can't be
+// used with the config, in the words of the log, whatever the keys that it tries.
+func TestCheckNamesWhatIsWrong(t *testing.T) {
+	authority := redistest.NewAuthority(t)
+	plain, secure := redistest.Start(t), redistest.StartTLS(t, authority, false)
+	sentinel, cluster := redistest.StartSentinel(t), redistest.StartCluster(t, 3)
+	trust := "tls_trust_pool file " + authority.CAFile
+	noInfo := redistest.StartFront(t, cluster.Nodes[0], func(command []string) string {
+		if command[0] == "info" {
+			return "NOPERM User limiter has no permissions to run the 'info' command"
+		}
+		return ""
+	})
+	for name, tc := range map[string]struct {
+		addr    string
+		options []string
+		want    []string
+	}{
+		"cluster":               {cluster.Nodes[0].Addr, nil, []string{"It is a server of a cluster, which has only a part of the keys. Add the option cluster."}},
+		"cluster, without INFO": {noInfo, nil, []string{"It is a server of a cluster, which has only a part of the keys. Add the option cluster."}},
+		"TLS to a plain port":   {plain.Addr, []string{trust}, []string{"can't be connected to by TLS: tls: the server answers without TLS. Correct the address,"}},
+		"plain to TLS":          {secure.Addr, nil, []string{"If the server wants TLS, add tls."}},
+		"another name":          {secure.Addr, []string{trust, "tls_server_name redis.test"}, []string{"certificate is valid for", "not redis.test", "tls_server_name"}},
+		"master_name": {sentinel.Sentinels[0].Addr, []string{"master_name nobody"}, []string{
+			"redis at nobody of the sentinels at ", "is not known to them: no server has this master_name. Correct master_name: it is the name after",
+		}},
+		"a sentinel":     {sentinel.Sentinels[0].Addr, nil, []string{"It is a sentinel, and not a server. Add master_name,"}},
+		"wrong password": {plain.Addr, []string{"username nobody", "password wrong"}, []string{"does not accept the user or password: WRONGPASS. Correct username and password."}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 3 {
+				got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(tc.addr, tc.options...)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+				text := strings.ReplaceAll(got.out, "\n  ", " ")
+				for _, want := range tc.want {
+					if !strings.Contains(text, want) {
+						t.Errorf("got %s, want %q", text, want)
+					}
+				}
+				if got.status != 2 || !strings.HasSuffix(text, "\n1 warning.\n") || strings.Contains(text, `\n`) {
+					t.Errorf("got status %d, and %s", got.status, text)
+				}
+			}
+		})
 	}
 }
 
@@ -285,7 +331,7 @@ func TestCheckTriesRedis(t *testing.T) {
 	for lacks, want := range map[string]string{
 		"":          "No problems found.",
 		"info":      "No problems found.",
-		"evalsha":   "A request could not be decided: no decision: redis at %s can't be used: it lacks EVALSHA:",
+		"evalsha":   "A request could not be decided: redis at %s can't be used: it lacks EVALSHA:",
 		"eval":      "it lacks EVAL:",
 		"cluster":   "No problems found.",
 		"something": "The server at %s is Redis ",

@@ -1,12 +1,12 @@
 package offline
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// askRedis connects to Redis and advises on how it is set up.
+// askRedis connects to Redis, tries what requests need, and advises on how it is set up.
 func (c *checker) askRedis(ctx context.Context) {
 	if c.Redis == nil {
 		c.Notes = append(c.Notes, "The config has no Redis to ask.")
@@ -30,6 +30,20 @@ func (c *checker) askRedis(ctx context.Context) {
 		return // an error is that of Validate
 	}
 	const timeout = 3 * time.Second
+	opt.Timeout, opt.Fallback, opt.Report = timeout, nil, nil
+	store, err := limiter.NewRedis(opt)
+	if err != nil {
+		c.advise("redis", "It was not tried: "+err.Error()+".", "Correct this option.")
+		return
+	}
+	defer store.Close()
+	// As requests do: an error has the words of the log.
+	failed := tryBuckets(ctx, store, c.hasLogs())
+	if failed != nil && slices.Contains(unreachable, reason(failed)) {
+		c.advise("redis", "It was not checked: "+why(failed)+".", remedy(failed))
+		return
+	}
+
 	client := redis.NewUniversalClient(&redis.UniversalOptions{
 		Addrs: opt.Addresses, DB: opt.DB, Username: opt.Username, Password: opt.Password,
 		MasterName: opt.MasterName, SentinelUsername: opt.SentinelUsername, SentinelPassword: opt.SentinelPassword,
@@ -40,6 +54,52 @@ func (c *checker) askRedis(ctx context.Context) {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, 3*timeout)
 	defer cancel()
+	switch mode := modeOf(ctx, client); {
+	case mode == "cluster" && !opt.Cluster: // whatever it has answered: other keys are elsewhere
+		c.advise("redis", "It is a server of a cluster, which has only a part of the keys.", remedies["moved"])
+		return
+	case mode == "sentinel":
+		c.advise("redis", "It is a sentinel, and not a server.", "Add master_name, with the name that the sentinels monitor the server by.")
+		return
+	}
+	c.askInfo(ctx, client)
+	if missing := c.missingRights(ctx, client, opt.KeyPrefix); missing != nil {
+		c.advise("redis", "Its user may not call "+strings.ToUpper(strings.Join(missing, ", "))+", which the limits need.",
+			"Give the user +"+strings.Join(missing, " +")+".")
+		return
+	}
+	if failed != nil {
+		c.advise("redis", "A request could not be decided: "+why(failed)+".", remedy(failed))
+	}
+}
+
+// modeOf returns the mode of a server: "standalone", "cluster" or "sentinel", or "" if it does not
+// say. HELLO needs no permission.
+func modeOf(ctx context.Context, client redis.UniversalClient) string {
+	single, ok := client.(*redis.Client)
+	if !ok {
+		return ""
+	}
+	reply, err := single.Do(ctx, "HELLO").Result()
+	if err != nil {
+		return single.InfoMap(ctx, "server").Item("Server", "redis_mode")
+	}
+	switch reply := reply.(type) {
+	case map[any]any:
+		mode, _ := reply["mode"].(string)
+		return mode
+	case []any:
+		for i, field := range reply[:max(0, len(reply)-1)] {
+			if mode, ok := reply[i+1].(string); ok && field == "mode" {
+				return mode
+			}
+		}
+	}
+	return ""
+}
+
+// askInfo advises on how the servers are set up.
+func (c *checker) askInfo(ctx context.Context, client redis.UniversalClient) {
 	ask := func(ctx context.Context, server *redis.Client) error {
 		reply := server.InfoMap(ctx)
 		err := reply.Err()
@@ -53,6 +113,7 @@ func (c *checker) askRedis(ctx context.Context) {
 		}
 		return err
 	}
+	var err error
 	switch client := client.(type) {
 	case *redis.ClusterClient:
 		err = client.ForEachMaster(ctx, ask)
@@ -61,19 +122,11 @@ func (c *checker) askRedis(ctx context.Context) {
 	}
 	switch {
 	case err == nil:
-	case refused(err): // INFO, and perhaps what requests need too, which is tried
-		c.Notes = append(c.Notes, "How Redis is set up was not checked: "+redisError(err)+".")
-	default:
-		c.advise("redis", "It was not checked: "+redisError(err)+".", "Run this where Redis can be reached, or without --redis.")
-		return
+	case redis.HasErrorPrefix(err, "NOPERM"):
+		c.Notes = append(c.Notes, "How Redis is set up was not checked: its user lacks the permission for INFO (+info), which only this check needs.")
+	default: // it may quote anything, and what requests need was tried
+		c.Notes = append(c.Notes, "How Redis is set up was not checked: it did not answer INFO.")
 	}
-	if missing := c.missingRights(ctx, client, opt.KeyPrefix); missing != nil {
-		c.advise("redis", "Its user may not call "+strings.ToUpper(strings.Join(missing, ", "))+", which the limits need.",
-			"Give the user +"+strings.Join(missing, " +")+".")
-		return
-	}
-	opt.Timeout = timeout
-	c.tryRedis(ctx, opt)
 }
 
 // tryRights is a script that returns which of the commands ARGV its user may not call. They
@@ -112,45 +165,30 @@ func (c *checker) missingRights(ctx context.Context, client redis.UniversalClien
 	return append(missing, rest...)
 }
 
-// tryRedis charges buckets of its own in Redis, and empties them: one that drips, and if
-// the config has such limits a log, for which the script calls further commands.
-func (c *checker) tryRedis(ctx context.Context, opt limiter.RedisOptions) {
-	opt.Fallback, opt.Report = nil, nil
-	store, err := limiter.NewRedis(opt)
-	if err != nil {
-		c.advise("redis", "It was not tried: "+err.Error()+".", "Correct this option.")
-		return
+// tryBuckets charges buckets of size 1000 in Redis, and empties them: one that drips, and with
+// logs a log, for which the script calls further commands.
+func tryBuckets(ctx context.Context, store *limiter.Redis, logs bool) error {
+	buckets := []limiter.Bucket{{
+		// With more drips than a key tells exactly, and soon empty by itself.
+		Name: "check", Limit: limiter.Limit{Size: 1000, DripInterval: 10 * time.Millisecond, DripSize: 1},
+	}}
+	if logs {
+		buckets = append(buckets, limiter.Bucket{Name: "check-log", Limit: limiter.SlidingLog(1000, 10*time.Second)})
 	}
-	defer store.Close()
-	// With more drips than a key tells exactly, and soon empty by itself.
-	b := limiter.Bucket{
-		Name: "check", Key: rand.Text(), Cost: 300,
-		Limit: limiter.Limit{Size: 1000, DripInterval: 10 * time.Millisecond, DripSize: 1},
+	for _, b := range buckets {
+		b.Key, b.Cost = rand.Text(), 300
+		decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
+		if err == nil {
+			_, err = store.Reset(ctx, b)
+		}
+		switch {
+		case err != nil:
+			return err
+		case decisions[0].Denied || decisions[0].Remaining != 700:
+			return fmt.Errorf("a bucket of 1000 that was charged 300 has room for %d more", decisions[0].Remaining)
+		}
 	}
-	if !c.tryBucket(ctx, store, b) || !c.hasLogs() {
-		return
-	}
-	b.Name, b.Limit = "check-log", limiter.SlidingLog(1000, 10*time.Second)
-	c.tryBucket(ctx, store, b)
-}
-
-// tryBucket charges a bucket of size 1000 and empties it. It reports whether that went
-// well.
-func (c *checker) tryBucket(ctx context.Context, store *limiter.Redis, b limiter.Bucket) bool {
-	decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{b}}, nil)
-	if err == nil {
-		_, err = store.Reset(ctx, b)
-	}
-	switch {
-	case err != nil:
-		c.advise("redis", "A request could not be decided: "+err.Error()+".", remedy(err))
-	case decisions[0].Denied || decisions[0].Remaining != 700:
-		c.advise("redis", fmt.Sprintf("A bucket of 1000 that was charged 300 has room for %d more.", decisions[0].Remaining),
-			"Use a server that "+option.Docs+"redis.md lists.")
-	default:
-		return true
-	}
-	return false
+	return nil
 }
 
 // hasLogs reports whether the config has limits with sliding logs.
@@ -177,45 +215,50 @@ func serverName(info map[string]string) string {
 	return "unknown"
 }
 
+// A failure is an error of the limiter about a server.
+type failure interface {
+	error
+	Reason() string
+}
+
+// reason returns why a server could not decide, in one word as in the log, or "".
+func reason(err error) string {
+	if f := failure(nil); errors.As(err, &f) {
+		return f.Reason()
+	}
+	return ""
+}
+
+// why returns the same in full.
+func why(err error) string {
+	if f := failure(nil); errors.As(err, &f) {
+		return f.Error()
+	}
+	return err.Error()
+}
+
+// unreachable are the reasons for which a server can be asked nothing at all.
+var unreachable = []string{"refused", "timeout", "closed", "reply", "dns", "tls", "noauth", "wrongpass", "credentials", "nomaster", "maxclients"}
+
+// remedies are what to do about each reason.
+var remedies = map[string]string{
+	"moved":       "Add the option cluster.",
+	"noauth":      "Correct username and password.",
+	"wrongpass":   "Correct username and password.",
+	"credentials": "Correct username and password.",
+	"nomaster":    "Correct master_name: it is the name after \"sentinel monitor\" in the sentinels' config.",
+	"dns":         "Correct the address.",
+	"tls":         "Correct the address, which has another port with TLS than without, or the options tls, tls_server_name, tls_trust_pool and tls_client_auth.",
+	"reply":       "Correct the address. If the server wants TLS, add tls.",
+	"closed":      "Correct the address. If the server wants TLS, add tls.",
+	"refused":     "Run this where Redis can be reached, or without --redis.",
+	"timeout":     "Run this where Redis can be reached, or without --redis.",
+	"maxclients":  "Raise its maxclients.",
+}
+
 // remedy returns what to do about a request that a server could not decide.
 func remedy(err error) string {
-	var failed interface {
-		error
-		Reason() string
-	}
-	if errors.As(err, &failed) {
-		switch failed.Reason() {
-		case "moved":
-			return "Add the option cluster."
-		case "noauth", "wrongpass":
-			return "Correct username and password."
-		}
-	}
-	return "Use a server that " + option.Docs + "redis.md lists, and a user with the permissions there."
-}
-
-// refused reports whether err is a server's reply.
-func refused(err error) bool {
-	reply := redis.Error(nil)
-	return errors.As(err, &reply)
-}
-
-// redisError returns an error without what Redis may quote in it.
-func redisError(err error) string {
-	text := err.Error()
-	for _, known := range []struct{ prefix, meaning string }{
-		{"NOPERM", "its user lacks the permission for INFO, which only this check needs"},
-		{"NOAUTH", "it wants a password"},
-		{"WRONGPASS", "it does not accept the username and password"},
-	} {
-		if strings.HasPrefix(text, known.prefix) {
-			return known.meaning
-		}
-	}
-	if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
-		return "it did not answer in time"
-	}
-	return text
+	return cmp.Or(remedies[reason(err)], "Use a server that "+option.Docs+"redis.md lists, and a user with the permissions there.")
 }
 
 // checkInfo advises on how a Redis server is set up.

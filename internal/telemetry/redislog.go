@@ -224,6 +224,8 @@ func lookAt(reason string) zap.Field {
 		options = "username and key_prefix, and the permissions in " + option.Docs + "redis.md"
 	case "moved":
 		options = "cluster"
+	case "nomaster":
+		options = "master_name"
 	case "dns":
 		options = "the address after redis"
 	case "tls":

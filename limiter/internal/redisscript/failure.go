@@ -53,6 +53,12 @@ func (f *ServerError) Error() string {
 // The rest may contain anything that was sent to the server, including the user
 // and password.
 func describe(err error) string {
+	switch own := (noCredentials{}); {
+	case errors.As(err, &own):
+		return own.Error()
+	case errors.Is(err, redis.Nil):
+		return "no server has this master_name"
+	}
 	var reply redis.Error
 	if errors.As(err, &reply) {
 		word, _, _ := strings.Cut(reply.Error(), " ")
@@ -109,7 +115,7 @@ func harmless(err error, texts []string) []string {
 		return append(texts, err.Error())
 	}
 	switch err := err.(type) { //nolint:errorlint // this function walks the tree
-	case corrupt, noCredentials, *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
+	case corrupt, *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
 		tls.AlertError, tls.RecordHeaderError, *tls.CertificateVerificationError,
 		x509.UnknownAuthorityError, x509.HostnameError, x509.CertificateInvalidError:
 		return append(texts, err.Error())
@@ -212,6 +218,8 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 		f = ServerError{reason: "corrupt"}
 	case errors.As(err, new(noCredentials)):
 		f.reason, f.text = "credentials", "can't be logged in to"
+	case errors.Is(err, redis.Nil): // nothing but sentinels replies that to what is asked here
+		f.reason, f.text, f.lasts = "nomaster", "is not known to them", true
 	case errors.Is(err, errBehind), errors.Is(err, errLate), errors.Is(err, errKept):
 		f = ServerError{reason: "backlog", text: late}
 	case errors.Is(err, errReplyTooLarge), errors.Is(err, errReplyMalformed), errors.Is(err, errUnasked):

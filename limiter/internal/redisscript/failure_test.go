@@ -80,7 +80,7 @@ func TestFailureReasons(t *testing.T) {
 		{replyError("ERR unknown command"), "unsupported", "counts"},
 		{replyError("OOMS no such word"), "error", "counts"},
 		{replyError(""), "error", "counts"},
-		{redis.Nil, "error", "counts"},
+		{redis.Nil, "nomaster", "counts"},
 		{op(&net.DNSError{Err: "no such host", IsNotFound: true}), "dns", "counts"},
 		{op(&net.DNSError{Err: "i/o timeout", IsTimeout: true}), "dns", "counts"},
 		{op(context.DeadlineExceeded), "timeout", "counts"},
@@ -146,6 +146,9 @@ func TestFailureReasons(t *testing.T) {
 // shown returns the text that may be shown for an error of TestFailureReasons: of
 // replies the code, and nothing of unknown errors.
 func shown(err error) string {
+	if err == redis.Nil { //nolint:errorlint // it is given as it is
+		return "no server has this master_name"
+	}
 	if _, reply := err.(redis.Error); reply {
 		word, rest, _ := strings.Cut(err.Error(), " ")
 		switch {
