@@ -530,6 +530,31 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 }
 
+// TestRunbooks guards that each alert leads to the section that says what to do about it.
+func TestRunbooks(t *testing.T) {
+	t.Parallel()
+	const page = "docs/operation.md"
+	alerts, err := os.ReadFile("deploy/prometheus/alerts.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rules, _ := strings.Cut(string(alerts), "- alert: ")
+	for rule := range strings.SplitSeq(rules, "- alert: ") {
+		name, rest, _ := strings.Cut(rule, "\n")
+		url := "/caddy-ratelimit/blob/main/" + page + "#" + strings.ToLower(name) + "\n"
+		if !strings.Contains(rest, "runbook_url: https://github.com/") || !strings.Contains(rest, url) {
+			t.Errorf("%s has no runbook_url that ends with %s", name, url)
+		}
+		if !bytes.Contains(text, []byte("\n### "+name+"\n")) {
+			t.Errorf("%s has no section %s", page, name)
+		}
+	}
+}
+
 // recordSession makes TestSession write the session.
 var recordSession = flag.Bool("record", false, "write the session in docs/commands.md from what the commands print")
 
