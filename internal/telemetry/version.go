@@ -35,10 +35,10 @@ func versionIn(info *debug.BuildInfo) string {
 		switch r := m.Replace; {
 		case r == nil:
 			return version
-		case r.Version != "":
-			return r.Version + " of " + r.Path
-		default: // a checkout; Go does not record its commit
+		case r.Version == "" || r.Version == develVersion: // a checkout; Go does not record its commit
 			return version + " from " + r.Path
+		default:
+			return r.Version + " of " + r.Path
 		}
 	}
 	return unknownVersion

@@ -15,9 +15,9 @@ func TestVersion(t *testing.T) {
 		"a release":          {debug.Module{Path: path, Version: "v0.1.0"}, "v0.1.0"},
 		"a commit":           {debug.Module{Path: path, Version: "v0.0.0-20261127204704-0123456789ab"}, "v0.0.0-20261127204704-0123456789ab"},
 		"this module itself": {debug.Module{Path: path}, "(devel)"},
-		"xcaddy --with =.":   {debug.Module{Path: path, Version: "v0.0.0-00010101000000-000000000000", Replace: &debug.Module{Path: "/src"}}, "(devel) from /src"},
-		"no number":          {debug.Module{Path: path, Version: "v0.0.0", Replace: &debug.Module{Path: "/src"}}, "(devel) from /src"},
-		"make build":         {debug.Module{Path: path, Version: "v0.0.0-20261127204704-0123456789ab", Replace: &debug.Module{Path: "/src"}}, "v0.0.0-20261127204704-0123456789ab from /src"},
+		"xcaddy --with =.":   {debug.Module{Path: path, Version: "v0.0.0-00010101000000-000000000000", Replace: &debug.Module{Path: "/src", Version: "(devel)"}}, "(devel) from /src"},
+		"no number":          {debug.Module{Path: path, Version: "v0.0.0", Replace: &debug.Module{Path: "/src", Version: "(devel)"}}, "(devel) from /src"},
+		"make build":         {debug.Module{Path: path, Version: "v0.0.0-20261127204704-0123456789ab", Replace: &debug.Module{Path: "/src", Version: "(devel)"}}, "v0.0.0-20261127204704-0123456789ab from /src"},
 		"a fork":             {debug.Module{Path: path, Version: "v0.1.0", Replace: &debug.Module{Path: "example.com/fork", Version: "v0.1.1"}}, "v0.1.1 of example.com/fork"},
 		"another module":     {debug.Module{Path: path + "er", Version: "v0.1.0"}, "unknown"},
 	} {

@@ -10,7 +10,8 @@ import (
 const module = "github.com/seed-387a6c65/caddy-ratelimit"
 
 // TestDockerfiles guards that both images are built of images of fixed versions, with
-// the Caddy that the Makefile builds: that of the checkout by its command, the other one
+// the Caddy that the Makefile builds: that of the checkout by its command, but for the commit,
+// which an image is not told; the other one
 // with the version of this module that the changelog has, and without a file capability, with
 // which no container could run it that has dropped all.
 func TestDockerfiles(t *testing.T) {
@@ -30,7 +31,7 @@ func TestDockerfiles(t *testing.T) {
 	for name, want := range map[string]string{
 		"Dockerfile": "RUN XCADDY_SETCAP=0 xcaddy build " + caddy + " --with " + module + "@v" + released,
 		"checkout.Dockerfile": "go tool -modfile=tools/go.mod xcaddy " +
-			strings.NewReplacer("$(CADDY_VERSION)", caddy, "./caddy", "/usr/bin/caddy").Replace(build),
+			strings.NewReplacer("$(CADDY_VERSION)", caddy, "$(COMMIT)", "v0.0.0", "./caddy", "/usr/bin/caddy").Replace(build),
 	} {
 		stages, builds := make(map[string]bool), false
 		for line := range strings.Lines(strings.ReplaceAll(read(t, deploy, "docker", name), "\\\n", " ")) {
