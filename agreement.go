@@ -3,8 +3,6 @@ package ratelimit
 import (
 	"fmt"
 
-	"go.uber.org/zap"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
@@ -111,10 +109,6 @@ func (a *agreement) add(d *draft) error {
 		first, err := a.named.add(d, b, d.place)
 		if err != nil && (l.Zone == nil || first.bucket.Limit.Zone == nil) {
 			return err
-		}
-		if err != nil {
-			l.Reporter.Logger.Warn("zones of one name have different options; they count together as far as their keys and windows are equal",
-				zap.String("zone", l.Zone.Name), zap.String("option", err.Option))
 		}
 		b.Policy = first.bucket.Policy
 	}

@@ -12,11 +12,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/sharing"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -249,22 +248,15 @@ func (a *App) activate() {
 }
 
 // warnUnintended logs what of the config is probably not as it was intended, once all handlers
-// around its limits are known: one line for each limit. The command check says the same.
+// around its limits are known: one line for each limit. The command check says the same, and more.
 func (a *App) warnUnintended() {
-	order, around := routes.Arounds[rule.Module](a.http())
-	for _, h := range a.handlers {
-		told := make(map[*rule.Limit]bool)
-		for l, f := range rule.Flaws(h.limits, around[h]) {
-			if !f.Inherited && !told[l] {
-				told[l] = true
-				h.logger.Warn("this limit probably does not do what was intended", zap.String("limit", cmp.Or(l.Path, defaultName)),
-					zap.String("problem", f.Problem), zap.String("remedy", f.Remedy))
-			}
+	told := make(map[string]bool)
+	for _, found := range advice.On(advice.Config{HTTP: a.http(), Redis: a.redis != nil}) {
+		if about := found.About(); !found.OnCheck && !found.Inherited && !told[about] {
+			told[about] = true
+			a.logger.Warn("this "+found.Of+" probably does not do what was intended",
+				zap.String(found.Of, found.Name), zap.String("problem", found.Problem), zap.String("remedy", found.Remedy))
 		}
-	}
-	for _, f := range sharing.Flaws(order, around) {
-		a.logger.Warn("the buckets of this limit are probably not shared as was intended",
-			zap.String("limit", f.Limit), zap.String("problem", f.Problem), zap.String("remedy", f.Remedy))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 )
 
@@ -128,11 +129,11 @@ func TestCheck(t *testing.T) {
 			if err := d.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			advice := d.Check()
-			if !slices.EqualFunc(advice, tc.want, func(got [3]string, want string) bool {
-				return strings.HasPrefix(got[0]+": "+got[1], want) && got[2] != ""
+			found := d.Check()
+			if !slices.EqualFunc(found, tc.want, func(got advice.Advice, want string) bool {
+				return strings.HasPrefix(got.About()+": "+got.Problem, want) && got.Remedy != ""
 			}) {
-				t.Errorf("got %q, want %q", advice, tc.want)
+				t.Errorf("got %+v, want %q", found, tc.want)
 			}
 		})
 	}

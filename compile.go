@@ -128,7 +128,6 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 		if err != nil {
 			return nil, d.errorIn(err)
 		}
-		d.warnClientControlled()
 		d.rule.WatchForProxies()
 		if d.rule.Within, err = c.load(ctx, l.Limits.list, d, agreed); err != nil {
 			return nil, err
@@ -303,17 +302,3 @@ func costOfInterval(text string) (int64, string) {
 
 // bodyCost is the cost of a request that is the length of its body.
 const bodyCost = "body"
-
-// warnClientControlled logs a warning if clients can choose a fresh bucket for each
-// request, because they send the values of its drips: each has its own buckets.
-func (d *draft) warnClientControlled() {
-	for _, b := range d.rule.Buckets {
-		for _, o := range []option.Setting{{Option: b.Rate.Option, Text: b.Rate.Template}, {Option: b.Drip.Option, Text: b.Drip.Template}} {
-			if name := placeholder.ClientControlled(o.Text); name != "" && !b.Off {
-				d.rule.Reporter.Logger.Warn("this option depends on what clients send: a client that changes it gets a fresh bucket; "+
-					"use a value that clients can't choose",
-					zap.String("limit", b.Path), zap.String("option", o.Option), zap.String("placeholder", "{"+name+"}"))
-			}
-		}
-	}
-}

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 )
 
@@ -216,7 +216,7 @@ func (l *Limit) insteadOfName(besideRate bool) string {
 		return inQuotes(l.Name+" "+string(l.Rate)) + ", and in a block " + one + " for one bucket for all, or the key {client_ip} beside it for one for each address"
 	}
 	word := strings.Trim(l.Name, "abcdefghijklmnopqrstuvwxyz") == "" // such as path, which before a block is a name too
-	if meant := key.MeantBy(l.Name); meant != "" && (besideRate || !word) {
+	if meant := advice.MeantBy(l.Name); meant != "" && (besideRate || !word) {
 		return "the key {" + strings.Replace(meant, "http.request.header.", "header.", 1) + "}"
 	}
 	return ""

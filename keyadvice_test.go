@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 )
 
@@ -165,7 +166,7 @@ func optionLine(name, value string) string {
 }
 
 // adviceOn returns what the command check says of a config.
-func adviceOn(t *testing.T, text []byte) [][3]string {
+func adviceOn(t *testing.T, text []byte) []advice.Advice {
 	t.Helper()
 	d, err := offline.New(offlineModule{}, text)
 	if err != nil {
@@ -182,12 +183,12 @@ func adviceOn(t *testing.T, text []byte) [][3]string {
 // beginnings of what is wrong and what to do, or none. The command check says the same.
 func wantWarning(t *testing.T, c config, problem, remedy string) {
 	t.Helper()
-	advice := adviceOn(t, c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
+	onCheck := adviceOn(t, c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
 	s := startConfig(t, c)
 	lines := append(s.log("warn", ownLogger), s.log("warn", "rate_limit")...)
 	for _, line := range lines {
-		if !slices.ContainsFunc(advice, func(a [3]string) bool { return a[1] == line["problem"] && a[2] == line["remedy"] }) {
-			t.Errorf("got %q of check, want what is logged: %v", advice, line)
+		if !slices.ContainsFunc(onCheck, func(a advice.Advice) bool { return a.Problem == line["problem"] && a.Remedy == line["remedy"] }) {
+			t.Errorf("got %+v of check, want what is logged: %v", onCheck, line)
 		}
 		if said := fmt.Sprint(line["problem"], " ", line["remedy"]); len(said) >= 300 || strings.Contains(said, "\n") {
 			t.Errorf("got %q, want one line of less than 300 characters", said)

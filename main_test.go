@@ -32,6 +32,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
@@ -574,17 +575,19 @@ func adaptCaddyfile(src string) ([]byte, error) {
 }
 
 // validateConfig loads a configuration as `caddy validate` does, without admin endpoint
-// and logs. The command check has to refuse what that refuses, and nothing else. Keys that can't
-// be meant as they are, of which both would warn, are errors here: no example has one. Caddy
+// and logs. The command check has to refuse what that refuses, and nothing else. What can't be
+// meant as it is, of which both would warn, is an error here: no example has it. Caddy
 // can't validate two at once, so tests of what may be accepted do not run in parallel.
 func validateConfig(config []byte) error {
 	err := validateAsCaddy(config)
 	d, refused := offline.New(offlineModule{}, config)
 	if refused == nil {
 		if refused = d.Validate(); refused == nil && err == nil {
-			for path, f := range d.Flaws() {
-				err = errors.Join(err, fmt.Errorf("limit %s: %s %s", path, f.Problem, f.Remedy))
-				refused = err
+			for _, a := range d.Check() {
+				if !a.OnCheck && a.Kind != advice.Floodable {
+					err = errors.Join(err, fmt.Errorf("%s: %s %s", a.About(), a.Problem, a.Remedy))
+					refused = err
+				}
 			}
 		}
 		d.Close()

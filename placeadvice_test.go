@@ -164,9 +164,9 @@ func TestCheckTrustsWhatIsReplaced(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			advice := adviceOn(t, text)
-			if chosen := len(advice) == 1 && strings.Contains(advice[0][1], "which clients can set to anything"); chosen != tc.chosen || len(advice) > 1 {
-				t.Errorf("got %q, want that clients choose the key: %v", advice, tc.chosen)
+			found := adviceOn(t, text)
+			if chosen := len(found) == 1 && strings.Contains(found[0].Problem, "which clients can set to anything"); chosen != tc.chosen || len(found) > 1 {
+				t.Errorf("got %+v, want that clients choose the key: %v", found, tc.chosen)
 			}
 		})
 	}

@@ -1,5 +1,4 @@
-// Package key makes the keys of requests from templates, and finds out what is wrong with
-// these.
+// Package key makes the keys of requests from templates.
 package key
 
 import (

@@ -3,7 +3,6 @@ package offline
 import (
 	"fmt"
 	"io"
-	"iter"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,13 +12,13 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/spf13/cobra"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/sharing"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -76,13 +75,6 @@ func runCheck(m Module, cmd *cobra.Command, file string) error {
 	return err
 }
 
-// advice is something in a config that should be changed.
-type advice struct {
-	About   string `json:"about"` // a limit or a server
-	Problem string `json:"problem"`
-	Remedy  string `json:"remedy"`
-}
-
 // checker collects advice on a config.
 type checker struct {
 	*Config `json:"-"`
@@ -90,37 +82,45 @@ type checker struct {
 	flawed map[[2]string]bool          // by limit and placeholder, what checkFlaws has found
 	around map[string][]*routes.Around // by limit, what is around its handlers
 
-	Advice []advice `json:"advice"`
-	Notes  []string `json:"notes"` // what could not be checked
+	Advice []advice.Advice `json:"advice"`
+	Notes  []string        `json:"notes"` // what could not be checked
 }
 
-// Check returns advice on a config, in sentences: what it is about, what is wrong, and
-// what to do.
-func (d *Config) Check() (found [][3]string) {
-	for _, a := range newChecker(d).Advice {
-		found = append(found, [3]string{a.About, a.Problem, a.Remedy})
-	}
-	return found
-}
+// Check returns advice on a config.
+func (d *Config) Check() []advice.Advice { return newChecker(d).Advice }
 
 // newChecker returns the advice that can be given on the config alone.
 func newChecker(d *Config) *checker {
-	c := &checker{Config: d, flawed: make(map[[2]string]bool), around: make(map[string][]*routes.Around), Advice: []advice{}, Notes: []string{}}
+	c := &checker{Config: d, flawed: make(map[[2]string]bool), around: make(map[string][]*routes.Around), Advice: []advice.Advice{}, Notes: []string{}}
 	c.check()
 	return c
 }
 
-// advise adds advice, unless it was given before.
-func (c *checker) advise(about, problem, remedy string) {
-	if a := (advice{about, problem, remedy}); !slices.Contains(c.Advice, a) {
+// add adds advice, unless it was given before.
+func (c *checker) add(a advice.Advice) {
+	same := func(b advice.Advice) bool {
+		return a.About() == b.About() && a.Problem == b.Problem && a.Remedy == b.Remedy
+	}
+	if !slices.ContainsFunc(c.Advice, same) {
 		c.Advice = append(c.Advice, a)
 	}
+}
+
+// hint adds advice that nothing else gives.
+func (c *checker) hint(a advice.Advice) {
+	a.OnCheck = true
+	c.add(a)
+}
+
+// advise adds advice on what is neither a limit nor a server.
+func (c *checker) advise(about, problem, remedy string) {
+	c.hint(advice.Advice{Kind: advice.OfRedis, Of: about, Problem: problem, Remedy: remedy})
 }
 
 // print prints the advice.
 func (c *checker) print(w io.Writer) {
 	for _, a := range c.Advice {
-		fmt.Fprintln(w, terminal.Wrapped(terminal.Safe(a.About)+": "+terminal.Safe(a.Problem)+" "+terminal.Safe(a.Remedy), 80, 2)+"\n")
+		fmt.Fprintln(w, terminal.Wrapped(terminal.Safe(a.About())+": "+terminal.Safe(a.Problem)+" "+terminal.Safe(a.Remedy), 80, 2)+"\n")
 	}
 	switch n := len(c.Advice); n {
 	case 0:
@@ -138,7 +138,7 @@ func (c *checker) print(w io.Writer) {
 // check collects what can be found out from the config alone.
 func (c *checker) check() {
 	c.Notes = append(c.Notes, c.Warnings...)
-	c.checkFlaws()
+	c.checkUnintended()
 	for _, s := range c.Servers {
 		for _, h := range s.handlers {
 			for _, l := range h.inForce() {
@@ -146,17 +146,17 @@ func (c *checker) check() {
 				c.checkNumbers(h, l)
 			}
 			if c.Redis != nil && h.limits.OnError == rule.OnErrorDeny {
-				c.advise("server "+s.Name, "With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
-					"Unless that is meant, use on_error fallback: each Caddy instance then limits separately until Redis is back.")
+				c.hint(advice.Advice{
+					Kind: advice.Unavailable, Of: "server", Name: s.Name,
+					Problem: "With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
+					Remedy:  "Unless that is meant, use on_error fallback: each Caddy instance then limits separately until Redis is back.",
+				})
 			}
 		}
 	}
 	limited := slices.ContainsFunc(c.Servers, func(s *Server) bool { return len(s.handlers) > 0 })
 	if !limited && len(c.Notes) == 0 {
 		c.Notes = append(c.Notes, "The config has no limits.")
-	}
-	for _, f := range sharing.Flaws(routes.Arounds[rule.Module](c.http)) {
-		c.advise("limit "+f.Limit, f.Problem, f.Remedy)
 	}
 	c.checkRedisOptions()
 }
@@ -166,71 +166,74 @@ func (h *handler) inForce() []*Limit {
 	return slices.DeleteFunc(slices.Clone(h.limits.buckets), func(l *Limit) bool { return l.Off })
 }
 
-// checkFlaws advises on limits that are surely mistakes as they are, or where they are.
-func (c *checker) checkFlaws() {
+// checkUnintended gives the advice that is not check's alone.
+func (c *checker) checkUnintended() {
 	order, around := routes.Arounds[rule.Module](c.http)
 	for _, h := range order {
 		for b := range rule.Buckets(h.Compiled().Limits) {
 			c.around[b.Path] = append(c.around[b.Path], around[h])
 		}
 	}
-	for path, f := range c.Flaws() {
-		c.advise("limit "+path, f.Problem, f.Remedy)
-		c.flawed[[2]string{path, f.Placeholder}] = true
+	for _, a := range advice.On(advice.Config{HTTP: c.http, Redis: c.Redis != nil}) {
+		c.add(a)
+		c.flawed[[2]string{a.Name, a.Placeholder}] = true
 	}
 }
 
-// Flaws returns what is wrong with limits, by their paths.
-func (d *Config) Flaws() iter.Seq2[string, rule.Flaw] {
-	return func(yield func(string, rule.Flaw) bool) {
-		order, around := routes.Arounds[rule.Module](d.http)
-		for _, h := range order {
-			for l, f := range rule.Flaws(h.Compiled().Limits, around[h]) {
-				if len(l.Buckets) > 0 && !yield(l.Path, f) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// chosen returns the first placeholder of a limit's key that clients can choose, or "".
-func (c *checker) chosen(l *Limit) string {
+// chosen returns the first placeholder of a limit's key that clients can choose, or "", and the
+// one that it is made from.
+func (c *checker) chosen(l *Limit) (name, source string) {
 	for _, a := range c.around[l.Path] {
-		if name := l.Key().Chosen(a); name != "" {
-			return name
+		if name, source := advice.Chosen(l.Key(), a); name != "" {
+			return name, source
 		}
 	}
-	return ""
+	return "", ""
+}
+
+// bounds reports whether no client gets around a limit by its key or its numbers.
+func (c *checker) bounds(l *Limit) bool {
+	return !slices.ContainsFunc(c.around[l.Path], func(a *routes.Around) bool {
+		return !advice.Bounds(l.Key(), a) || advice.NumbersChosen(l.Bucket, a)
+	})
 }
 
 // checkKey advises on a limit's key.
 func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
-	about := "limit " + l.Path
+	limit := func(kind advice.Kind, problem, remedy string) {
+		c.hint(advice.Advice{Kind: kind, Of: "limit", Name: l.Path, Problem: problem, Remedy: remedy})
+	}
 	if name := l.Key().User(); name != "" && !s.authenticated[h.limits] && !c.flawed[[2]string{l.Path, name}] {
-		c.advise(about, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
+		limit(advice.KeyWithoutUser, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
 			"Put both in a route block, the authentication first.")
 	}
-	if name := c.chosen(l); name != "" && !c.bounded(s, h) && !c.flawed[[2]string{l.Path, name}] {
-		c.advise(about, "Its key has {"+name+"}, which clients can set to anything, so they can get a fresh bucket for each request.",
-			"Use a key that they can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
+	if name, source := c.chosen(l); name != "" && !c.bounded(s, h) && !c.flawed[[2]string{l.Path, name}] {
+		problem := "which clients can set to anything"
+		if source != name {
+			problem = "which is made from {" + source + "}, " + problem
+		}
+		limit(advice.KeyChosen, "Its key has {"+name+"}, "+problem+", so they can get a fresh bucket for each request.",
+			"Use a key that they can't choose, such as {client_ip} or, behind authentication, {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.")
 	}
 	if shared := !slices.ContainsFunc(l.Key(), func(p key.Part) bool { return p.Placeholder }); shared && l.Limit.Bans != nil {
-		c.advise(about, "It bans its key, which all requests share: one client that is denied keeps everybody out.",
+		limit(advice.BanOfAll, "It bans its key, which all requests share: one client that is denied keeps everybody out.",
 			"Use a key that tells clients apart, such as {client_ip}, or no ban.")
 	}
 	proxied := len(s.raw["trusted_proxies"]) > 0 || string(s.raw["trusted_proxies_unix"]) == "true"
 	if proxied && l.Key().Has(placeholder.RemoteHost) {
-		c.advise(about, "Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
+		limit(advice.KeyOfProxy, "Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
 			"Use {client_ip}, which is the address that the proxy reports.")
 	}
 	if proxied && h.exemptsConnections(l) {
-		c.advise(about, "A matcher with not remote_ip exempts by the address of the connection, and the server has trusted proxies: if the matcher has theirs, no client is limited.",
+		limit(advice.ProxyExempted, "A matcher with not remote_ip exempts by the address of the connection, and the server has trusted proxies: if the matcher has theirs, no client is limited.",
 			"Use not client_ip, which goes by the address that the proxy reports.")
 	}
 	if !proxied && l.Key().Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
-		c.advise("server "+s.Name, "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
-			"Set the global option servers > trusted_proxies, such as trusted_proxies static 127.0.0.1 ::1, or trusted_proxies_unix for a socket.")
+		c.hint(advice.Advice{
+			Kind: advice.ProxyUntrusted, Of: "server", Name: s.Name,
+			Problem: "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
+			Remedy:  "Set the global options servers > trusted_proxies, such as trusted_proxies static 127.0.0.1 ::1, or trusted_proxies_unix for a socket, and trusted_proxies_strict.",
+		})
 	}
 }
 
@@ -270,31 +273,33 @@ func (c *checker) bounded(s *Server, h *handler) bool {
 				return false
 			}
 		}
-		return slices.ContainsFunc(other.inForce(), func(l *Limit) bool { return l.always() && l.Key().Bounds() && !l.numbersChosen() })
+		return slices.ContainsFunc(other.inForce(), func(l *Limit) bool { return l.always() && c.bounds(l) })
 	})
 }
 
 // checkNumbers advises on a limit's numbers.
 func (c *checker) checkNumbers(h *handler, l *Limit) {
-	about := "limit " + l.Path
-	for _, o := range l.dynamic() {
-		problem := "so they choose their own limit"
-		if o.identity {
-			problem = "each of its values has its own buckets, so they can get a fresh one for each request"
-		}
-		if name := placeholder.ClientControlled(o.template); name != "" {
-			c.advise(about, fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", o.option, name, problem),
-				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.")
-		}
-	}
 	if how := l.ShownPolicies().Consistency; how != "" && c.Redis == nil {
-		c.advise(about, "Its consistency, "+how+", has no effect without redis: this process decides all requests, exactly.",
-			"Remove it, or set redis in the global option.")
+		c.hint(advice.Advice{
+			Kind: advice.ConsistencyUnused, Of: "limit", Name: l.Path,
+			Problem: "Its consistency, " + how + ", has no effect without redis: this process decides all requests, exactly.",
+			Remedy:  "Remove it, or set redis in the global option.",
+		})
 	}
-	if size, _ := l.Sizes(); size == 1 && l.always() && !h.selective() {
-		c.advise(about, "It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
-			"Give it a size of what a page needs, or a matcher for the requests that it is meant for.")
+	if l.deniesTwoAtOnce() && l.always() && !h.selective() {
+		c.hint(advice.Advice{
+			Kind: advice.OneAtOnce, Of: "limit", Name: l.Path,
+			Problem: "It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
+			Remedy:  "Give it a size of what a page needs, or a matcher for the requests that it is meant for.",
+		})
 	}
+}
+
+// deniesTwoAtOnce reports whether of two requests that come together one is denied at once.
+func (l *Limit) deniesTwoAtOnce() bool {
+	size, _ := l.Sizes()
+	of := l.Limit
+	return size == 1 && of.Soft == 0 && of.MaxDelay == 0 && !of.Settlement.HoldOff && !of.DryRun && of.Lender == nil
 }
 
 // selective reports whether routes select requests for the handler by more than

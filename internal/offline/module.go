@@ -12,7 +12,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -75,32 +74,6 @@ func (l *Limit) Numbers() adminjson.Numbers {
 		n.Size = l.Size.String() + " / " + l.Factor.String()
 	}
 	return n
-}
-
-// dynamic is an option whose value depends on the request.
-type dynamic struct {
-	option, template string
-	identity         bool // each value has buckets of its own
-}
-
-// dynamic returns the options of l whose values depend on the request.
-func (l *Limit) dynamic() (all []dynamic) {
-	for _, o := range []dynamic{
-		{l.Rate.Option, l.Rate.Template, true},
-		{l.Drip.Option, l.Drip.Template, true},
-		{l.Size.Option, l.Size.Template, false},
-		{"factor", l.Factor.Template, false},
-	} {
-		if o.template != "" {
-			all = append(all, o)
-		}
-	}
-	return all
-}
-
-// numbersChosen reports whether clients can choose any number of l.
-func (l *Limit) numbersChosen() bool {
-	return slices.ContainsFunc(l.dynamic(), func(o dynamic) bool { return placeholder.ClientControlled(o.template) != "" })
 }
 
 // failed returns the matchers of l, or of the outermost limit around it, that do not

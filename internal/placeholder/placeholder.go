@@ -34,21 +34,10 @@ func IsGlobal(name string) bool {
 	return strings.HasPrefix(name, "env.") || strings.HasPrefix(name, "file.") || strings.HasPrefix(name, "system.")
 }
 
-// ClientControlled returns the first placeholder in a template whose value clients
-// can choose, or "". Client certificates are verified, so clients can't choose their
-// values; captures of matchers are taken from what clients send.
-func ClientControlled(template string) (name string) {
-	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(template, func(found string, _ any) (any, error) {
-		if name == "" && isClientControlled(found) {
-			name = found
-		}
-		return nil, nil
-	})
-	return name
-}
-
-// isClientControlled reports whether clients can choose the value of a placeholder.
-func isClientControlled(name string) bool {
+// IsClientControlled reports whether clients can choose the value of a placeholder. Client
+// certificates are verified, so clients can't choose their values; captures of matchers are
+// taken from what clients send.
+func IsClientControlled(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "http.request."); ok {
 		return !strings.HasPrefix(rest, "local") && !strings.HasPrefix(rest, "tls.client.")
 	}

@@ -4,9 +4,11 @@ import (
 	"maps"
 	"net/textproto"
 	"reflect"
+	"regexp/syntax"
 	"slices"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/caddyauth"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
@@ -37,6 +39,9 @@ type way struct {
 type setter struct {
 	directive string
 	sets      func(name string) bool // nil for a plugin's handler, which may set any
+
+	// The placeholders that the value is made from of what it sets; nil if there are none.
+	sources func(name string) []string
 
 	// Whether it takes the place of what it sets, rather than of what an upstream is to see.
 	tells bool
@@ -108,6 +113,25 @@ func (a *Around) Owns(name string) (owned bool) {
 		}
 	}
 	return owned
+}
+
+// Sources returns the placeholders that handlers before make the value of a placeholder from.
+func (a *Around) Sources(name string) (names []string) {
+	if a == nil {
+		return nil
+	}
+	for _, s := range a.before {
+		if s.sets == nil || !s.sets(name) {
+			continue
+		}
+		if !s.conditional {
+			names = nil // it takes the place of others
+		}
+		if s.sources != nil {
+			names = append(names, s.sources(name)...)
+		}
+	}
+	return names
 }
 
 // Authentication returns the directive that authenticates clients before the handler, or "".
@@ -291,12 +315,15 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 		return []setter{{directive: "vars", tells: true, sets: func(name string) bool {
 			_, set := (*h)[strings.TrimPrefix(name, "http.vars.")]
 			return set && (strings.HasPrefix(name, "http.vars.") || name == "http.auth.user.id")
+		}, sources: func(name string) []string {
+			return placeholder.In(caddy.ToString((*h)[strings.TrimPrefix(name, "http.vars.")]))
 		}}}
 	case *caddymap.Handler:
 		for _, name := range h.Destinations {
 			w.mapped[name] = true
 		}
-		return []setter{{directive: "map", tells: true, sets: func(name string) bool { return slices.Contains(h.Destinations, name) }}}
+		return []setter{{directive: "map", tells: true, sets: func(name string) bool { return slices.Contains(h.Destinations, name) },
+			sources: func(name string) []string { return mappedFrom(h, slices.Index(h.Destinations, name)) }}}
 	case *headers.Handler:
 		if h.Request == nil {
 			return nil
@@ -308,6 +335,38 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 		return []setter{{}}
 	}
 	return nil
+}
+
+// mappedFrom returns the placeholders that a map makes the value of a destination from. One that
+// only selects a constant is none of them.
+func mappedFrom(h *caddymap.Handler, destination int) (names []string) {
+	for _, m := range h.Mappings {
+		if destination >= len(m.Outputs) || m.Outputs[destination] == nil {
+			continue
+		}
+		switch output := caddy.ToString(m.Outputs[destination]); {
+		case m.InputRegexp == "":
+			names = append(names, placeholder.In(output)...)
+		case strings.Contains(output, "$") && capturesAnything(m.InputRegexp):
+			names = append(names, placeholder.In(h.Source)...)
+		}
+	}
+	if destination < len(h.Defaults) {
+		names = append(names, placeholder.In(h.Defaults[destination])...)
+	}
+	return names
+}
+
+// capturesAnything reports whether a regular expression may capture arbitrarily many texts,
+// rather than one of a few words.
+func capturesAnything(expression string) bool {
+	parsed, err := syntax.Parse(expression, syntax.Perl)
+	return err == nil && hasRepetition(parsed)
+}
+
+// hasRepetition reports whether any part of a regular expression repeats.
+func hasRepetition(re *syntax.Regexp) bool {
+	return re.Op == syntax.OpStar || re.Op == syntax.OpPlus || re.Op == syntax.OpRepeat || slices.ContainsFunc(re.Sub, hasRepetition)
 }
 
 // fieldsSet returns the header fields that are set, of which each is a setter: one that is set
@@ -324,7 +383,12 @@ func (w *walker) fieldsSet(ops *headers.HeaderOps) (found []setter) {
 	for i, fields := range []map[string][]string{ops.Set, ops.Add} {
 		for field, values := range fields {
 			is := named(field)
-			s := setter{directive: directive, sets: is}
+			s := setter{directive: directive, sets: is, sources: func(string) (names []string) {
+				for _, v := range values {
+					names = append(names, placeholder.In(v)...)
+				}
+				return names
+			}}
 			dynamic := slices.ContainsFunc(values, func(v string) bool {
 				return strings.Contains(v, "{http.") && !strings.Contains(v, "{http.request.header."+textproto.CanonicalMIMEHeaderKey(field)+"}")
 			})

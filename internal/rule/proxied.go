@@ -54,7 +54,7 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 		switch {
 		case server == nil:
 			return false, ""
-		case !trustsProxies(server):
+		case !TrustsProxies(server):
 			state = watchUntrusted
 		case state == watchRemoteHost:
 			state = watchTrusted
@@ -92,9 +92,9 @@ func trustProxy(h http.Header) string {
 		"servers {\n\ttrusted_proxies static private_ranges\n\t" + option + "\n}"
 }
 
-// trustsProxies reports whether a server has trusted proxies, or whether that can't be found
+// TrustsProxies reports whether a server has trusted proxies, or whether that can't be found
 // out: Caddy keeps them in a field that is not exported, and drops their config.
-func trustsProxies(s *caddyhttp.Server) bool {
+func TrustsProxies(s *caddyhttp.Server) bool {
 	field := reflect.ValueOf(s).Elem().FieldByName("trustedProxies")
 	return s.TrustedProxiesUnix || !field.IsValid() || field.Kind() != reflect.Interface || !field.IsNil()
 }

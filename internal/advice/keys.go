@@ -1,4 +1,4 @@
-package key
+package advice
 
 import (
 	"cmp"
@@ -12,124 +12,34 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 
-// Template is the template of a key, in pieces.
-type Template []Part
-
-// Part is a piece of a template: literal text, or a placeholder by its full name.
-type Part struct {
-	Text        string
-	Placeholder bool
-}
-
-// String returns the template.
-func (k Template) String() string {
-	var text strings.Builder
-	for _, p := range k {
-		if p.Placeholder {
-			text.WriteString("{" + p.Text + "}")
-		} else {
-			text.WriteString(p.Text)
-		}
-	}
-	return text.String()
-}
-
-// Has reports whether a placeholder is part of the key.
-func (k Template) Has(name string) bool { return slices.Contains(k, Part{name, true}) }
-
-// first returns the first placeholder of the key that meets a condition, or "".
-func (k Template) first(meets func(name string) bool) string {
-	i := slices.IndexFunc(k, func(p Part) bool { return p.Placeholder && meets(p.Text) })
-	if i < 0 {
-		return ""
-	}
-	return k[i].Text
-}
-
-// Chosen returns the first placeholder of the key whose value clients can choose from
-// arbitrarily many, or "". No client chooses what a handler before the limit replaces; around
-// may be nil.
-func (k Template) Chosen(around *routes.Around) string {
-	return k.first(func(name string) bool { return placeholder.IsChosen(name) && !around.Owns(name) })
-}
-
-// User returns the first placeholder of the key that only has a value behind
-// authentication, or "".
-func (k Template) User() string {
-	return k.first(func(name string) bool { return strings.HasPrefix(name, "http.auth.user.") })
-}
-
-// Headers returns the header fields that the key is made from.
-func (k Template) Headers() (names []string) {
-	for _, p := range k {
-		if !p.Placeholder {
-			continue
-		}
-		if field, ok := strings.CutPrefix(p.Text, "http.request.header."); ok {
-			names = append(names, textproto.CanonicalMIMEHeaderKey(field))
-		}
-		if strings.HasPrefix(p.Text, "http.request.cookie.") {
-			names = append(names, "Cookie")
-		}
-		if p.Text == placeholder.BasicUser {
-			names = append(names, "Authorization")
-		}
-	}
-	return names
-}
-
-// Bounds reports whether a client that asks often always gets the same bucket.
-func (k Template) Bounds() bool {
-	return k.Chosen(nil) == "" && !slices.ContainsFunc(k.Flaws(nil), func(f Flaw) bool { return f.unshared })
-}
-
-// Flaw is why a key, or what else a limit has, is probably not what was intended, and what
-// would be.
-type Flaw struct {
-	Placeholder     string // by its full name; empty if it is something else
-	Problem, Remedy string
-
-	// Whether a client gets other buckets with each request or connection, so that
-	// the limit limits nothing.
-	unshared bool
-}
-
 // flaws are the placeholders that are no use in keys, by their names or, if these end in
 // a dot, by how they begin.
 var flaws = []struct {
-	names []string
-	flaw  Flaw
+	names           []string
+	problem, remedy string
 }{
 	{
 		[]string{"http.request.remote", "http.request.remote.port"},
-		Flaw{
-			Problem:  "has the port of the client, which changes with each connection, so each connection has a bucket of its own",
-			Remedy:   "Use {client_ip}, or {remote_host} for the address of the connection.",
-			unshared: true,
-		},
+		"has the port of the client, which changes with each connection, so each connection has a bucket of its own",
+		"Use {client_ip}, or {remote_host} for the address of the connection.",
 	},
 	{
 		[]string{"http.request.uuid"},
-		Flaw{
-			Problem:  "is different for each request, so each request has a bucket of its own",
-			Remedy:   "Use what the requests of a client have in common, such as {client_ip}.",
-			unshared: true,
-		},
+		"is different for each request, so each request has a bucket of its own",
+		"Use what the requests of a client have in common, such as {client_ip}.",
 	},
 	{
 		[]string{
 			"time.now", "time.now.http", "time.now.rfc3339", "time.now.common_log", "time.now.unix", "time.now.unix_ms",
 			"http.request.duration", "http.request.duration_ms", "http.vars.start_time", "http.time_until_shutdown",
 		},
-		Flaw{
-			Problem:  "changes all the time, and each value has a bucket of its own",
-			Remedy:   "Use {client_ip}, and for windows of time algorithm fixed_window.",
-			unshared: true,
-		},
+		"changes all the time, and each value has a bucket of its own",
+		"Use {client_ip}, and for windows of time algorithm fixed_window.",
 	},
 }
 
@@ -196,94 +106,148 @@ var missing = []struct {
 	},
 }
 
-// Flaws returns what is wrong with k, as far as the key and the handlers around its limit
-// tell. These may be nil.
-func (k Template) Flaws(around *routes.Around) (found []Flaw) {
-	for _, p := range k {
-		if !p.Placeholder {
-			continue
-		}
-		if flaw, ok := flawOf(p.Text, around); ok {
-			found = append(found, flaw.of("key", p.Text))
+// OnKey returns advice on a key, as far as it and the handlers around its limit tell. These may
+// be nil.
+func OnKey(k key.Template, around *routes.Around) (found []Advice) {
+	for _, name := range k.Placeholders() {
+		if a, ok := onPlaceholder(name, around); ok {
+			found = append(found, a.of("key", name))
 		}
 	}
 	if len(k) == 1 && !k[0].Placeholder {
 		if meant := MeantBy(k[0].Text); meant != "" {
-			found = append(found, Flaw{
+			found = append(found, Advice{
+				Kind:    KeyText,
 				Problem: fmt.Sprintf("Its key is the text %q, not a placeholder, so all requests share one bucket.", k[0].Text),
-				Remedy:  "Write {" + meant + "}.",
+				Remedy:  "Write {" + meant + "}." + bounding(meant),
 			})
 		}
 	}
 	return found
 }
 
-// of returns the flaw of what has a placeholder.
-func (f Flaw) of(option, name string) Flaw {
-	f.Placeholder, f.Problem = name, "Its "+option+" has {"+name+"}, which "+f.Problem+"."
-	return f
+// Chosen returns the first placeholder of a key whose value clients can choose from arbitrarily
+// many, or "", and the one that it is made from, which may be itself. No client chooses what a
+// handler before the limit replaces; around may be nil.
+func Chosen(k key.Template, around *routes.Around) (name, source string) {
+	for _, name := range k.Placeholders() {
+		if source := chosenIn(name, around, placeholder.IsChosen); source != "" {
+			return name, source
+		}
+	}
+	return "", ""
 }
 
-// MatcherFlaw returns what is wrong with a placeholder that a matcher of a limit reads, if it is
+// Bounds reports whether a client that asks often always gets the same bucket.
+func Bounds(k key.Template, around *routes.Around) bool {
+	chosen, _ := Chosen(k, around)
+	return chosen == "" && !slices.ContainsFunc(OnKey(k, nil), func(a Advice) bool { return a.unshared })
+}
+
+// controlled returns the first placeholder in a template whose value clients can choose, or "".
+func controlled(template string, around *routes.Around) string {
+	for _, name := range placeholder.In(template) {
+		if source := chosenIn(name, around, placeholder.IsClientControlled); source != "" {
+			return source
+		}
+	}
+	return ""
+}
+
+// chosenIn returns the placeholder of clients' choice that a placeholder is made from by handlers
+// before the limit, itself if they do not make it, or "".
+func chosenIn(name string, around *routes.Around, byClients func(name string) bool) string {
+	seen := []string{name}
+	for i := 0; i < len(seen); i++ {
+		if byClients(seen[i]) && !around.Owns(seen[i]) {
+			return seen[i]
+		}
+		for _, source := range around.Sources(seen[i]) {
+			if !slices.Contains(seen, source) {
+				seen = append(seen, source)
+			}
+		}
+	}
+	return ""
+}
+
+// of returns advice on what has a placeholder.
+func (a Advice) of(option, name string) Advice {
+	a.Placeholder, a.Problem = name, "Its "+option+" has {"+name+"}, which "+a.Problem+"."
+	return a
+}
+
+// bounding returns what else to do where a remedy is a placeholder that clients choose.
+func bounding(name string) string {
+	if full := cmp.Or(longName(name), name); !placeholder.IsChosen(full) {
+		return ""
+	}
+	return " Clients choose its value, so have a limit by {client_ip} in the block too."
+}
+
+// setLaterThanMatcher returns advice on a placeholder that a matcher of a limit reads, if it is
 // only set behind the limit.
-func MatcherFlaw(name string, around *routes.Around) (Flaw, bool) {
+func setLaterThanMatcher(name string, around *routes.Around) (Advice, bool) {
 	later := around.MarkedLater(name)
 	return setLater(name, later).of("matcher", name), later != ""
 }
 
-// NumberFlaw is MatcherFlaw for an option that is a number.
-func NumberFlaw(option, name string, around *routes.Around) (Flaw, bool) {
+// setLaterThanNumber is setLaterThanMatcher for an option that is a number.
+func setLaterThanNumber(option, name string, around *routes.Around) (Advice, bool) {
 	later := around.SetLater(name)
-	flaw := setLater(name, later)
+	a := setLater(name, later)
 	if !strings.HasPrefix(name, headerPrefix) {
-		flaw.Problem += ", and requests get an error"
+		a.Problem += ", and requests get an error"
 	}
-	return flaw.of(option, name), later != ""
+	return a.of(option, name), later != ""
 }
 
-// flawOf returns what is wrong with a placeholder in a key, by its name, if anything is.
-func flawOf(name string, around *routes.Around) (Flaw, bool) {
+// onPlaceholder returns advice on a placeholder in a key, by its name, if there is any.
+func onPlaceholder(name string, around *routes.Around) (Advice, bool) {
 	for _, f := range flaws {
 		if slices.Contains(f.names, name) {
-			return f.flaw, true
+			return Advice{Kind: KeyPerRequest, Problem: f.problem, Remedy: f.remedy, unshared: true}, true
 		}
 	}
 	if around.Sets(name) {
-		return Flaw{}, false // a handler before the limit does
+		return Advice{}, false // a handler before the limit does
 	}
 	if later := around.SetLater(name); later != "" {
 		return setLater(name, later), true
 	}
-	if flaw, ok := missingFlaw(name); ok {
-		ofCaddy := flaw.Problem == noPlaceholder && (strings.HasPrefix(name, "http.") || strings.HasPrefix(name, "remote"))
-		return flaw, ofCaddy || !around.Plugins()
+	if a, ok := missingInCaddy(name); ok {
+		ofCaddy := a.Problem == noPlaceholder && (strings.HasPrefix(name, "http.") || strings.HasPrefix(name, "remote"))
+		return a, ofCaddy || !around.Plugins()
 	}
 	if long := longName(name); long != "" && !placeholder.IsGlobal(name) {
-		return Flaw{
+		return Advice{
+			Kind:    KeyShortName,
 			Problem: "is only known in a Caddyfile, so it is empty",
-			Remedy:  "Use its long name, " + long + ".",
+			Remedy:  "Use its long name, " + long + "." + bounding(name),
 		}, true
 	}
 	if placeholder.IsUnknown(name) {
-		return Flaw{
+		return Advice{
+			Kind:    KeyUnknown,
 			Problem: noPlaceholder,
 			Remedy:  "Use one of https://caddyserver.com/docs/json/apps/http/#docs, such as {client_ip}.",
 		}, true
 	}
 	if around != nil && !around.Plugins() && !strings.Contains(name, ".") {
-		return Flaw{ // those of Caddy have a dot, but for map's
+		return Advice{ // those of Caddy have a dot, but for map's
+			Kind:    KeyUnset,
 			Problem: "neither Caddy nor a map sets, so it is empty",
 			Remedy:  "Set it by map before the limit, or use one of Caddy's, such as {client_ip}.",
 		}, true
 	}
-	return Flaw{}, false
+	return Advice{}, false
 }
 
 // noPlaceholder is the problem of most placeholders that Caddy does not have.
 const noPlaceholder = "is not a placeholder of Caddy, so it is empty"
 
-// missingFlaw returns what is wrong with a placeholder if it is one of those that are missing.
-func missingFlaw(name string) (Flaw, bool) {
+// missingInCaddy returns advice on a placeholder if it is one of those that are missing.
+func missingInCaddy(name string) (Advice, bool) {
 	for _, m := range missing {
 		for _, known := range m.names {
 			rest, found := strings.CutPrefix(name, known)
@@ -291,31 +255,40 @@ func missingFlaw(name string) (Flaw, bool) {
 				continue
 			}
 			if _, err := caddy.GetModule(m.unless); err == nil {
-				return Flaw{}, false
+				return Advice{}, false
 			}
-			return Flaw{Problem: cmp.Or(m.problem, noPlaceholder), Remedy: strings.Replace(m.remedy, ".X}", "."+rest+"}", 1)}, true
+			remedy := strings.Replace(m.remedy, ".X}", "."+rest+"}", 1)
+			return Advice{Kind: KeyUnknown, Problem: cmp.Or(m.problem, noPlaceholder), Remedy: remedy + bounding(firstIn(remedy))}, true
 		}
 	}
-	return Flaw{}, false
+	return Advice{}, false
+}
+
+// firstIn returns the first placeholder in a sentence.
+func firstIn(text string) string {
+	_, text, _ = strings.Cut(text, "{")
+	name, _, _ := strings.Cut(text, "}")
+	return name
 }
 
 // headerPrefix is how the placeholders of header fields begin.
 const headerPrefix = "http.request.header."
 
-// setLater returns what is wrong with a placeholder that a directive sets behind the limit.
-func setLater(name, directive string) Flaw {
-	flaw := Flaw{
+// setLater returns advice on a placeholder that a directive sets behind the limit.
+func setLater(name, directive string) Advice {
+	a := Advice{
+		Kind:    SetLater,
 		Problem: directive + " sets behind this limit, so here it is empty",
 		Remedy:  "Put both in a route block, " + directive + " first",
 	}
 	if strings.HasPrefix(name, headerPrefix) {
-		flaw.Problem = directive + " sets behind this limit, so here it is what the client sent"
+		a.Problem = directive + " sets behind this limit, so here it is what the client sent"
 	}
 	if slices.Contains([]string{"basic_auth", "forward_auth", "request_header"}, directive) {
-		flaw.Remedy += ", or set the global option order rate_limit after " + directive
+		a.Remedy += ", or set the global option order rate_limit after " + directive
 	}
-	flaw.Remedy += "."
-	return flaw
+	a.Remedy += "."
+	return a
 }
 
 // headerWords are header fields that are no ordinary words, in lower case.
@@ -342,10 +315,8 @@ func MeantBy(text string) string {
 	case slices.Contains(missing[0].names, strings.ReplaceAll(lower, "-", "_")), lower == "client-ip":
 		return "client_ip"
 	case strings.HasPrefix(text, "http."):
-		if flaw, ok := missingFlaw(text); ok {
-			_, remedy, _ := strings.Cut(flaw.Remedy, "{")
-			meant, _, _ := strings.Cut(remedy, "}")
-			return meant
+		if a, ok := missingInCaddy(text); ok {
+			return firstIn(a.Remedy)
 		}
 		return text
 	}

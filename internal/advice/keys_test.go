@@ -1,4 +1,4 @@
-package key
+package advice
 
 import (
 	"os"
@@ -10,14 +10,15 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 )
 
 // templateOf returns a template that stands in a Caddyfile.
-func templateOf(t *testing.T, text string) Template {
+func templateOf(t *testing.T, text string) key.Template {
 	t.Helper()
 	segment := caddyfile.Segment{{Text: text}}
 	shorthands().ApplyToSegment(&segment)
-	k, err := Parse(segment[0].Text, clientip.Prefixes{IPv4: 32, IPv6: 64})
+	k, err := key.Parse(segment[0].Text, clientip.Prefixes{IPv4: 32, IPv6: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,7 @@ func TestDocumentedFlaws(t *testing.T) {
 			if strings.HasPrefix(text, "{http.request.duration") {
 				text = "{http.request.duration_ms}"
 			}
-			found := templateOf(t, text).Flaws(nil)
+			found := OnKey(templateOf(t, text), nil)
 			if len(found) != 1 {
 				t.Errorf("%s: got %v, want one flaw", text, found)
 				continue
@@ -89,7 +90,7 @@ func TestForeignKeys(t *testing.T) {
 		"{json.user.id}": false, "{jwt.sub}": false, "{geoip2.country_code}": false, "{http.request.bodyhash}": false,
 		"{http.request.remote_ip}": true, "{http.request.client_ip}": true, "{remote.host}": true, "{remote.ip}": true, "{body.name}": true, "{http.request.remote_addr}": true,
 	} {
-		if found := templateOf(t, text).Flaws(nil); len(found) > 0 != fault {
+		if found := OnKey(templateOf(t, text), nil); len(found) > 0 != fault {
 			t.Errorf("%s: got %v, want a fault: %v", text, found, fault)
 		}
 	}

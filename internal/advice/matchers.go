@@ -1,4 +1,4 @@
-package rule
+package advice
 
 import (
 	"fmt"
@@ -9,15 +9,14 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 
-// matcherFlaws returns what is wrong with matchers: values that no request has, and what is only
-// set behind their limit.
-func matcherFlaws(sets caddyhttp.MatcherSets, around *routes.Around) (found []key.Flaw) {
-	add := func(f key.Flaw, ok bool) {
+// onMatchers returns advice on matchers: values that no request has, and what is only set behind
+// their limit.
+func onMatchers(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advice) {
+	add := func(f Advice, ok bool) {
 		if ok && !slices.Contains(found, f) {
 			found = append(found, f)
 		}
@@ -26,40 +25,40 @@ func matcherFlaws(sets caddyhttp.MatcherSets, around *routes.Around) (found []ke
 		for _, m := range set {
 			switch m := m.(type) {
 			case *caddyhttp.MatchNot:
-				for _, f := range matcherFlaws(m.MatcherSets, nil) {
+				for _, f := range onMatchers(m.MatcherSets, nil) {
 					add(f, true)
 				}
 			case *caddyhttp.MatchPath:
 				for _, pattern := range *m {
-					add(pathFlaw(pattern))
+					add(unmatchedPath(pattern))
 				}
 			case *caddyhttp.MatchHost:
 				for _, host := range *m {
-					add(hostFlaw(host))
+					add(unmatchedHost(host))
 				}
 			}
 			for _, name := range readBy(m) {
-				add(key.MatcherFlaw(name, around))
+				add(setLaterThanMatcher(name, around))
 			}
 		}
 	}
 	return found
 }
 
-// pathFlaw returns why no path matches a pattern, if none does. A question mark stands for any
+// unmatchedPath returns why no path matches a pattern, if none does. A question mark stands for any
 // character there, which nobody means who writes a query.
-func pathFlaw(pattern string) (key.Flaw, bool) {
+func unmatchedPath(pattern string) (Advice, bool) {
 	if path, query, ok := strings.Cut(pattern, "?"); ok && strings.Contains(query, "=") {
-		return unmatched("path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s beside it.", path, query)), true
+		return unmatched(UnmatchedPath, "path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s beside it.", path, query)), true
 	}
 	if pattern == "" || strings.ContainsAny(pattern[:1], `/*{%?[\`) {
-		return key.Flaw{}, false
+		return Advice{}, false
 	}
-	return unmatched("path", pattern, "all begin with a slash", fmt.Sprintf("Write /%s.", pattern)), true
+	return unmatched(UnmatchedPath, "path", pattern, "all begin with a slash", fmt.Sprintf("Write /%s.", pattern)), true
 }
 
-// hostFlaw returns why no host matches a pattern, if none does.
-func hostFlaw(pattern string) (key.Flaw, bool) {
+// unmatchedHost returns why no host matches a pattern, if none does.
+func unmatchedHost(pattern string) (Advice, bool) {
 	host := pattern
 	if _, rest, ok := strings.Cut(host, "://"); ok {
 		host = rest
@@ -69,13 +68,13 @@ func hostFlaw(pattern string) (key.Flaw, bool) {
 		host = without
 	}
 	host = strings.Trim(host, "[]")
-	return unmatched("host", pattern, "a host has no scheme, port or path", fmt.Sprintf("Write %s.", host)),
+	return unmatched(UnmatchedHost, "host", pattern, "a host has no scheme, port or path", fmt.Sprintf("Write %s.", host)),
 		host != pattern && host != "" && !strings.Contains(pattern, "{")
 }
 
-// unmatched returns a value of a matcher that no request has as a flaw.
-func unmatched(matcher, value, why, remedy string) key.Flaw {
-	return key.Flaw{Problem: fmt.Sprintf("Its matcher has the %s %s, which no request has: %s.", matcher, value, why), Remedy: remedy}
+// unmatched returns advice on a value of a matcher that no request has.
+func unmatched(kind Kind, matcher, value, why, remedy string) Advice {
+	return Advice{Kind: kind, Problem: fmt.Sprintf("Its matcher has the %s %s, which no request has: %s.", matcher, value, why), Remedy: remedy}
 }
 
 // readBy returns the placeholders of what a matcher needs to have a value.

@@ -1,0 +1,173 @@
+package advice
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// misplacement is what is wrong with where a limit stands, and what to do. BY, PATH and TO are
+// those of an obstacle.
+type misplacement struct{ problem, remedy string }
+
+// putFirst is the remedy where a limit should stand before another directive.
+const putFirst = "Remove the global option order rate_limit if there is one, or put both in a route block, rate_limit first."
+
+// obstacles are what is wrong with where limits stand, by the kinds of obstacles.
+var obstacles = [...]misplacement{
+	routes.Answered:     {"No request reaches it: the BY directive before it answers each one.", putFirst},
+	routes.AnsweredPath: {"No request for its path PATH reaches it: the BY directive before it answers TO.", putFirst},
+	routes.OtherBlock:   {"No request for its path PATH reaches it: an earlier block takes TO.", "Put the limit into that block."},
+	routes.Stripped:     {"No request for its path PATH matches it: the prefix BY has been removed before.", "Write TO."},
+	routes.Rewritten:    {"No request for its path PATH matches it: BY before it has made that TO.", "Write the path as it is after BY, or put both in a route block, rate_limit first."},
+}
+
+// advice returns p as advice on a limit.
+func (p misplacement) advice(by, path, to string) Advice {
+	words := strings.NewReplacer("BY", by, "PATH", path, "TO", to)
+	return Advice{Kind: Unreachable, Problem: words.Replace(p.problem), Remedy: words.Replace(p.remedy)}
+}
+
+// unreachable returns advice on a limit that no request reaches because of an obstacle.
+func unreachable(o *routes.Obstacle) Advice { return obstacles[o.Kind].advice(o.By, o.Path, o.To) }
+
+// handler advises on the limits of a handler one by one, as far as these and what is around it
+// tell, which may be nil.
+func (c *collector) handler(limits []*rule.Limit, around *routes.Around) {
+	for b := range rule.Buckets(limits) {
+		if b.Off {
+			continue
+		}
+		if o := around.Obstacle(); o != nil {
+			c.limit(b.Limit.Path, unreachable(o))
+			return
+		}
+		for _, sets := range around.Matchers() {
+			for _, a := range append(onMatchers(sets, around), onPaths(sets, around)...) {
+				c.limit(b.Limit.Path, a)
+			}
+		}
+		break
+	}
+	c.limits(limits, nil, around)
+}
+
+// limits advises on limits within another, which may be nil, and on those within them.
+func (c *collector) limits(limits []*rule.Limit, parent *rule.Limit, around *routes.Around) {
+	for _, l := range limits {
+		if !slices.ContainsFunc(l.Buckets, func(b *rule.Bucket) bool { return b.Off }) {
+			for _, a := range onLimit(l, around) {
+				c.limit(l.Path, a)
+			}
+			for _, a := range OnKey(l.Key.Template(), around) {
+				if a.Placeholder != "" && a.Placeholder == uncountedUser(l, around) {
+					continue // no order of the directives would help
+				}
+				a.Inherited = parent != nil && l.Key == parent.Key
+				c.limit(l.Path, a)
+			}
+		}
+		c.limits(l.Within, l, around)
+	}
+}
+
+// onLimit returns advice on a limit, except on its key.
+func onLimit(l *rule.Limit, around *routes.Around) (found []Advice) {
+	if o := around.ObstacleTo(l.Matchers); o != nil {
+		found = append(found, unreachable(o))
+	}
+	found = append(found, onMatchers(l.Matchers, around)...)
+	found = append(found, onPaths(l.Matchers, around)...)
+	for _, b := range l.Buckets {
+		found = append(found, onNumbers(b, around)...)
+	}
+	return append(found, onUnauthorized(l, around)...)
+}
+
+// number is a number of a bucket that may depend on the request.
+type number struct {
+	option, template string
+	identity         bool // whether each of its values has buckets of its own
+	limits           bool // whether it says how much is admitted
+}
+
+// numbersOf returns the numbers of a bucket.
+func numbersOf(b *rule.Bucket) []number {
+	return []number{
+		{b.Rate.Option, b.Rate.Template, true, true},
+		{b.Drip.Option, b.Drip.Template, true, true},
+		{b.Size.Option, b.Size.Template, false, true},
+		{"factor", b.Factor.Template, false, true},
+		{"cost", b.Cost.Template, false, false},
+	}
+}
+
+// onNumbers returns advice on numbers that depend on the request.
+func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
+	for _, n := range numbersOf(b) {
+		for _, name := range placeholder.In(n.template) {
+			if a, ok := setLaterThanNumber(n.option, name, around); ok && !slices.Contains(found, a) {
+				found = append(found, a)
+			}
+		}
+		if name := controlled(n.template, around); name != "" && n.limits {
+			effect := "so they choose their own limit"
+			if n.identity {
+				effect = "each of its values has its own buckets, so they can get a fresh one for each request"
+			}
+			found = append(found, Advice{
+				Kind: NumberChosen, OnCheck: !n.identity,
+				Problem: fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", n.option, name, effect),
+				Remedy:  "Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.",
+			})
+		}
+	}
+	return found
+}
+
+// NumbersChosen reports whether clients can choose any number of a bucket.
+func NumbersChosen(b *rule.Bucket, around *routes.Around) bool {
+	return slices.ContainsFunc(numbersOf(b), func(n number) bool { return n.limits && controlled(n.template, around) != "" })
+}
+
+// onUnauthorized returns advice on a limit that counts failed logins where it sees none.
+func onUnauthorized(l *rule.Limit, around *routes.Around) []Advice {
+	if user := uncountedUser(l, around); user != "" {
+		return []Advice{{
+			Kind: UncountedUser, Placeholder: user,
+			Problem: "It counts the status 401, and its key has {" + user + "}, which is empty in every failed login, in whatever order the directives are.",
+			Remedy:  "Use {client_ip}, and put the limit before the authentication.",
+		}}
+	}
+	if by := around.Authentication(); by != "" && countsUnauthorized(l, true) && l.Key.Template().User() == "" {
+		return []Advice{{
+			Kind:    Uncounted,
+			Problem: "It counts the status 401, and the " + by + " directive before it answers wrong passwords, so they do not count.",
+			Remedy:  putFirst,
+		}}
+	}
+	return nil
+}
+
+// uncountedUser returns the placeholder in the key of a limit that is empty in the requests that
+// it counts, which are failed logins, or "".
+func uncountedUser(l *rule.Limit, around *routes.Around) string {
+	behind := around.Authentication() != "" // where other statuses 4xx may well be what it counts
+	if !countsUnauthorized(l, !behind) {
+		return ""
+	}
+	return l.Key.Template().User()
+}
+
+// countsUnauthorized reports whether only some responses count, and those to wrong passwords do,
+// by their status or, if that is enough, by its class.
+func countsUnauthorized(l *rule.Limit, byClass bool) bool {
+	const unauthorized = 401
+	return l.Settlement.Count != nil && slices.ContainsFunc(l.Settlement.Count.StatusCode, func(code int) bool {
+		return code == unauthorized || byClass && code == unauthorized/100
+	})
+}

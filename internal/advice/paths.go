@@ -1,0 +1,65 @@
+package advice
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+)
+
+// onPaths returns advice on paths of matchers that have another form, which many applications
+// answer as they do this one and no path of theirs matches.
+func onPaths(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advice) {
+	var patterns caddyhttp.MatchPath
+	for _, set := range sets {
+		for _, m := range set {
+			if own, ok := m.(*caddyhttp.MatchPath); ok {
+				patterns = append(patterns, *own...)
+			}
+		}
+	}
+	for _, pattern := range patterns {
+		form, write := otherForm(pattern)
+		if form == "" || matchesPath(patterns, form) ||
+			around.ObstacleTo(caddyhttp.MatcherSets{{&caddyhttp.MatchPath{strings.ToLower(form)}}}) != nil {
+			continue
+		}
+		a := Advice{
+			Kind: PathForm, OnCheck: true,
+			Problem: "Its path " + pattern + " does not match " + form + ", which many applications answer as they do " + pattern + ", so clients can get around it.",
+			Remedy:  "Write path " + pattern + " " + write + ".",
+		}
+		if !slices.Contains(found, a) {
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
+// otherForm returns another form of the path that a pattern matches, if it is only one and an
+// application may well have that, and a pattern that matches it.
+func otherForm(pattern string) (form, write string) {
+	switch {
+	case !strings.HasPrefix(pattern, "/") || strings.HasSuffix(pattern, "/") || strings.ContainsAny(pattern, `*?[\{%`):
+		return "", ""
+	case strings.HasSuffix(pattern, ".php"): // what follows is the script's PATH_INFO
+		return pattern + "/x", pattern + "/*"
+	case strings.Contains(path.Base(pattern), "."): // a file
+		return "", ""
+	}
+	return pattern + "/", pattern + "/"
+}
+
+// matchesPath reports whether any of the patterns matches a path.
+func matchesPath(patterns caddyhttp.MatchPath, path string) bool {
+	r := &http.Request{URL: &url.URL{Path: path}}
+	matches, err := patterns.MatchWithError(r.WithContext(context.WithValue(context.Background(), caddy.ReplacerCtxKey, caddy.NewReplacer())))
+	return matches && err == nil
+}

@@ -1,0 +1,206 @@
+package advice
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// flooded advises on a bucket for all that is charged for requests which a narrower limit denies:
+// one client that sends many of them denies everybody.
+func (c *collector) flooded(h rule.Handler) {
+	if h.Accounting == rule.Atomic {
+		return
+	}
+	var all []rule.Placed // before the limit that is looked at, or all of them if each is charged
+	for b := range rule.Buckets(h.Limits) {
+		if forAll(b) && charges(b) {
+			all = append(all, b)
+		}
+		if h.Accounting == rule.InOrder {
+			c.floodedBy(b, all, h.Accounting)
+		}
+	}
+	if h.Accounting == rule.Each {
+		for b := range rule.Buckets(h.Limits) {
+			c.floodedBy(b, all, h.Accounting)
+		}
+	}
+}
+
+// floodedBy advises on buckets for all that are charged for what b denies.
+func (c *collector) floodedBy(b rule.Placed, all []rule.Placed, accounting rule.Accounting) {
+	if len(b.Limit.Key.Template().Placeholders()) == 0 || !charges(b) {
+		return
+	}
+	for _, a := range all {
+		if (meets(a, b) || meets(b, a)) && tighter(b.Bucket, a.Bucket) {
+			c.limit(a.Path, Advice{
+				Kind: Floodable,
+				Problem: "With accounting " + string(accounting) + ", it is also charged for requests that limit " + b.Path +
+					" denies: a single client that sends many of them uses up what all have.",
+				Remedy: "Use accounting atomic, with which a denied request is charged to no limit.",
+			})
+		}
+	}
+}
+
+// forAll reports whether all requests share one bucket of b.
+func forAll(b rule.Placed) bool { return len(b.Limit.Key.Template().Placeholders()) == 0 }
+
+// charges reports whether b denies requests, and charges them as soon as it admits them.
+func charges(b rule.Placed) bool {
+	l := b.Limit
+	return b.Constant != nil && !b.Off && !l.DryRun && l.Load == nil && !l.Pool && l.Lender == nil && len(l.Borrowers) == 0 && !l.Settlement.Holds()
+}
+
+// meets reports whether all requests that meet b meet a too, both of one handler.
+func meets(a, b rule.Placed) bool {
+	of := conditions(b)
+	return !slices.ContainsFunc(conditions(a), func(condition string) bool { return !slices.Contains(of, condition) })
+}
+
+// conditions returns the matchers of a bucket's limit and of those around it.
+func conditions(b rule.Placed) (all []string) {
+	for _, l := range append(slices.Clip(b.Around), b.Limit) {
+		if len(l.Match) > 0 {
+			text, _ := json.Marshal(l.Match)
+			all = append(all, string(text))
+		}
+	}
+	return all
+}
+
+// unused advises on limits of a handler that never deny anything, since another one does first.
+func (c *collector) unused(h rule.Handler) {
+	var all []rule.Placed
+	for b := range rule.Buckets(h.Limits) {
+		all = append(all, b)
+	}
+	for i, b := range all {
+		if !mayBeUnused(b, h.Accounting) {
+			continue
+		}
+		for j, a := range all {
+			if i == j || a.Limit == b.Limit || !charges(a) || a.Limit.MaxDelay > 0 || a.Consistency != (limiter.Consistency{}) ||
+				!meets(a, b) || !sharesKey(a, b) || a.Constant.Cost < b.Constant.Cost || !tighter(a.Bucket, b.Bucket) || j > i && tighter(b.Bucket, a.Bucket) {
+				continue
+			}
+			c.limit(b.Path, Advice{
+				Kind: NeverDenies, OnCheck: true,
+				Problem: "It denies only what limit " + a.Path + " denies anyway: that is tighter, and has the same key and at least the same requests.",
+				Remedy:  "Remove it, or give limit " + a.Path + " a matcher for the requests that it is meant for.",
+			})
+			break
+		}
+	}
+}
+
+// mayBeUnused reports whether b has no effect if it never denies a request by itself.
+func mayBeUnused(b rule.Placed, accounting rule.Accounting) bool {
+	l := b.Limit
+	return b.Constant != nil && !b.Off && !l.DryRun && l.Load == nil && !l.Pool && l.Lender == nil && len(l.Borrowers) == 0 &&
+		!l.Settlement.InProgress && l.Settlement.ActualCost == "" && !l.CountDenied && (l.Bans == nil || accounting == rule.Atomic)
+}
+
+// sharesKey reports whether requests that share a bucket of b share one of a.
+func sharesKey(a, b rule.Placed) bool {
+	of, than := a.Limit.Key, b.Limit.Key
+	if of.Prefixes != than.Prefixes {
+		return false
+	}
+	captured := func(name string) bool { return strings.HasPrefix(name, "http.regexp.") } // which may differ by then
+	names := than.Template().Placeholders()
+	return !slices.ContainsFunc(of.Template().Placeholders(), func(name string) bool { return captured(name) || !slices.Contains(names, name) })
+}
+
+// tighter reports whether what a admits at most in any time always fits into b.
+func tighter(a, b *rule.Bucket) bool {
+	return a.Constant != nil && b.Constant != nil && fits(bucket.Limit(a.Constant.Limit), a.Limit.Soft, bucket.Limit(b.Constant.Limit))
+}
+
+// fits reports whether what a limit admits at most in any time, with so many units above its
+// size, never fills another.
+func fits(a bucket.Limit, soft int64, b bucket.Limit) bool {
+	a, b = a.Complete(), b.Complete()
+	a.Size += soft
+	atMost := func(t time.Duration) int64 { return 0 } // in a time that is shorter
+	switch a.Algorithm {
+	case bucket.Leaky:
+		atMost = func(t time.Duration) int64 { return a.Size + a.DripSize*int64((t-1)/a.DripInterval) }
+	case bucket.Log:
+		atMost = func(t time.Duration) int64 { return a.Size * (int64((t-1)/a.DripInterval) + 1) }
+	case bucket.Fixed:
+		atMost = func(t time.Duration) int64 {
+			if a.Aligned && b.Aligned && a.Phase == 0 && b.Phase == 0 && b.Algorithm == bucket.Fixed && t%a.DripInterval == 0 {
+				return a.Size * int64(t/a.DripInterval)
+			}
+			return a.Size * (int64((t-1)/a.DripInterval) + 2)
+		}
+	default:
+		return false
+	}
+	switch b.Algorithm {
+	case bucket.Fixed, bucket.Log:
+		return atMost(b.DripInterval) <= b.Size
+	case bucket.Sliding:
+		return atMost(2*b.DripInterval) <= b.Size
+	case bucket.Leaky:
+		// What it holds is largest right after a burst, if it drips no less than is admitted.
+		if a.Algorithm == bucket.Leaky {
+			return a.Size <= b.Size && a.DripInterval >= b.DripInterval && a.DripSize <= b.DripSize ||
+				a.Size+b.DripSize <= b.Size && perHour(a) <= perHour(b)
+		}
+		return atMost(1) <= b.Size && a.Size <= b.DripSize*int64(a.DripInterval/b.DripInterval)
+	}
+	return false
+}
+
+// perHour returns how many units drip in an hour.
+func perHour(l bucket.Limit) float64 {
+	return float64(l.DripSize) * float64(time.Hour) / float64(l.DripInterval)
+}
+
+// zones advises on zones of one name whose options differ.
+func (c *collector) zones(order []rule.Module) {
+	first := make(map[string]rule.Placed) // by path
+	for _, m := range order {
+		for b := range rule.Buckets(m.Compiled().Limits) {
+			if b.Limit.Zone == nil {
+				continue
+			}
+			earlier, found := first[b.Path]
+			if !found {
+				first[b.Path] = b
+				continue
+			}
+			if option := zonesDiffer(earlier, b); option != "" {
+				c.limit(b.Path, Advice{
+					Kind:    ZonesDiffer,
+					Problem: "Zones of this name have different " + option + ", and count together only as far as their keys and windows are equal.",
+					Remedy:  "Give all the same options, or each a name of its own.",
+				})
+			}
+		}
+	}
+}
+
+// zonesDiffer returns what differs in two zones, or "".
+func zonesDiffer(a, b rule.Placed) string {
+	switch ka, kb := a.Limit.Key, b.Limit.Key; {
+	case ka.String() != kb.String():
+		return "keys"
+	case ka.Prefixes != kb.Prefixes:
+		return "prefixes"
+	case a.Limit.Zone.Events != b.Limit.Zone.Events:
+		return "events"
+	case a.Limit.Zone.Window != b.Limit.Zone.Window || a.Limit.Algorithm != b.Limit.Algorithm:
+		return "windows"
+	}
+	return ""
+}
