@@ -91,25 +91,31 @@ func TestCheck(t *testing.T) {
 		{"factor by header", site + "rate_limit a {\nsize 5\nfactor {header.X-F}\n}\n}",
 			[]string{"limit a: Its factor has {http.request.header.X-F}, which clients can set to anything: so they choose"}},
 		{"key by header, bounded by what clients choose", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nsize {header.X-Size}\n}\n}\n}",
-			[]string{"limit a: Its key has", "limit b: Its size has"}},
+			[]string{"limit b: Its size has", "limit a: Its key has"}},
 		{"key by header, bounded at a rate that clients choose", site + "rate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nsize 5\ndrip_rate {header.X-Rate}\n}\n}\n}",
-			[]string{"limit a: Its key has", "limit b: Its drip_rate has"}},
+			[]string{"limit b: Its drip_rate has", "limit a: Its key has"}},
 		{"size by variable", site + "vars size 5\nrate_limit a {\nsize {vars.size}\n}\n}", nil},
 		{"size 1 for all", site + "rate_limit a {\nsize 1\n}\n}",
 			[]string{"limit a: It is for all requests of the site, and its bucket holds a single one"}},
-		{"size 1 for some", site + "rate_limit /login a {\nsize 1\n}\n}", nil},
+		{"size 1 for some", site + "rate_limit /login* a {\nsize 1\n}\n}", nil},
+		{"size 1 that failures take up only", site + "rate_limit a {\nsize 1\ncount status 401\nhold off\n}\n}", nil},
+		{"size 1 whose requests wait", site + "rate_limit a {\nsize 1\nmax_delay 5s\n}\n}", nil},
+		{"concurrency 1 whose requests wait", site + "rate_limit a {\nconcurrency 1\nmax_delay 5s\n}\n}", nil},
+		{"concurrency 1", site + "rate_limit a {\nconcurrency 1\n}\n}", []string{"limit a: It is for all requests of the site, and its bucket holds a single one"}},
+		{"size 1 and more with soft", site + "rate_limit a {\nsize 1\nsoft 50\n}\n}", nil},
+		{"size 1 that only counts", site + "rate_limit a {\nsize 1\ndry_run\n}\n}", nil},
 		{"size 1 in a handle block", site + "handle /login {\nrate_limit a {\nsize 1\n}\n}\n}", nil},
-		{"address of the proxy", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\n" + site + dryLimit("a", "key {remote_host}") + "}",
+		{"address of the proxy", "{\nservers {\ntrusted_proxies static private_ranges\ntrusted_proxies_strict\n}\n}\n" + site + dryLimit("a", "key {remote_host}") + "}",
 			[]string{"limit a: Its key is the address of the connection, and the server has trusted proxies"}},
-		{"addresses of connections exempted", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\n" + site + "@limited not remote_ip private_ranges\n" +
+		{"addresses of connections exempted", "{\nservers {\ntrusted_proxies static private_ranges\ntrusted_proxies_strict\n}\n}\n" + site + "@limited not remote_ip private_ranges\n" +
 			"rate_limit @limited a 3/m\nrate_limit b {\nmatch not remote_ip 10.0.0.1\nsize 5\n}\n}",
 			[]string{"limit a: A matcher with not remote_ip exempts", "limit b: A matcher with not remote_ip exempts"}},
-		{"addresses of clients exempted", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\n" + site + "rate_limit a {\nmatch not client_ip 10.0.0.1\nsize 5\n}\n}", nil},
+		{"addresses of clients exempted", "{\nservers {\ntrusted_proxies static private_ranges\ntrusted_proxies_strict\n}\n}\n" + site + "rate_limit a {\nmatch not client_ip 10.0.0.1\nsize 5\n}\n}", nil},
 		{"behind a proxy that is not trusted", "http://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}",
 			[]string{"server srv0: It only listens on this host, and has no trusted proxies"}},
-		{"behind a trusted proxy", "{\nservers {\ntrusted_proxies static private_ranges\n}\n}\nhttp://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}", nil},
+		{"behind a trusted proxy", "{\nservers {\ntrusted_proxies static private_ranges\ntrusted_proxies_strict\n}\n}\nhttp://localhost:8080 {\nbind 127.0.0.1\n" + dryLimit("a") + "}", nil},
 		{"equal and without a name", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 5/1s\n}\n}\n}", nil},
-		{"equal within those without a name", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\nlimit in {\nrate 3/1s\n}\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\nlimit in {\nrate 3/1s\n}\n}\n}\n}", nil},
+		{"equal within those without a name", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}\n}\n}\n}", nil},
 		{"not shared", "http://:8080 {\nhandle /a {\nrate_limit {\nrate 5/1s\n}\n}\nhandle /b {\nrate_limit {\nrate 6/1s\n}\n}\n}", nil},
 		{"unreachable", site + "route {\nrespond ok\n" + dryLimit("a") + "}\n}",
 			[]string{"limit a: No request reaches it: the respond directive before it answers each one."}},
@@ -122,6 +128,51 @@ func TestCheck(t *testing.T) {
 		{"lease of a larger limit without redis", site + "rate_limit a {\nsize 100\nconsistency lease 100ms\n}\n}",
 			[]string{"limit a: Its consistency, lease 100ms, has no effect without redis"}},
 		{"lease", "{\nrate_limit {\nredis 127.0.0.1:1\n}\n}\n" + site + "rate_limit a {\nsize 100\nconsistency lease 100ms\n}\n}", nil},
+		{"child under a tighter parent", site + "rate_limit p {\nsize 6\ndrip_rate 1500ms\nlimit c {\nsize 16\ndrip_rate 1s\n}\n}\n}",
+			[]string{"limit p/c: It denies only what limit p denies anyway"}},
+		{"tighter sibling", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit a: It denies only what limit b denies"}},
+		{"tighter sibling for all", site + "rate_limit {\nlimit api {\nrate 100/10s\n}\nlimit auth {\nrate 5/60s\n}\n}\n}", []string{"limit api: It denies only what limit auth denies"}},
+		{"tighter zone", site + "rate_limit {\nzone api {\nkey {client_ip}\nevents 100\nwindow 10s\n}\nzone auth {\nkey {client_ip}\nevents 5\nwindow 60s\n}\n}\n}",
+			[]string{"limit api: It denies only what limit auth denies"}},
+		{"equal siblings", site + "rate_limit {\nlimit a {\nrate 10/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit b: It denies only what limit a denies"}},
+		{"tighter limit of all", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nkey all\nrate 10/s\n}\n}\n}", []string{"limit a: It denies only what limit b denies"}},
+		{"tighter limit of some", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nmatch method POST\nrate 10/s\n}\n}\n}", nil},
+		{"tighter limit of all for some", site + "rate_limit {\nlimit a {\nmatch method POST\nrate 100/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit a: It denies only what limit b denies"}},
+		{"tighter limit of a user", site + "route {\n" + basicAuth + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nkey {http.auth.user.id}\nrate 10/s\n}\n}\n}\n}", nil},
+		{"tighter limit of a network", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nipv4_prefix 24\nrate 10/s\n}\n}\n}", nil},
+		{"burst and rate", site + "rate_limit {\nlimit a {\nsize 10\ndrip_rate 100ms\n}\nlimit b {\nsize 100\ndrip_rate 1s\n}\n}\n}", nil},
+		{"windows of two lengths", site + "rate_limit {\nlimit a {\nalgorithm fixed_window\nsize 10\nwindow 1s\n}\nlimit b {\nalgorithm fixed_window\nsize 100\nwindow 1m\n}\n}\n}", nil},
+		{"windows that never fill", site + "rate_limit {\nlimit a {\nalgorithm fixed_window\nsize 10\nwindow 1s\n}\nlimit b {\nalgorithm fixed_window\nsize 600\nwindow 1m\n}\n}\n}", []string{"limit b: It denies only"}},
+		{"tighter limit that only counts", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\ndry_run\n}\n}\n}", nil},
+		{"tighter limit of failures", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\ncount status 404\n}\n}\n}", nil},
+		{"tighter limit that has requests wait", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\nmax_delay 1s\n}\n}\n}", nil},
+		{"limit that costs more", site + "rate_limit {\nlimit a {\nrate 100/s\ncost 20\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
+		{"limit that bans who is denied, in order", site + "rate_limit {\naccounting in_order\nlimit a {\nrate 100/s\nban 10m\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
+		{"limit that counts denials", site + "rate_limit {\nlimit a {\nrate 100/s\ncount_denied\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
+		{"requests in progress", site + "rate_limit {\nlimit a {\nconcurrency 100\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
+		{"path with both forms", site + "rate_limit a {\nmatch path /login /login/\nsize 5\n}\n}", nil},
+		{"path with a wildcard", site + "rate_limit a {\nmatch path /login* /a/* /A /b/\nsize 5\n}\n}", nil},
+		{"path of the root and of files", site + "rate_limit a {\nmatch path / /feed.xml *login {vars.path}\nsize 5\n}\n}", nil},
+		{"path that is exempt", site + "rate_limit a {\nmatch not path /health\nsize 5\n}\n}", nil},
+		{"path of a handle block", site + "handle /login {\nrate_limit a {\nsize 5\n}\n}\n}", nil},
+		{"path whose other form is redirected", site + "redir /login/ /login\nroute {\nredir /login/ /login\nrate_limit a {\nmatch path /login\nsize 5\n}\n}\n}", nil},
+		{"key by map to constants", site + "map {header.X-Plan} {plan} {\npaid paid\n~^(a|b)$ $1\ndefault free\n}\n" + dryLimit("a", "key {plan}") + "}", nil},
+		{"key by map", site + "map {header.X-Plan} {plan} {\n~^x(.*)$ $1\ndefault free\n}\n" + dryLimit("a", "key {plan}") + "}",
+			[]string{"limit a: Its key has {plan}, which is made from {http.request.header.X-Plan}, which clients can set to anything"}},
+		{"key by the default of map", site + "map {host} {plan} {\na.com a\ndefault {cookie.id}\n}\n" + dryLimit("a", "key {plan}") + "}",
+			[]string{"limit a: Its key has {plan}, which is made from {http.request.cookie.id}, which"}},
+		{"key by vars of map", site + "map {path} {part} {\n~/(.*) $1\n}\nvars part {part}\n" + dryLimit("a", "key {vars.part}") + "}",
+			[]string{"limit a: Its key has {http.vars.part}, which is made from {http.request.uri.path}, which"}},
+		{"key by vars that another takes the place of", site + "route {\nvars id {cookie.id}\nvars id {client_ip}\n" + dryLimit("a", "key {vars.id}") + "}\n}", nil},
+		{"key by vars for some", site + "route {\nvars id {client_ip}\nvars /a* id {cookie.id}\n" + dryLimit("a", "key {vars.id}") + "}\n}",
+			[]string{"limit a: Its key has {http.vars.id}, which is made from {http.request.cookie.id}, which"}},
+		{"key by a field that is made from a cookie", site + "route {\nvars id {cookie.id}\nrequest_header X-Id {vars.id}\n" + dryLimit("a", "key {header.X-Id}") + "}\n}",
+			[]string{"limit a: Its key has {http.request.header.X-Id}, which is made from {http.request.cookie.id}, which"}},
+		{"key by header, bounded by what is chosen", site + "vars id {cookie.id}\nrate_limit {\nlimit a {\nrate 5/1s\nkey {header.X-Key}\n}\nlimit b {\nrate 50/1s\nkey {vars.id}\n}\n}\n}",
+			[]string{"limit a: Its key has", "limit b: Its key has"}},
+		{"size by a variable that clients choose", site + "vars size {query.size}\nrate_limit a {\nsize {vars.size}\n}\n}",
+			[]string{"limit a: Its size has {http.request.uri.query.size}, which clients can set to anything"}},
+		{"size by map to constants", site + "map {header.X-Plan} {size} {\npaid 50\ndefault 5\n}\nrate_limit a {\nsize {size}\n}\n}", nil},
 		{"off", site + "rate_limit a {\nsize 1\nfactor 0\nkey {header.X-Key}\n}\n}", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -129,7 +180,7 @@ func TestCheck(t *testing.T) {
 			if err := d.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			found := d.Check()
+			found := slices.DeleteFunc(d.Check(), func(a advice.Advice) bool { return a.Note })
 			if !slices.EqualFunc(found, tc.want, func(got advice.Advice, want string) bool {
 				return strings.HasPrefix(got.About()+": "+got.Problem, want) && got.Remedy != ""
 			}) {
@@ -145,7 +196,7 @@ func TestCheckSharedInJSON(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ first, second, want string }{
 		{"rate 5/1s", "rate 5/1s", "limit default: Several limits without a name, or within one, have equal keys and numbers"},
-		{"rate 5/1s\nlimit in {\nrate 3/1s\n}", "rate 6/1s\nlimit in {\nrate 3/1s\n}", "limit default/in: Several limits without a name, or within one, have equal keys and numbers"},
+		{"rate 5/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}", "rate 6/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}", "limit default/in: Several limits without a name, or within one, have equal keys and numbers"},
 		{"rate 5/1s", "rate 6/1s", "No problems found."},
 	} {
 		text, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("http://:8080 {\nhandle /a {\nrate_limit {\n"+tc.first+"\n}\n}\nhandle /b {\nrate_limit {\n"+tc.second+"\n}\n}\n}\n"), nil)
@@ -169,8 +220,9 @@ func TestCheckCommand(t *testing.T) {
 	file := configFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
 	const want = `limit a: Its key has {http.request.header.X-Key}, which clients can set to
   anything, so they can get a fresh bucket for each request. Use a key that they
-  can't choose, such as {client_ip} or {http.auth.user.id}, or add a limit by
-  {client_ip} to the block, with a rate that several honest clients share.
+  can't choose, such as {client_ip} or, behind authentication,
+  {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate
+  that several honest clients share.
 
 1 warning.
 `

@@ -564,7 +564,7 @@ const sessionSite = `
 		limit api {
 			rate 60/1m
 			limit search {
-				match path /search
+				match path /search /search/
 				rate 5/1m
 				track_top 100
 			}
@@ -572,7 +572,7 @@ const sessionSite = `
 		limit tenant {
 			match header X-Tenant *
 			key {header.X-Tenant}
-			rate 1000/1h
+			rate 1000/30m
 		}
 	}
 	respond ok`

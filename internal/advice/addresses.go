@@ -22,8 +22,8 @@ func (c *collector) addresses(order []rule.Module) {
 			if !b.Off && b.Limit.Key.Template().Has(placeholder.ClientIP) {
 				c.add(Advice{
 					Kind: AddressChosen, Of: "server", Name: name,
-					Problem: "It takes the leftmost address in X-Forwarded-For for the client's. Proxies that add to this field leave there what the client has sent, so it can choose its address, and a fresh bucket for each request.",
-					Remedy:  "Set trusted_proxies_strict beside trusted_proxies, unless all proxies replace the field.",
+					Problem: "It takes the leftmost address in X-Forwarded-For, which is what the client has sent if a proxy adds to this field: then it chooses its address, and a fresh bucket for each request.",
+					Remedy:  "Set trusted_proxies_strict beside trusted_proxies, unless the proxies replace the field.",
 				})
 				break
 			}

@@ -65,6 +65,7 @@ type Advice struct {
 	Placeholder string // by its full name; empty if it is about something else
 	Inherited   bool   // whether the limit around it has it too
 	OnCheck     bool   // whether it is no more than a hint, which only check gives
+	Note        bool   // whether it may well be meant, so that check only notes it
 
 	// Whether a client gets other buckets with each request or connection, so that the limit
 	// limits nothing.

@@ -11,7 +11,7 @@ import (
 // longMemory is how long what a bucket holds has to last for its loss to matter.
 const longMemory = time.Hour
 
-// forgotten advises on quotas and bans that are kept in this process alone.
+// forgotten notes quotas and bans that are kept in this process alone.
 func (c *collector) forgotten(limits []*rule.Limit) {
 	if c.Redis {
 		return
@@ -28,9 +28,9 @@ func (c *collector) forgotten(limits []*rule.Limit) {
 		}
 		if lasts >= longMemory {
 			c.limit(b.Path, Advice{
-				Kind: Forgotten, OnCheck: true,
+				Kind: Forgotten, OnCheck: true, Note: true,
 				Problem: what + " lasts up to " + option.DurationText(lasts) + ", and is kept in this process alone: a restart of Caddy ends it.",
-				Remedy:  "Unless that may be, set redis in the global option.",
+				Remedy:  "To keep it, set redis in the global option.",
 			})
 		}
 	}

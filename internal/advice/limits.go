@@ -33,7 +33,13 @@ func (p misplacement) advice(by, path, to string) Advice {
 }
 
 // unreachable returns advice on a limit that no request reaches because of an obstacle.
-func unreachable(o *routes.Obstacle) Advice { return obstacles[o.Kind].advice(o.By, o.Path, o.To) }
+func unreachable(o *routes.Obstacle) Advice {
+	to := o.To
+	if o.Kind == routes.Stripped {
+		to = withOtherForm(to)
+	}
+	return obstacles[o.Kind].advice(o.By, o.Path, to)
+}
 
 // handler advises on the limits of a handler one by one, as far as these and what is around it
 // tell, which may be nil.
@@ -47,7 +53,7 @@ func (c *collector) handler(limits []*rule.Limit, around *routes.Around) {
 			return
 		}
 		for _, sets := range around.Matchers() {
-			for _, a := range append(onMatchers(sets, around), onPaths(sets, around)...) {
+			for _, a := range append(onMatchers(sets, around), onPaths(sets, around, true)...) {
 				c.limit(b.Limit.Path, a)
 			}
 		}
@@ -81,7 +87,7 @@ func onLimit(l *rule.Limit, around *routes.Around) (found []Advice) {
 		found = append(found, unreachable(o))
 	}
 	found = append(found, onMatchers(l.Matchers, around)...)
-	found = append(found, onPaths(l.Matchers, around)...)
+	found = append(found, onPaths(l.Matchers, around, false)...)
 	for _, b := range l.Buckets {
 		found = append(found, onNumbers(b, around)...)
 	}

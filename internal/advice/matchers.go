@@ -49,12 +49,12 @@ func onMatchers(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advi
 // character there, which nobody means who writes a query.
 func unmatchedPath(pattern string) (Advice, bool) {
 	if path, query, ok := strings.Cut(pattern, "?"); ok && strings.Contains(query, "=") {
-		return unmatched(UnmatchedPath, "path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s beside it.", path, query)), true
+		return unmatched(UnmatchedPath, "path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s beside it.", withOtherForm(path), query)), true
 	}
 	if pattern == "" || strings.ContainsAny(pattern[:1], `/*{%?[\`) {
 		return Advice{}, false
 	}
-	return unmatched(UnmatchedPath, "path", pattern, "all begin with a slash", fmt.Sprintf("Write /%s.", pattern)), true
+	return unmatched(UnmatchedPath, "path", pattern, "all begin with a slash", fmt.Sprintf("Write %s.", withOtherForm("/"+pattern))), true
 }
 
 // unmatchedHost returns why no host matches a pattern, if none does.

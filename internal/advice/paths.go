@@ -16,7 +16,9 @@ import (
 
 // onPaths returns advice on paths of matchers that have another form, which many applications
 // answer as they do this one and no path of theirs matches.
-func onPaths(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advice) {
+//
+// A matcher of the directive, which may be on its line, is one pattern.
+func onPaths(sets caddyhttp.MatcherSets, around *routes.Around, ofDirective bool) (found []Advice) {
 	var patterns caddyhttp.MatchPath
 	for _, set := range sets {
 		for _, m := range set {
@@ -35,6 +37,9 @@ func onPaths(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advice)
 			Kind: PathForm, OnCheck: true,
 			Problem: "Its path " + pattern + " does not match " + form + ", which many applications answer as they do " + pattern + ", so clients can get around it.",
 			Remedy:  "Write path " + pattern + " " + write + ".",
+		}
+		if ofDirective {
+			a.Remedy = "Write " + withOtherForm(pattern) + "."
 		}
 		if !slices.Contains(found, a) {
 			found = append(found, a)
@@ -55,6 +60,15 @@ func otherForm(pattern string) (form, write string) {
 		return "", ""
 	}
 	return pattern + "/", pattern + "/"
+}
+
+// withOtherForm returns a pattern that has the other form of what this one matches too, if there
+// is one.
+func withOtherForm(pattern string) string {
+	if form, _ := otherForm(pattern); form != "" {
+		return pattern + "*"
+	}
+	return pattern
 }
 
 // matchesPath reports whether any of the patterns matches a path.

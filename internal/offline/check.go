@@ -81,13 +81,17 @@ type checker struct {
 
 	flawed map[[2]string]bool          // by limit and placeholder, what checkFlaws has found
 	around map[string][]*routes.Around // by limit, what is around its handlers
+	noted  []advice.Advice             // that is among the notes
 
 	Advice []advice.Advice `json:"advice"`
 	Notes  []string        `json:"notes"` // what could not be checked
 }
 
 // Check returns advice on a config.
-func (d *Config) Check() []advice.Advice { return newChecker(d).Advice }
+func (d *Config) Check() []advice.Advice {
+	c := newChecker(d)
+	return append(c.Advice, c.noted...)
+}
 
 // newChecker returns the advice that can be given on the config alone.
 func newChecker(d *Config) *checker {
@@ -175,6 +179,10 @@ func (c *checker) checkUnintended() {
 		}
 	}
 	for _, a := range advice.On(advice.Config{HTTP: c.http, Redis: c.Redis != nil}) {
+		if a.Note {
+			c.Notes, c.noted = append(c.Notes, a.About()+": "+a.Problem+" "+a.Remedy), append(c.noted, a)
+			continue
+		}
 		c.add(a)
 		c.flawed[[2]string{a.Name, a.Placeholder}] = true
 	}
