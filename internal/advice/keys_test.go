@@ -95,3 +95,39 @@ func TestForeignKeys(t *testing.T) {
 		}
 	}
 }
+
+// TestRemediesOfKeys guards that there is no advice on a key which advice has named, but for
+// {client_ip} beside one that clients choose.
+func TestRemediesOfKeys(t *testing.T) {
+	t.Parallel()
+	var keys []string
+	for _, m := range missing {
+		for _, name := range m.names {
+			if strings.HasSuffix(name, ".") {
+				name += "1"
+			}
+			keys = append(keys, name)
+		}
+	}
+	for _, f := range flaws {
+		keys = append(keys, f.names...)
+	}
+	named := regexp.MustCompile(`\{([^}]+)\}`)
+	for _, name := range append(keys, "http.request.nothing", "remote.nothing") {
+		for _, a := range OnKey(templateOf(t, "{"+name+"}"), nil) {
+			remedies := named.FindAllStringSubmatch(a.Remedy, -1)
+			if len(remedies) == 0 && a.Placeholder != "args.1" {
+				t.Errorf("%s: got %q, want a placeholder", name, a.Remedy)
+			}
+			for _, remedy := range remedies {
+				k := templateOf(t, remedy[0])
+				if again := OnKey(k, nil); len(again) > 0 {
+					t.Errorf("%s: got %q, and of that %+v", name, a.Remedy, again)
+				}
+				if chosen, _ := Chosen(k, nil); chosen != "" && !strings.Contains(a.Remedy, "{client_ip}") {
+					t.Errorf("%s: got %q, want a limit by address too", name, a.Remedy)
+				}
+			}
+		}
+	}
+}

@@ -93,7 +93,7 @@ func (c *collector) unused(h rule.Handler) {
 			}
 			c.limit(b.Path, Advice{
 				Kind: NeverDenies, OnCheck: true,
-				Problem: "It denies only what limit " + a.Path + " denies anyway: that is tighter, and has the same key and at least the same requests.",
+				Problem: "It denies nobody whom limit " + a.Path + " does not deny: that is tighter, for the same key and at least the same requests.",
 				Remedy:  "Remove it, or give limit " + a.Path + " a matcher for the requests that it is meant for.",
 			})
 			break
