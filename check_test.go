@@ -417,7 +417,7 @@ func TestCheckTriesRedis(t *testing.T) {
 func TestCheckTriesRights(t *testing.T) {
 	base := []string{"+evalsha", "+eval", "+get", "+set", "+time"}
 	logs := []string{"+getrange", "+setrange", "+strlen", "+pexpireat"}
-	const log = "limit log {\nalgorithm sliding_log\nsize 5\nwindow 1m\n}"
+	const log = "limit log {\nmatch method POST\nalgorithm sliding_log\nsize 5\nwindow 1m\n}"
 	for _, tc := range []struct {
 		name    string
 		rights  []string

@@ -574,6 +574,9 @@ func adaptCaddyfile(src string) ([]byte, error) {
 	return out, err
 }
 
+// mayBeMeant are the kinds of advice on what examples and tests of options have.
+var mayBeMeant = []advice.Kind{advice.Floodable, advice.NumberChosen, advice.ChargedTwice, advice.Unnamed, advice.ZonesDiffer}
+
 // validateConfig loads a configuration as `caddy validate` does, without admin endpoint
 // and logs. The command check has to refuse what that refuses, and nothing else. What can't be
 // meant as it is, of which both would warn, is an error here: no example has it. Caddy
@@ -584,7 +587,7 @@ func validateConfig(config []byte) error {
 	if refused == nil {
 		if refused = d.Validate(); refused == nil && err == nil {
 			for _, a := range d.Check() {
-				if !a.OnCheck && a.Kind != advice.Floodable {
+				if !a.OnCheck && !slices.Contains(mayBeMeant, a.Kind) {
 					err = errors.Join(err, fmt.Errorf("%s: %s %s", a.About(), a.Problem, a.Remedy))
 					refused = err
 				}
