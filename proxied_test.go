@@ -1,9 +1,48 @@
 package ratelimit
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
+
+// wantTrustedAfter applies the remedy for a proxy that is not trusted: a limit of five requests
+// goes by the address that the proxy sends, and by none that a client makes up before it.
+func wantTrustedAfter(t *testing.T, remedy, block, field string) {
+	t.Helper()
+	_, global, isGlobal := strings.Cut(remedy, "servers {")
+	if !isGlobal {
+		return
+	}
+	name, address, _ := strings.Cut(field, ": ")
+	if name == "Forwarded" {
+		if !strings.HasPrefix(remedy, "Have the proxy send X-Forwarded-For,") {
+			t.Errorf("got %q, want that the proxy sends what Caddy reads", remedy)
+		}
+		name, address = "X-Forwarded-For", "192.0.2.7"
+	}
+	c := config{global: "servers {" + global, site: strings.ReplaceAll(block, "{remote_host}", "{client_ip}") + "\nrespond ok"}
+	if found := adviceOn(t, c.onAllHosts(t)); len(found) > 0 {
+		t.Errorf("with the remedy: got %+v, want no advice", found)
+	}
+	s := startConfig(t, c)
+	status := func(address string) int { return s.get("/", name+": "+address).StatusCode }
+	for i := range 6 {
+		made := ""
+		if name == "X-Forwarded-For" { // to which proxies add
+			made = fmt.Sprintf("203.0.113.%d, ", i)
+		}
+		if got, want := status(made+address), 200+229*(i/5); got != want {
+			t.Errorf("request %d: got %d, want %d", i+1, got, want)
+		}
+	}
+	if got := status("192.0.2.8"); got != 200 {
+		t.Errorf("another client: got %d, want 200", got)
+	}
+	if lines := s.log("warn", ownLogger); len(lines) > 0 {
+		t.Errorf("got %v, want no warning", lines)
+	}
+}
 
 // TestKeysOfProxies guards that a limit by address which counts all visitors of a proxy
 // together says so once, with what to write; and that others do not, above all where Caddy
@@ -51,6 +90,8 @@ func TestKeysOfProxies(t *testing.T) {
 			}
 			if remedy, _ := lines[0]["remedy"].(string); !strings.HasSuffix(remedy, tc.remedy) {
 				t.Errorf("got %q, want %q", remedy, tc.remedy)
+			} else {
+				wantTrustedAfter(t, remedy, tc.block, tc.field)
 			}
 		})
 	}

@@ -81,14 +81,16 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 // trustProxy returns the remedy for a proxy that is not trusted and sends these fields. Without
 // the second option, clients could choose their address by a field to which proxies add.
 func trustProxy(h http.Header) string {
-	option := "trusted_proxies_strict"
+	option, first := "trusted_proxies_strict", ""
 	switch {
 	case len(h["Cf-Connecting-Ip"]) > 0:
 		option = "client_ip_headers CF-Connecting-IP"
 	case len(h["X-Forwarded-For"]) == 0 && len(h["X-Real-Ip"]) > 0:
 		option = "client_ip_headers X-Real-IP"
+	case len(h["X-Forwarded-For"]) == 0:
+		first = "Have the proxy send X-Forwarded-For, since Caddy does not read Forwarded. "
 	}
-	return "Use {client_ip}, and write into the global options, with the proxy's addresses alone if others are private too:\n" +
+	return first + "Use {client_ip}, and write into the global options, with the proxy's addresses alone if others are private too:\n" +
 		"servers {\n\ttrusted_proxies static private_ranges\n\t" + option + "\n}"
 }
 
