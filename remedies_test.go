@@ -148,6 +148,10 @@ func TestRemedies(t *testing.T) {
 			{site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + strings.Replace(each, "events 2", "events 3", 1) + "}\nrespond b\n}"},
 			{site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + each + "}\nrespond b\n}"},
 		}, []string{"/b", "/b", "/b"}, [2]string{"200 200 200", "200 200 429"}},
+		{"zone that admits nothing", advice.ZoneClosed, "max_events", [2]config{
+			{routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m"}}},{"handler":"static_response"}]}]`},
+			{routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m","max_events":2}}},{"handler":"static_response"}]}]`},
+		}, times(3, "/"), [2]string{"429 429 429", "200 200 429"}},
 		{"zone for all before a narrow one", advice.Floodable, "accounting atomic", [2]config{
 			{global: strict, site: "rate_limit {\n" + static + each + "}" + end}, {global: strict, site: "rate_limit {\naccounting atomic\n" + static + each + "}" + end},
 		}, append(times(5, one), two), [2]string{"200 200 429 429 429 429", "200 200 429 429 429 200"}},

@@ -139,10 +139,7 @@ func (h *Handler) setZones() error {
 		z := &order[i]
 		l := limits[z.Name]
 		h.Limits, h.zones[l] = append(h.Limits, l), z
-		switch {
-		case z.Events == 0:
-			h.logger.Warn("this zone admits no request, since its max_events is 0", zap.String("zone", z.Name))
-		case !zone.Exact(z.Events) && h.RateLimits[z.Name].MaxConcurrent == "":
+		if !zone.Exact(z.Events) && h.RateLimits[z.Name].MaxConcurrent == "" {
 			h.logger.Warn("this zone has more events than are counted one by one, so it is estimated as by sliding_window",
 				zap.String("zone", z.Name), zap.Int64("events", z.Events), zap.Int("most", zone.MostLogged))
 		}

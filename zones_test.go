@@ -515,7 +515,7 @@ func TestZoneWithoutEvents(t *testing.T) {
 				step{want: "200"},
 				step{want: "429 retry-after=60"},
 			)
-			warned := slices.ContainsFunc(s.log("warn", ownLogger), func(e entry) bool { return strings.Contains(e.text(), "admits no request") })
+			warned := slices.ContainsFunc(s.log("warn", ownName), func(e entry) bool { return strings.Contains(e.text(), "admits no request") })
 			if !warned {
 				t.Error("there is no warning")
 			}

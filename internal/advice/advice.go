@@ -39,6 +39,7 @@ const (
 	Unnamed
 	ChargedTwice
 	ZonesDiffer
+	ZoneClosed
 	Floodable
 	NeverDenies
 	AddressChosen

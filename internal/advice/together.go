@@ -17,9 +17,10 @@ func (c *collector) flooded(h rule.Handler) {
 	if h.Accounting == rule.Atomic {
 		return
 	}
-	var all []rule.Placed // before the limit that is looked at, or all of them if each is charged
-	for b := range rule.Buckets(h.Limits) {
-		if forAll(b) && charges(b) {
+	buckets := conditioned(h.Limits)
+	var all []conditionedBucket // before the limit that is looked at, or all of them if each is charged
+	for _, b := range buckets {
+		if b.forAll() && charges(b.Placed) {
 			all = append(all, b)
 		}
 		if h.Accounting == rule.InOrder {
@@ -27,19 +28,19 @@ func (c *collector) flooded(h rule.Handler) {
 		}
 	}
 	if h.Accounting == rule.Each {
-		for b := range rule.Buckets(h.Limits) {
+		for _, b := range buckets {
 			c.floodedBy(b, all, h.Accounting)
 		}
 	}
 }
 
 // floodedBy advises on buckets for all that are charged for what b denies.
-func (c *collector) floodedBy(b rule.Placed, all []rule.Placed, accounting rule.Accounting) {
-	if len(b.Limit.Key.Template().Placeholders()) == 0 || !charges(b) {
+func (c *collector) floodedBy(b conditionedBucket, all []conditionedBucket, accounting rule.Accounting) {
+	if b.forAll() || !charges(b.Placed) {
 		return
 	}
 	for _, a := range all {
-		if (meets(a, b) || meets(b, a)) && tighter(b.Bucket, a.Bucket) {
+		if (a.meets(b) || b.meets(a)) && tighter(b.Bucket, a.Bucket) {
 			c.limit(a.Path, Advice{
 				Kind: Floodable,
 				Problem: "With accounting " + string(accounting) + ", it is also charged for requests that limit " + b.Path +
@@ -50,45 +51,59 @@ func (c *collector) floodedBy(b rule.Placed, all []rule.Placed, accounting rule.
 	}
 }
 
-// forAll reports whether all requests share one bucket of b.
-func forAll(b rule.Placed) bool { return len(b.Limit.Key.Template().Placeholders()) == 0 }
-
 // charges reports whether b denies requests, and charges them as soon as it admits them.
 func charges(b rule.Placed) bool {
 	l := b.Limit
 	return b.Constant != nil && !b.Off && !l.DryRun && l.Load == nil && !l.Pool && l.Lender == nil && len(l.Borrowers) == 0 && !l.Settlement.Holds()
 }
 
-// meets reports whether all requests that meet b meet a too, both of one handler.
-func meets(a, b rule.Placed) bool {
-	of := conditions(b)
-	return !slices.ContainsFunc(conditions(a), func(condition string) bool { return !slices.Contains(of, condition) })
+// conditionedBucket is a bucket, the matchers of its limit and of those around it, and the
+// placeholders of its key.
+type conditionedBucket struct {
+	rule.Placed
+	conditions, key []string
 }
 
-// conditions returns the matchers of a bucket's limit and of those around it.
-func conditions(b rule.Placed) (all []string) {
-	for _, l := range append(slices.Clip(b.Around), b.Limit) {
-		if len(l.Match) > 0 {
-			text, _ := json.Marshal(l.Match)
-			all = append(all, string(text))
+// conditioned returns the buckets of limits.
+func conditioned(limits []*rule.Limit) (all []conditionedBucket) {
+	for b := range rule.Buckets(limits) {
+		of := conditionedBucket{Placed: b, key: b.Limit.Key.Template().Placeholders()}
+		for _, l := range append(slices.Clip(b.Around), b.Limit) {
+			if len(l.Match) > 0 {
+				text, _ := json.Marshal(l.Match)
+				of.conditions = append(of.conditions, string(text))
+			}
 		}
+		all = append(all, of)
 	}
 	return all
 }
 
+// forAll reports whether all requests share one bucket of b.
+func (b *conditionedBucket) forAll() bool { return len(b.key) == 0 }
+
+// meets reports whether all requests that meet b meet a too, both of one handler.
+func (a *conditionedBucket) meets(b conditionedBucket) bool {
+	return !slices.ContainsFunc(a.conditions, func(condition string) bool { return !slices.Contains(b.conditions, condition) })
+}
+
+// sharesKey reports whether requests that share a bucket of b share one of a.
+func (a *conditionedBucket) sharesKey(b conditionedBucket) bool {
+	captured := func(name string) bool { return strings.HasPrefix(name, "http.regexp.") } // which may differ by then
+	return a.Limit.Key.Prefixes == b.Limit.Key.Prefixes &&
+		!slices.ContainsFunc(a.key, func(name string) bool { return captured(name) || !slices.Contains(b.key, name) })
+}
+
 // unused advises on limits of a handler that never deny anything, since another one does first.
 func (c *collector) unused(h rule.Handler) {
-	var all []rule.Placed
-	for b := range rule.Buckets(h.Limits) {
-		all = append(all, b)
-	}
+	all := conditioned(h.Limits)
 	for i, b := range all {
-		if !mayBeUnused(b, h.Accounting) {
+		if !mayBeUnused(b.Placed, h.Accounting) {
 			continue
 		}
 		for j, a := range all {
-			if i == j || a.Limit == b.Limit || !charges(a) || a.Limit.MaxDelay > 0 || a.Consistency != (limiter.Consistency{}) ||
-				!meets(a, b) || !sharesKey(a, b) || a.Constant.Cost < b.Constant.Cost || !tighter(a.Bucket, b.Bucket) || j > i && tighter(b.Bucket, a.Bucket) {
+			if i == j || a.Limit == b.Limit || !charges(a.Placed) || a.Limit.MaxDelay > 0 || a.Consistency != (limiter.Consistency{}) ||
+				!a.meets(b) || !a.sharesKey(b) || a.Constant.Cost < b.Constant.Cost || !tighter(a.Bucket, b.Bucket) || j > i && tighter(b.Bucket, a.Bucket) {
 				continue
 			}
 			c.limit(b.Path, Advice{
@@ -108,17 +123,6 @@ func mayBeUnused(b rule.Placed, accounting rule.Accounting) bool {
 		!l.Settlement.InProgress && l.Settlement.ActualCost == "" && !l.CountDenied && (l.Bans == nil || accounting == rule.Atomic)
 }
 
-// sharesKey reports whether requests that share a bucket of b share one of a.
-func sharesKey(a, b rule.Placed) bool {
-	of, than := a.Limit.Key, b.Limit.Key
-	if of.Prefixes != than.Prefixes {
-		return false
-	}
-	captured := func(name string) bool { return strings.HasPrefix(name, "http.regexp.") } // which may differ by then
-	names := than.Template().Placeholders()
-	return !slices.ContainsFunc(of.Template().Placeholders(), func(name string) bool { return captured(name) || !slices.Contains(names, name) })
-}
-
 // tighter reports whether what a admits at most in any time always fits into b.
 func tighter(a, b *rule.Bucket) bool {
 	return a.Constant != nil && b.Constant != nil && fits(bucket.Limit(a.Constant.Limit), a.Limit.Soft, bucket.Limit(b.Constant.Limit))
@@ -135,9 +139,9 @@ func fits(a bucket.Limit, soft int64, b bucket.Limit) bool {
 		atMost = func(t time.Duration) int64 { return a.Size + a.DripSize*int64((t-1)/a.DripInterval) }
 	case bucket.Log:
 		atMost = func(t time.Duration) int64 { return a.Size * (int64((t-1)/a.DripInterval) + 1) }
-	case bucket.Fixed:
+	case bucket.Fixed, bucket.Sliding: // of a sliding window, no part that begins by the clock admits more
 		atMost = func(t time.Duration) int64 {
-			if a.Aligned && b.Aligned && a.Phase == 0 && b.Phase == 0 && b.Algorithm == bucket.Fixed && t%a.DripInterval == 0 {
+			if a.Algorithm == b.Algorithm && a.Aligned && b.Aligned && a.Phase == 0 && b.Phase == 0 && b.Algorithm == bucket.Fixed && t%a.DripInterval == 0 {
 				return a.Size * int64(t/a.DripInterval)
 			}
 			return a.Size * (int64((t-1)/a.DripInterval) + 2)
@@ -166,13 +170,16 @@ func perHour(l bucket.Limit) float64 {
 	return float64(l.DripSize) * float64(time.Hour) / float64(l.DripInterval)
 }
 
-// zones advises on zones of one name whose options differ.
+// zones advises on zones that admit nothing, and on those of one name whose options differ.
 func (c *collector) zones(order []rule.Module) {
 	first := make(map[string]rule.Placed) // by path
 	for _, m := range order {
 		for b := range rule.Buckets(m.Compiled().Limits) {
 			if b.Limit.Zone == nil {
 				continue
+			}
+			if b.Limit.Zone.Events == 0 {
+				c.limit(b.Path, Advice{Kind: ZoneClosed, Problem: "It admits no request, since its max_events is 0.", Remedy: "Set max_events to how many it may admit."})
 			}
 			earlier, found := first[b.Path]
 			if !found {
