@@ -72,8 +72,8 @@ func withOtherForm(pattern string) string {
 }
 
 // matchesPath reports whether any of the patterns matches a path.
-func matchesPath(patterns caddyhttp.MatchPath, path string) bool {
-	r := &http.Request{URL: &url.URL{Path: path}}
+func matchesPath(patterns caddyhttp.MatchPath, form string) bool {
+	r := &http.Request{URL: &url.URL{Path: form}}
 	matches, err := patterns.MatchWithError(r.WithContext(context.WithValue(context.Background(), caddy.ReplacerCtxKey, caddy.NewReplacer())))
 	return matches && err == nil
 }

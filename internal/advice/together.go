@@ -79,8 +79,8 @@ func conditioned(limits []*rule.Limit) (all []conditionedBucket) {
 	return all
 }
 
-// forAll reports whether all requests share one bucket of b.
-func (b *conditionedBucket) forAll() bool { return len(b.key) == 0 }
+// forAll reports whether all requests share one bucket of a.
+func (a *conditionedBucket) forAll() bool { return len(a.key) == 0 }
 
 // meets reports whether all requests that meet b meet a too, both of one handler.
 func (a *conditionedBucket) meets(b conditionedBucket) bool {
@@ -133,34 +133,39 @@ func tighter(a, b *rule.Bucket) bool {
 func fits(a bucket.Limit, soft int64, b bucket.Limit) bool {
 	a, b = a.Complete(), b.Complete()
 	a.Size += soft
-	atMost := func(t time.Duration) int64 { return 0 } // in a time that is shorter
+	// The units that a admits at most in a time that is shorter than t. As floats, these do not
+	// overflow.
+	var atMost func(t time.Duration) float64
+	intervals := func(t time.Duration) float64 { return float64((t - 1) / a.DripInterval) }
+	size := float64(a.Size)
 	switch a.Algorithm {
 	case bucket.Leaky:
-		atMost = func(t time.Duration) int64 { return a.Size + a.DripSize*int64((t-1)/a.DripInterval) }
+		atMost = func(t time.Duration) float64 { return size + float64(a.DripSize)*intervals(t) }
 	case bucket.Log:
-		atMost = func(t time.Duration) int64 { return a.Size * (int64((t-1)/a.DripInterval) + 1) }
+		atMost = func(t time.Duration) float64 { return size * (intervals(t) + 1) }
 	case bucket.Fixed, bucket.Sliding: // of a sliding window, no part that begins by the clock admits more
-		atMost = func(t time.Duration) int64 {
-			if a.Algorithm == b.Algorithm && a.Aligned && b.Aligned && a.Phase == 0 && b.Phase == 0 && b.Algorithm == bucket.Fixed && t%a.DripInterval == 0 {
-				return a.Size * int64(t/a.DripInterval)
+		atMost = func(t time.Duration) float64 {
+			if a.Algorithm == bucket.Fixed && b.Algorithm == bucket.Fixed && a.Aligned && b.Aligned && a.Phase == 0 && b.Phase == 0 && t%a.DripInterval == 0 {
+				return size * float64(t/a.DripInterval)
 			}
-			return a.Size * (int64((t-1)/a.DripInterval) + 2)
+			return size * (intervals(t) + 2)
 		}
-	default:
+	case bucket.WarmUp, bucket.Bans:
 		return false
 	}
 	switch b.Algorithm {
 	case bucket.Fixed, bucket.Log:
-		return atMost(b.DripInterval) <= b.Size
+		return atMost(b.DripInterval) <= float64(b.Size)
 	case bucket.Sliding:
-		return atMost(2*b.DripInterval) <= b.Size
+		return atMost(2*b.DripInterval) <= float64(b.Size)
 	case bucket.Leaky:
 		// What it holds is largest right after a burst, if it drips no less than is admitted.
 		if a.Algorithm == bucket.Leaky {
 			return a.Size <= b.Size && a.DripInterval >= b.DripInterval && a.DripSize <= b.DripSize ||
 				a.Size+b.DripSize <= b.Size && perHour(a) <= perHour(b)
 		}
-		return atMost(1) <= b.Size && a.Size <= b.DripSize*int64(a.DripInterval/b.DripInterval)
+		return atMost(1) <= float64(b.Size) && size <= float64(b.DripSize)*float64(a.DripInterval/b.DripInterval)
+	case bucket.WarmUp, bucket.Bans:
 	}
 	return false
 }
