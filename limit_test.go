@@ -708,7 +708,7 @@ func TestClientControlledDrips(t *testing.T) {
 			t.Setenv("RATE_LIMIT_TEST_N", "5")
 			s := startConfig(t, config{site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
 			var got []string
-			for _, e := range s.log("warn", ownName) {
+			for _, e := range s.log("warn", "rate_limit") {
 				if e["limit"] != "api" {
 					t.Errorf("got %v, want it of limit api", e)
 				}

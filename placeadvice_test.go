@@ -118,7 +118,7 @@ func TestPlacesThatLimitNothing(t *testing.T) {
 		{"401 behind authentication", "order rate_limit before reverse_proxy", limit(counts) + basicAuth + proxy,
 			"It counts the status 401, and the basic_auth directive before it answers wrong passwords, so they do not count.", putIt},
 		{"401 behind authentication, of a user", "", "route {\n" + basicAuth + limit(counts+"\nkey {http.auth.user.id}") + proxy + "}",
-			"It counts the status 401, and its key has {http.auth.user.id}, which is empty in every failed login, in whatever order", "Use {client_ip}, and put the limit before the authentication."},
+			"It counts the status 401, and its key has {http.auth.user.id}, which is empty in every failed login, in whatever order", "Use {client_ip}, or {http.rate_limit.basic_user} for the name that nobody has verified, and put the limit before the authentication."},
 		{"401 before authentication, of a user", "", limit(counts+"\nkey {http.auth.user.id}") + basicAuth + proxy,
 			"It counts the status 401, and its key has {http.auth.user.id}, which is empty", "Use {client_ip}, and"},
 		{"4xx before authentication, of a user", "", limit("count status 4xx\nkey {http.auth.user.id}") + basicAuth + proxy,

@@ -515,7 +515,7 @@ func TestZoneWithoutEvents(t *testing.T) {
 				step{want: "200"},
 				step{want: "429 retry-after=60"},
 			)
-			warned := slices.ContainsFunc(s.log("warn", ownName), func(e entry) bool { return strings.Contains(e.text(), "admits no request") })
+			warned := slices.ContainsFunc(s.log("warn", "rate_limit"), func(e entry) bool { return strings.Contains(e.text(), "admits no request") })
 			if !warned {
 				t.Error("there is no warning")
 			}
@@ -693,7 +693,7 @@ func TestZonesOfOneName(t *testing.T) {
 				step{path: "/b", want: "200"},
 				step{path: "/a", want: "429 retry-after=3600"},
 			)
-			if warned := strings.Contains(fmt.Sprint(s.log("warn", ownName)), "Zones of this name have different events"); warned != tc.warned {
+			if warned := strings.Contains(fmt.Sprint(s.log("warn", "rate_limit")), "Zones of this name have different events"); warned != tc.warned {
 				t.Errorf("warned: %t, want %t", warned, tc.warned)
 			}
 		})

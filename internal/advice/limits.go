@@ -146,7 +146,7 @@ func onUnauthorized(l *rule.Limit, around *routes.Around) []Advice {
 		return []Advice{{
 			Kind: UncountedUser, Placeholder: user,
 			Problem: "It counts the status 401, and its key has {" + user + "}, which is empty in every failed login, in whatever order the directives are.",
-			Remedy:  "Use {client_ip}, and put the limit before the authentication.",
+			Remedy:  "Use {client_ip}, or {http.rate_limit.basic_user} for the name that nobody has verified, and put the limit before the authentication.",
 		}}
 	}
 	if by := around.Authentication(); by != "" && countsUnauthorized(l, true) && l.Key.Template().User() == "" {
@@ -173,7 +173,7 @@ func uncountedUser(l *rule.Limit, around *routes.Around) string {
 // by their status or, if that is enough, by its class.
 func countsUnauthorized(l *rule.Limit, byClass bool) bool {
 	const unauthorized = 401
-	return l.Settlement.Count != nil && slices.ContainsFunc(l.Settlement.Count.StatusCode, func(code int) bool {
-		return code == unauthorized || byClass && code == unauthorized/100
-	})
+	c := l.Settlement.Count
+	return c != nil && (slices.Contains(c.StatusCode, unauthorized) ||
+		byClass && len(c.StatusCode)+len(c.NotStatusCode) > 0 && c.MatchStatus(unauthorized))
 }
