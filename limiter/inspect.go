@@ -64,7 +64,7 @@ func (b *Bucket) inspected(left bucket.Ahead, v *bucket.EntriesLevel, held int64
 func (b Bucket) prepared() (Bucket, error) {
 	b.Hold, b.Watches, b.Borrows, b.Pool = false, 0, false, false // nothing is going to be held, and no other bucket decides
 	req := Request{Buckets: []Bucket{b}}
-	if err := req.prepare(); err != nil {
+	if _, err := req.prepareEach(); err != nil {
 		return b, err
 	}
 	return req.Buckets[0], nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -19,11 +20,12 @@ type Limiter struct {
 	Store Store
 
 	// What is limited, such as "login". Limiters of one Store never share buckets
-	// if their names differ. The name may be empty, and may contain any characters
-	// except spaces and braces.
+	// if their names differ. The name may be any text, or empty.
 	Name string
 
-	// The limit for each key.
+	// The limit for each key. One made by [Concurrency] needs Hold: the other methods
+	// return an error. One made by [BanAfter] needs the Store itself, since it counts
+	// denials by other limits.
 	Limit Limit
 }
 
@@ -38,17 +40,41 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 // room: after a denial, RetryAfter says when there will be room, and Never whether
 // there never will be.
 //
-// An error means that nothing was decided, and the caller has to decide: Limit or
-// n is out of range, or the Store is unavailable (see [ErrUnavailable]). How ctx
+// An error means that nothing was decided, and the caller has to decide: the Limiter or
+// n is not valid, or the Store is unavailable (see [ErrUnavailable]). How ctx
 // is used is up to the Store; see [Redis.Take].
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, error) {
-	var one [1]Decision
-	req := Request{Buckets: []Bucket{{Name: l.Name, Key: key, Limit: l.Limit, Cost: n}}}
-	decisions, err := l.Store.Take(ctx, req, one[:0])
+	return l.take(ctx, key, n, nil)
+}
+
+// take decides one request, which holds its units if held is not nil.
+func (l *Limiter) take(ctx context.Context, key string, n int64, held *Held) (Decision, error) {
+	if l.Store == nil {
+		return Decision{}, fmt.Errorf("limiter %q: Store is nil: use NewMemory or NewRedis", l.Name)
+	}
+	one := singles.Get().(*single)
+	defer one.release()
+	one.bucket[0] = Bucket{Name: l.Name, Key: key, Limit: l.Limit, Cost: n, Hold: held != nil}
+	decisions, err := l.Store.Take(ctx, Request{Buckets: one.bucket[:], Held: held}, one.decision[:0])
 	if err != nil {
 		return Decision{}, err
 	}
 	return decisions[0], nil
+}
+
+// single is the memory that a request of one bucket takes. It is used again, since it would
+// be garbage after each request.
+type single struct {
+	bucket   [1]Bucket
+	decision [1]Decision
+}
+
+var singles = sync.Pool{New: func() any { return new(single) }}
+
+// release returns s to the pool, without what it refers to.
+func (s *single) release() {
+	*s = single{}
+	singles.Put(s)
 }
 
 // ErrTooLong is returned, wrapped, by Wait if it would not be admitted before the deadline,
@@ -63,8 +89,11 @@ func (l *Limiter) Wait(ctx context.Context, key string) error { return l.WaitN(c
 // before the deadline of ctx, or never; with that of ctx if it is done; and with those of
 // AllowN. Then nothing is charged, unless the Store was unavailable.
 //
-// There is no queue: whoever asks first once there is room is admitted. So WaitN may have to
-// wait several times, and others may go before it.
+// There is no queue: whoever asks first once there is room is admitted, and WaitN asks
+// again. So while others keep the bucket full, WaitN may wait without end; one of many
+// units starves beside requests of few, which take each unit as it drips. A limit with
+// [Limit.WithDelay] queues: it charges requests in the order in which they ask the Store,
+// and [Bucket.Delay] says how long each has to wait.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	for {
 		if err := ctx.Err(); err != nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -102,7 +104,7 @@ func TestLimiterRejectsInvalidNumbers(t *testing.T) {
 		{PerSecond(0), 1, `bucket "api": size 0: must be from 1 to 562949953421312`},
 		{PerMinute(-5), 1, `bucket "api": size -5: must be from 1 to 562949953421312`},
 		{Every(0), 1, `bucket "api": drip rate 0s: must be a whole number of microseconds, at least 1µs`},
-		{Limit{}, 1, `bucket "api": size 0: must be from 1 to 562949953421312`},
+		{Limit{}, 1, `bucket "api": the zero Limit is not valid: use PerSecond, FixedWindow or another function that makes one`},
 		{Limit{Size: 1}, 1, `bucket "api": drip rate 0s: must be a whole number of microseconds, at least 1µs`},
 	} {
 		l := Limiter{Store: store, Name: "api", Limit: tc.limit}
@@ -112,6 +114,47 @@ func TestLimiterRejectsInvalidNumbers(t *testing.T) {
 	}
 	if n := store.Len(); n > 0 {
 		t.Errorf("%d buckets", n)
+	}
+}
+
+// TestLimiterNeedsStore guards that a Limiter without a Store says so, whatever it is asked.
+func TestLimiterNeedsStore(t *testing.T) {
+	l := Limiter{Name: "api", Limit: PerSecond(1)}
+	const want = `limiter "api": Store is nil: use NewMemory or NewRedis`
+	_, allow := l.Allow(t.Context(), "k")
+	h, hold := l.Hold(t.Context(), "k")
+	h.Done(1)
+	for _, err := range []error{allow, hold, l.Wait(t.Context(), "k")} {
+		if err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+// TestNamesAreAnyText guards that names, which users choose, may have any characters, those
+// that mean something in Redis too: each name has buckets of its own.
+func TestNamesAreAnyText(t *testing.T) {
+	limit := FixedWindow(1, 100*time.Hour)
+	cluster := redistest.StartCluster(t, 2)
+	for _, store := range []Store{NewMemory(), newTestRedis(t, redistest.Start(t), nil), newTestCluster(t, cluster, nil)} {
+		for _, name := range []string{"", " ", "sign in", "{a}", "}{", "a:b", "a:b:1.1", "ä\n\r\x00\xff", strings.Repeat("long ", 1000)} {
+			l := Limiter{Store: store, Name: name, Limit: limit}
+			for i := range 2 {
+				if d, err := l.Allow(t.Context(), "k"); err != nil || d.Denied != (i == 1) {
+					t.Errorf("%T, %q: %+v, error %v", store, name, d, err)
+				}
+			}
+		}
+	}
+}
+
+// TestAllowAllocatesNothing guards that a request of one bucket makes no garbage, whether it
+// is admitted or denied.
+func TestAllowAllocatesNothing(t *testing.T) {
+	singleGoroutine(t)
+	l := Limiter{Store: NewMemory(), Name: "api", Limit: FixedWindow(500, time.Hour)}
+	if n := testing.AllocsPerRun(1000, func() { _, _ = l.Allow(t.Context(), "k") }); n > 0 {
+		t.Errorf("%v allocations", n)
 	}
 }
 
@@ -224,6 +267,131 @@ func TestLimiterWaits(t *testing.T) {
 			level, err := m.Peek(t.Context(), Bucket{Name: "mail", Key: "k", Limit: tc.limit, Cost: 1})
 			if err != nil || level.Units > 1 {
 				t.Errorf("%+v, error %v, want at most one unit", level, err)
+			}
+		})
+	}
+}
+
+// holdStores are both kinds of stores.
+func holdStores(t *testing.T) map[string]Store {
+	t.Helper()
+	return map[string]Store{"memory": NewMemory(), "redis": newTestRedis(t, redistest.Start(t), nil)}
+}
+
+// mustHold asks l for one unit of key "k".
+func mustHold(t *testing.T, l *Limiter, denied bool) Hold {
+	t.Helper()
+	h, err := l.Hold(t.Context(), "k")
+	if err != nil || h.Denied != denied {
+		t.Fatalf("denied %t, error %v, want denied %t", h.Denied, err, denied)
+	}
+	return h
+}
+
+// awaitRoom waits until l admits a request that costs nothing, or denies it, as wanted: a
+// settlement is sent to a server in the background.
+func awaitRoom(t *testing.T, l *Limiter, want bool) {
+	t.Helper()
+	redistest.WaitFor(t, 10*time.Second, func() error {
+		if d, err := l.AllowN(t.Context(), "k", 0); err != nil || d.Denied == want {
+			return fmt.Errorf("denied %t, error %v", d.Denied, err)
+		}
+		return nil
+	})
+}
+
+// TestHoldOfConcurrency guards that as many requests as the limit has units run at one time,
+// and that the end of one makes room for another: neither its context nor its denial does.
+func TestHoldOfConcurrency(t *testing.T) {
+	for name, store := range holdStores(t) {
+		t.Run(name, func(t *testing.T) {
+			l := &Limiter{Store: store, Name: "running", Limit: Concurrency(2)}
+			ctx, cancel := context.WithCancel(t.Context())
+			first, err := l.Hold(ctx, "k")
+			if err != nil || first.Denied {
+				t.Fatal(first, err)
+			}
+			second := mustHold(t, l, false)
+			mustHold(t, l, true).Done(1)
+			cancel()
+			mustHold(t, l, true)
+			first.Done(0)
+			awaitRoom(t, l, true)
+			third := mustHold(t, l, false)
+			first.Done(0) // again
+			mustHold(t, l, true)
+			second.Done(0)
+			third.Done(0)
+			awaitRoom(t, l, true)
+		})
+	}
+}
+
+// TestHoldOfFailures guards that only what Done charges counts, once, and that requests in
+// progress take room meanwhile, so that guesses made at the same time are no more than others.
+func TestHoldOfFailures(t *testing.T) {
+	for name, store := range holdStores(t) {
+		t.Run(name, func(t *testing.T) {
+			l := &Limiter{Store: store, Name: "login", Limit: FixedWindow(3, 100*time.Hour)}
+			for range 10 {
+				mustHold(t, l, false).Done(0)
+				awaitRoom(t, l, true)
+			}
+			guesses := []Hold{mustHold(t, l, false), mustHold(t, l, false), mustHold(t, l, false)}
+			mustHold(t, l, true)
+			guesses[0].Done(0)
+			awaitRoom(t, l, true)
+			for _, h := range guesses {
+				h.Done(1)
+				h.Done(1)
+			}
+			last := mustHold(t, l, false) // two are charged
+			mustHold(t, l, true)
+			last.Done(1)
+			awaitRoom(t, l, false)
+		})
+	}
+}
+
+// TestHoldChargesTheCost guards that a request of which nothing is held is charged what it
+// turned out to cost, above the size too.
+func TestHoldChargesTheCost(t *testing.T) {
+	for name, store := range holdStores(t) {
+		t.Run(name, func(t *testing.T) {
+			l := &Limiter{Store: store, Name: "bytes", Limit: FixedWindow(1000, 100*time.Hour)}
+			for _, admitted := range []bool{true, true, false} {
+				awaitRoom(t, l, admitted)
+				h, err := l.HoldN(t.Context(), "k", 0)
+				if err != nil || h.Denied == admitted {
+					t.Errorf("%+v, error %v", h.Decision, err)
+				}
+				h.Done(700)
+			}
+		})
+	}
+}
+
+// TestForgottenHold guards that a request whose Done is never called is charged what it holds
+// once nothing refers to it, and not before: a mistake locks nobody out for ever.
+func TestForgottenHold(t *testing.T) {
+	for name, store := range holdStores(t) {
+		t.Run(name, func(t *testing.T) {
+			running := &Limiter{Store: store, Name: "running", Limit: Concurrency(1)}
+			login := &Limiter{Store: store, Name: "login", Limit: FixedWindow(2, 100*time.Hour)}
+			mustHold(t, running, false)
+			mustHold(t, login, false)
+			kept := mustHold(t, login, false)
+			redistest.WaitFor(t, 10*time.Second, func() error {
+				runtime.GC()
+				if d, err := running.AllowN(t.Context(), "k", 0); err != nil || d.Denied {
+					return fmt.Errorf("denied %t, error %v", d.Denied, err)
+				}
+				return nil
+			})
+			kept.Done(0)
+			awaitRoom(t, login, true)
+			if d, err := login.AllowN(t.Context(), "k", 0); err != nil || d.Remaining != 1 {
+				t.Errorf("%+v, error %v, want the forgotten one to be charged", d, err)
 			}
 		})
 	}

@@ -201,7 +201,20 @@ func (req *Request) prepare() error {
 	if n := len(req.Buckets); n > maxBuckets {
 		return fmt.Errorf("%d buckets in a request: must be at most %d", n, maxBuckets)
 	}
-	plain := true
+	plain, err := req.prepareEach()
+	if err == nil && !plain {
+		err = req.validateRoles()
+	}
+	if err == nil {
+		err = req.namedTwice()
+	}
+	return err
+}
+
+// prepareEach is prepare without what buckets need of the request, and of each other. plain
+// says that they need nothing.
+func (req *Request) prepareEach() (plain bool, err error) {
+	plain = true
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		if b.Limit.DripSize == 0 || b.Cost == 0 && (b.Hold || b.Limit.CountDenied) {
@@ -209,28 +222,23 @@ func (req *Request) prepare() error {
 			b = &req.Buckets[i]
 		}
 		if err := b.Limit.of().Check(); err != nil {
-			return fmt.Errorf("bucket %q: %w", b.Name, err)
+			return false, fmt.Errorf("bucket %q: %w", b.Name, err)
 		}
 		if b.Cost < 0 {
-			return fmt.Errorf("bucket %q: cost %d: must not be negative", b.Name, b.Cost)
+			return false, fmt.Errorf("bucket %q: cost %d: must not be negative", b.Name, b.Cost)
 		}
 		if b.Consistency != (Consistency{}) {
 			if err := b.validateConsistency(); err != nil {
-				return fmt.Errorf("bucket %q: %w", b.Name, err)
+				return false, fmt.Errorf("bucket %q: %w", b.Name, err)
 			}
 		}
-		plain = plain && !b.Hold && !b.later && b.Watches == 0 && !b.elastic()
+		plain = plain && !b.Hold && !b.later && b.Watches == 0 && !b.elastic() && !b.Limit.of().CountsHeld() && !b.Limit.of().CountsDenials()
 	}
-	if !plain {
-		if err := req.validateRoles(); err != nil {
-			return err
-		}
-	}
-	return req.namedTwice()
+	return plain, nil
 }
 
 // validateRoles returns an error if a bucket can't hold units, watch others, borrow or lend
-// as it is to.
+// as it is to, or has a Limit that would admit everything unless it did.
 func (req *Request) validateRoles() error {
 	if err := req.validateWatches(); err != nil {
 		return err
@@ -245,6 +253,10 @@ func (req *Request) validateRoles() error {
 			return errNotHeld
 		case (b.Hold || b.later) && b.Limit.of().Waits():
 			return fmt.Errorf("bucket %q: %w", b.Name, errHeldWaits)
+		case b.Cost > 0 && !b.Hold && b.Limit.of().CountsHeld():
+			return fmt.Errorf("bucket %q: %w", b.Name, errConcurrency)
+		case b.Cost > 0 && b.Watches == 0 && b.Limit.of().CountsDenials():
+			return fmt.Errorf("bucket %q: %w", b.Name, errBanAfter)
 		}
 	}
 	return nil
@@ -429,6 +441,12 @@ var errNotHeld = errors.New("a bucket has Hold, and the request has no Held to s
 
 // errHeldWaits rejects a request of which it will not be known when it may run.
 var errHeldWaits = errors.New("a bucket with Hold can't have a Limit with which requests may wait")
+
+// errConcurrency and errBanAfter reject requests that nothing would count.
+var (
+	errConcurrency = errors.New("a Concurrency limit counts what is held: use Limiter.Hold, or set Bucket.Hold")
+	errBanAfter    = errors.New("a BanAfter limit counts denials by other buckets of the request: set Bucket.Watches")
+)
 
 // retryBlocked is when to try again after units that others hold were in the way: nobody
 // knows when they will be settled.

@@ -5,6 +5,7 @@
 package bucket
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -68,7 +69,7 @@ func (l Limit) Validate() error {
 func (l *Limit) Check() error {
 	switch {
 	case l.Size < 1 || l.Size > MaxUnits:
-		return fmt.Errorf("size %d: must be from 1 to %d", l.Size, int64(MaxUnits))
+		return l.badSize()
 	case l.DripSize < 1 || l.DripSize > MaxUnits:
 		return fmt.Errorf("drip size %d: must be from 1 to %d", l.DripSize, int64(MaxUnits))
 	case l.DripInterval < time.Microsecond || l.DripInterval%time.Microsecond != 0:
@@ -77,6 +78,17 @@ func (l *Limit) Check() error {
 		return fmt.Errorf("algorithm %d: unknown", l.Algorithm)
 	}
 	return l.by().Validate(l)
+}
+
+// badSize returns the error for a Size that is out of range.
+func (l *Limit) badSize() error {
+	switch {
+	case *l == (Limit{DripSize: 1}):
+		return errors.New("the zero Limit is not valid: use PerSecond, FixedWindow or another function that makes one")
+	case l.Size == 0 && l.DripInterval == 0: // see WithBurst
+		return fmt.Errorf("%v limits have no burst: leave out WithBurst", l.Algorithm)
+	}
+	return fmt.Errorf("size %d: must be from 1 to %d", l.Size, int64(MaxUnits))
 }
 
 // LargestSize returns the largest Size with which l is valid, or 0 if none is.
@@ -94,7 +106,7 @@ func (l Limit) LargestSize() (size int64) {
 func (l *Limit) validatePhase() error {
 	switch {
 	case l.ColdFactor != 0:
-		return fmt.Errorf("cold factor %v: must be 0 unless the bucket warms up", l.coldFactor())
+		return fmt.Errorf("%v limits have no cold factor: leave out WithColdFactor", l.Algorithm)
 	case !l.Aligned && l.Phase != 0:
 		return fmt.Errorf("phase %v: must be 0 if drips are not aligned", l.Phase)
 	case l.Phase < 0 || l.Phase >= l.DripInterval || l.Phase%time.Microsecond != 0:
@@ -110,6 +122,13 @@ func (l Limit) Complete() Limit {
 	}
 	return l
 }
+
+// CountsHeld reports whether l is that of [Concurrency]: what is charged leaves at once, so
+// that only held units take room.
+func (l *Limit) CountsHeld() bool { return l.Algorithm == Fixed && l.DripInterval == time.Microsecond }
+
+// CountsDenials reports whether l is that of [BanAfter].
+func (l *Limit) CountsDenials() bool { return l.Algorithm == Bans }
 
 // Rate returns the time between two drips, in µs.
 func (l *Limit) Rate() int64 { return int64(l.DripInterval / time.Microsecond) }

@@ -53,7 +53,7 @@ func TestLimitValidate(t *testing.T) {
 		limit Limit
 		want  string // the error, empty if none
 	}{
-		{"zero", Limit{}, "size 0: must be from 1 to 562949953421312"},
+		{"zero", Limit{}, "the zero Limit is not valid: use PerSecond, FixedWindow or another function that makes one"},
 		{"negative size", Limit{Size: -1, DripInterval: us, DripSize: 1}, "size -1: must be from 1 to 562949953421312"},
 		{"size too large", Limit{Size: 1<<49 + 1, DripInterval: us, DripSize: 1},
 			"size 562949953421313: must be from 1 to 562949953421312"},

@@ -52,7 +52,7 @@ func TestWarmUpValidate(t *testing.T) {
 		},
 		{large, "size 562949953421312, rate of 1/1h0m0s, warm-up of 1s: the time for size and twice the warm-up must be at most 35 years"},
 		{other, "warm-up: must be made by WarmingUp"},
-		{leaky, "cold factor 3: must be 0 unless the bucket warms up"},
+		{leaky, "leaky limits have no cold factor: leave out WithColdFactor"},
 	} {
 		checkValidate(t, tc.l, tc.want)
 	}
