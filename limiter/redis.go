@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,7 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 	if err := opt.Validate(); err != nil {
 		return nil, err
 	}
+	opt.Timeout = cmp.Or(opt.Timeout, RedisDefaultTimeout)
 	return newRedis(opt, takeScript), nil
 }
 

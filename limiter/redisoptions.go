@@ -15,7 +15,7 @@ import (
 )
 
 // RedisOptions describes the Redis that keeps the buckets and how to reach it.
-// Addresses and Timeout are required.
+// Only Addresses are required.
 type RedisOptions struct {
 	// The host:port of each server, or the path of a unix socket. One address is
 	// that of the server itself. Several are those of cluster servers, which know
@@ -56,8 +56,14 @@ type RedisOptions struct {
 	// find out whose they are by guessing. Empty means a plain digest.
 	KeySecret string
 
+	// Makes the connections to servers and sentinels, as [net.Dialer.DialContext] does; nil
+	// means by such a Dialer. TLS is added to what it returns. It has some seconds, until
+	// its ctx is done, and is called in the background, several times at once too.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
 	// The longest that Take waits for an answer, in total, from RedisMinTimeout to
-	// RedisMaxTimeout. Connections are made in the background and may take longer.
+	// RedisMaxTimeout; 0 means RedisDefaultTimeout. Connections are made in the background
+	// and may take longer.
 	Timeout time.Duration
 
 	// The Memory that decides while a server is unavailable. It follows the levels
@@ -79,6 +85,9 @@ type RedisOptions struct {
 	// before it were dropped.
 	Report func(Event)
 }
+
+// RedisDefaultTimeout is the Timeout of RedisOptions that say none.
+const RedisDefaultTimeout = 50 * time.Millisecond
 
 // Limits of RedisOptions. They are far beyond what is useful, and far below what
 // would not work.
@@ -109,7 +118,7 @@ func (opt RedisOptions) Validate() error {
 		return errors.New("a cluster and the name of a server that sentinels know: must be one of them")
 	case opt.Credentials != nil && (opt.Username != "" || opt.Password != ""):
 		return errors.New("credentials, and a username or password: must be one of them")
-	case opt.Timeout < RedisMinTimeout || opt.Timeout > RedisMaxTimeout:
+	case opt.Timeout != 0 && (opt.Timeout < RedisMinTimeout || opt.Timeout > RedisMaxTimeout):
 		return fmt.Errorf("timeout %v: must be from %v to %v", opt.Timeout, RedisMinTimeout, RedisMaxTimeout)
 	}
 	for _, text := range []struct{ name, text string }{
@@ -149,6 +158,7 @@ func (opt *RedisOptions) forScripts() redisscript.Options {
 		Credentials:      opt.Credentials,
 		DB:               opt.DB,
 		TLS:              opt.TLS,
+		Dial:             opt.Dial,
 		Timeout:          opt.Timeout,
 	}
 	if report := opt.Report; report != nil {

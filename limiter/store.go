@@ -19,6 +19,8 @@ type Store interface {
 	// each bucket to dst, in order, and returns the extended slice. The request is
 	// admitted if no Decision is Denied.
 	//
+	// Neither req.Buckets nor dst is used after Take has returned.
+	//
 	// Take does not wait beyond the deadline of ctx. Cancelling ctx need not end
 	// it: a request that has already been sent may be charged anyway, and then its
 	// decision is worth more than an error.
@@ -74,8 +76,7 @@ type Request struct {
 // decided by its own. The level stays when the size changes, and together requests with
 // several sizes are admitted no more than the largest allows.
 type Bucket struct {
-	// What the bucket limits, such as "login". Stores may show it. It may contain
-	// any characters except spaces and braces.
+	// What the bucket limits, such as "login": any text. Stores may show it.
 	Name string
 
 	// Whose bucket it is, such as an address. It may contain any bytes; a Store

@@ -19,15 +19,23 @@ const plainAfter = slowToConnect / 2
 // leaves a handshake unanswered, as it waits for the end of a line.
 var errPlain = errors.New("tls: the server answers without TLS")
 
-// dialer returns a function that dials within timeout, by TLS unless config is nil.
-func dialer(timeout time.Duration, config *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
-	dial := redis.NewDialer(&redis.Options{DialTimeout: timeout})
-	if config == nil {
-		return dial
+// dialFunc makes a connection, as [net.Dialer.DialContext] does.
+type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// dialer returns a function that dials within timeout: by dial unless that is nil, and with TLS
+// on it unless config is nil.
+func dialer(timeout time.Duration, dial dialFunc, config *tls.Config) dialFunc {
+	if dial == nil {
+		dial = redis.NewDialer(&redis.Options{DialTimeout: timeout})
+	} else {
+		dial = named(dial)
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
+		if config == nil {
+			return dial(ctx, network, addr)
+		}
 		conn, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
@@ -57,9 +65,23 @@ func dialer(timeout time.Duration, config *tls.Config) func(ctx context.Context,
 	}
 }
 
+// named has the errors of dial, which is the user's, be those of making a connection.
+func named(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err == nil && conn == nil {
+			err = errors.New("neither a connection nor an error")
+		}
+		if err != nil {
+			err = &net.OpError{Op: "dial", Net: network, Err: err}
+		}
+		return conn, err
+	}
+}
+
 // answersPlain reports whether the server answers a PING as one without TLS does, whether
 // or not it wants a password. It is sent nothing secret.
-func answersPlain(ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string) bool {
+func answersPlain(ctx context.Context, dial dialFunc, network, addr string) bool {
 	conn, err := dial(ctx, network, addr)
 	if err != nil {
 		return false

@@ -132,12 +132,20 @@ func rawConn(conn net.Conn) (raw syscall.RawConn, plain bool) {
 	if plain = !ok; ok {
 		conn = tls.NetConn()
 	}
-	if s, ok := conn.(syscall.Conn); ok {
-		if raw, err := s.SyscallConn(); err == nil {
-			return raw, plain
-		}
+	var s syscall.Conn
+	switch conn := conn.(type) { // others may have a socket, and read something else than comes there
+	case *net.TCPConn:
+		s = conn
+	case *net.UnixConn:
+		s = conn
+	default:
+		return nil, plain
 	}
-	return nil, plain
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return nil, plain
+	}
+	return raw, plain
 }
 
 // refusedKey is the key of a context value that receives the server's reply to the

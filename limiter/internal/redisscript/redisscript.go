@@ -21,6 +21,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"net"
 	"time"
 )
 
@@ -50,6 +51,9 @@ type Options struct {
 
 	// The TLS configuration; nil means no TLS.
 	TLS *tls.Config
+
+	// Makes connections, those to sentinels too, if not nil. TLS is added to them.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	// The longest that a call may wait for its answer, in total. Connections are
 	// made in the background and may take longer.

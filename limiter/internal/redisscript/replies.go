@@ -70,7 +70,7 @@ type bounds struct{ hook }
 func (bounds) DialHook(next redis.DialHook) redis.DialHook { return boundedDialer(next) }
 
 // boundedDialer wraps dial to return bounded connections.
-func boundedDialer(dial func(context.Context, string, string) (net.Conn, error)) redis.DialHook {
+func boundedDialer(dial dialFunc) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
 		if err != nil {

@@ -37,7 +37,7 @@ func (opt *Options) client() *redis.UniversalOptions {
 		Username:         opt.Username,
 		Password:         opt.Password,
 		DB:               opt.DB,
-		Dialer:           dialer(dialTimeout, opt.TLS),
+		Dialer:           dialer(dialTimeout, opt.Dial, opt.TLS),
 
 		CredentialsProviderContext: credentials(opt.Credentials),
 
