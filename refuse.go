@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -28,7 +29,7 @@ func (d denial) Error() string {
 	if d.wait == 0 {
 		return "rate limit " + d.Title + " exceeded: the request costs more than the limit holds"
 	}
-	return "rate limit " + d.Title + " exceeded: retry after " + outcome.WholeSeconds(d.wait) + " s"
+	return "rate limit " + d.Title + " exceeded: retry after " + fieldtext.WholeSeconds(d.wait) + " s"
 }
 
 // errNoDecision replaces errors that error routes should not show to clients, as
@@ -139,7 +140,7 @@ func (d denial) body() []byte {
 		why = "Too busy"
 	}
 	b := append(append(make([]byte, 0, 48), why...), ". Retry after "...)
-	return append(outcome.AppendWholeSeconds(b, d.wait), " s.\n"...)
+	return append(fieldtext.AppendWholeSeconds(b, d.wait), " s.\n"...)
 }
 
 const (

@@ -9,7 +9,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -225,7 +225,7 @@ func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []b
 		}
 	}
 	if sum.Denied && !sum.Never {
-		text = AppendWholeSeconds(text, sum.RetryAfter)
+		text = fieldtext.AppendWholeSeconds(text, sum.RetryAfter)
 		end(fieldRetryAfter)
 	}
 	text = appendPolicies(text, results)
@@ -251,53 +251,24 @@ func ofGitHub(results []Entry) bool {
 	return i >= 0 && results[i].Families&GitHub != 0
 }
 
-// appendPolicies appends the value of RateLimit-Policy. Like RateLimit, it follows
-// draft-IETF-httpapi-ratelimit-headers-11: a structured field with an item for each
-// limit. The quota q is the size, the window w the time in which a full bucket
-// drains, or the length of a window that slides, or the time of a rate that warms up.
-// Only registered units qu are allowed: those of bytes and of requests in progress, which have
-// no window. Other costs have none, and so no unit is told.
+// appendPolicies appends the value of RateLimit-Policy: a structured field with an item for
+// each limit.
 func appendPolicies(b []byte, results []Entry) []byte {
 	start := len(b)
 	for i := range results {
-		e := &results[i]
-		if e.Families&IETF == 0 {
-			continue
+		if e := &results[i]; e.Families&IETF != 0 {
+			b = fieldtext.AppendPolicy(appendName(b, len(b) == start, e), e.Limit, &e.Decision, e.Unit)
 		}
-		b = appendName(b, len(b) == start, e)
-		limit := e.Limit
-		limit.Size = e.Decision.Size
-		b = appendParameter(b, ";q=", limit.Size)
-		if e.Unit != "" {
-			b = append(append(append(b, `;qu="`...), e.Unit...), '"')
-		}
-		if e.Concurrency {
-			continue
-		}
-		b = appendParameter(b, ";w=", ceilSeconds(bucket.Limit(limit).DripTime(limit.Size)))
 	}
 	return b
 }
 
-// appendLimits appends the value of RateLimit. Clients that spread the available units r
-// over the time t keep to the rate, see [limiter.Limit.SpendTime]. On denial, only limits
-// without room for the same request have a t, so that none exceeds Retry-After.
+// appendLimits appends the value of RateLimit.
 func appendLimits(b []byte, results []Entry, denied bool, at int64) []byte {
 	start := len(b)
 	for i := range results {
-		e := &results[i]
-		if e.Families&IETF == 0 {
-			continue
-		}
-		b = appendName(b, len(b) == start, e)
-		b = appendParameter(b, ";r=", e.Decision.Remaining)
-		switch d := &e.Decision; {
-		case d.Never:
-		case denied && d.RetryAfter > 0:
-			b = appendParameter(b, ";t=", ceilSeconds(d.RetryAfter))
-		case denied, e.Concurrency:
-		default:
-			b = appendParameter(b, ";t=", ceilSeconds(e.Limit.SpendTime(d, time.UnixMicro(at))))
+		if e := &results[i]; e.Families&IETF != 0 {
+			b = fieldtext.AppendLimit(appendName(b, len(b) == start, e), &e.Limit, &e.Decision, denied, e.Unit, time.UnixMicro(at))
 		}
 	}
 	return b
@@ -323,40 +294,12 @@ func (e *Entry) appendTo(b []byte) []byte {
 	return b
 }
 
-func appendParameter(b []byte, name string, n int64) []byte {
-	return strconv.AppendInt(append(b, name...), n, 10)
-}
-
 // appendSeconds appends d in seconds with three decimals, rounded up.
 func appendSeconds(b []byte, d time.Duration) []byte {
-	ms := ceil(d, time.Millisecond)
+	ms := fieldtext.Ceil(d, time.Millisecond)
 	b = strconv.AppendInt(b, ms/1000, 10)
 	return append(b, '.', byte('0'+ms/100%10), byte('0'+ms/10%10), byte('0'+ms%10))
 }
 
 // seconds returns d in seconds with three decimals, rounded up.
 func seconds(d time.Duration) string { return string(appendSeconds(nil, d)) }
-
-// AppendWholeSeconds appends d in whole seconds, rounded up, at least 1.
-func AppendWholeSeconds(b []byte, d time.Duration) []byte {
-	return strconv.AppendInt(b, max(ceilSeconds(d), 1), 10)
-}
-
-// WholeSeconds returns d in whole seconds, rounded up, at least 1.
-func WholeSeconds(d time.Duration) string {
-	var few [20]byte
-	return string(AppendWholeSeconds(few[:0], d))
-}
-
-// ceilSeconds returns d in whole seconds, rounded up.
-func ceilSeconds(d time.Duration) int64 { return ceil(d, time.Second) }
-
-// ceil returns how often unit is in d, rounded up. With a large share of jitter, d may be as
-// long as any.
-func ceil(d, unit time.Duration) int64 {
-	n := int64(d / unit)
-	if d%unit > 0 {
-		n++
-	}
-	return n
-}

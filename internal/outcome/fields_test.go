@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -51,10 +52,10 @@ func TestSeconds(t *testing.T) {
 		if got := seconds(tc.d); got != tc.millis {
 			t.Errorf("seconds(%v) = %q, want %q", tc.d, got, tc.millis)
 		}
-		if got := WholeSeconds(tc.d); got != tc.whole {
+		if got := fieldtext.WholeSeconds(tc.d); got != tc.whole {
 			t.Errorf("WholeSeconds(%v) = %q, want %q", tc.d, got, tc.whole)
 		}
-		if got := ceilSeconds(tc.d); got != tc.wholeOrZero {
+		if got := fieldtext.CeilSeconds(tc.d); got != tc.wholeOrZero {
 			t.Errorf("ceilSeconds(%v) = %d, want %d", tc.d, got, tc.wholeOrZero)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -261,9 +262,9 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 		case !sum.Denied:
 			return "0", true
 		}
-		return WholeSeconds(sum.RetryAfter), true
+		return fieldtext.WholeSeconds(sum.RetryAfter), true
 	case "reset":
-		return ceilSeconds(resetIn(o.entries, 0, sum, o.at)), true
+		return fieldtext.CeilSeconds(resetIn(o.entries, 0, sum, o.at)), true
 	case "reset_at":
 		return timeIn(o.at, resetIn(o.entries, 0, sum, o.at)), true
 	case "denied":
@@ -322,7 +323,7 @@ func resetIn(entries []Entry, family Families, sum limiter.Summary, at int64) (i
 // timeIn returns the time d after at, which is in µs since 1970, in seconds, rounded up.
 func timeIn(at int64, d time.Duration) int64 {
 	const second = int64(time.Second / time.Microsecond)
-	return (at + ceil(d, time.Microsecond) + second - 1) / second
+	return (at + fieldtext.Ceil(d, time.Microsecond) + second - 1) / second
 }
 
 // marks are what may be said of a limit besides its decision. Each is told by the path of

@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -158,7 +159,7 @@ func TestJitterOfSeveralHandlers(t *testing.T) {
 				return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Cost: 1, Decision: d}
 			}, How{Jitter: tc.jitter[i]}, h)
 		}
-		if got := fieldstest.In(h); got != tc.want || got != "" && !strings.HasSuffix(got, "="+WholeSeconds(wait)) {
+		if got := fieldstest.In(h); got != tc.want || got != "" && !strings.HasSuffix(got, "="+fieldtext.WholeSeconds(wait)) {
 			t.Errorf("%s: got %s and a wait of %v, want %s", tc.name, got, wait, tc.want)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -57,7 +58,7 @@ func (b *Bucket) QuotaUnit() string {
 	case !b.IsMain():
 		return ""
 	case s.InProgress:
-		return "concurrent-requests"
+		return fieldtext.ConcurrentRequests
 	case s.ActualCost == ActualBytes, s.ActualCost == "" && b.CostIsBody:
 		return "content-bytes"
 	}
