@@ -223,17 +223,21 @@ func validateShell(t *testing.T, code string) error {
 }
 
 // validateGo checks that code, or an import of a package of ours, stands in the
-// examples of package limiter, which are run.
+// examples of packages limiter and httplimit, which are run.
 func validateGo(t *testing.T, code string) error {
 	t.Helper()
-	examples, err := os.ReadFile("limiter/example_test.go")
-	if err != nil {
-		t.Fatal(err)
+	var examples []byte
+	for _, path := range []string{"limiter/example_test.go", "limiter/httplimit/example_test.go"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		examples = append(examples, text...)
 	}
 	plain := func(code string) string { return strings.Join(strings.Fields(code), " ") }
 	want := strings.TrimPrefix(plain(code), "import ")
 	if want == "" || !strings.Contains(plain(string(examples)), want) {
-		return fmt.Errorf("it is not part of limiter/example_test.go")
+		return errors.New("it is not part of example_test.go of limiter or httplimit")
 	}
 	return nil
 }

@@ -4,12 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"math"
-	"net"
-	"net/http"
-	"net/http/httptest"
-	"strconv"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -156,7 +150,6 @@ func ExampleRedis() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
 		Addresses: []string{"127.0.0.1:1"}, // nobody answers there, so the Memory decides
 		KeyPrefix: "rl:",
-		Timeout:   50 * time.Millisecond,
 		Fallback:  limiter.NewMemory(),
 	})
 	if err != nil {
@@ -181,8 +174,7 @@ func ExampleRedis() {
 // Without a Fallback, the caller has to decide when Redis does not answer in time.
 func ExampleErrUnavailable() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
-		Addresses: []string{"127.0.0.1:1"}, // nobody answers there, so the Memory decides
-		Timeout:   50 * time.Millisecond,
+		Addresses: []string{"127.0.0.1:1"}, // nobody answers there
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -196,37 +188,57 @@ func ExampleErrUnavailable() {
 	// Output: true
 }
 
-// Middleware for net/http: two requests at once for each address, and then one a second.
-// RetryAfter is rounded up, since clients only understand whole seconds.
-func ExampleLimiter() {
-	api := limiter.Limiter{Store: limiter.NewMemory(), Name: "api", Limit: limiter.Every(time.Second).WithBurst(2)}
-	hello := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
-	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.RemoteAddr)
-		if err != nil {
-			host = r.RemoteAddr
+// Two downloads at a time.
+func ExampleLimiter_Hold() {
+	downloads := limiter.Limiter{Store: limiter.NewMemory(), Name: "downloads", Limit: limiter.Concurrency(2)}
+	download := func() {
+		hold, err := downloads.Hold(context.Background(), "alex")
+		if err != nil || hold.Denied {
+			fmt.Println("denied", err)
+			return
 		}
-		d, err := api.Allow(r.Context(), host)
-		switch {
-		case err != nil:
-			http.Error(w, "unavailable", http.StatusServiceUnavailable)
-		case d.Denied:
-			w.Header().Set("Retry-After", strconv.FormatFloat(math.Ceil(d.RetryAfter.Seconds()), 'f', 0, 64))
-			http.Error(w, "too many requests", http.StatusTooManyRequests)
-		default:
-			hello.ServeHTTP(w, r)
-		}
-	})
-
-	for range 3 { // as http.Server would
-		w := httptest.NewRecorder()
-		limited.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-		fmt.Printf("%d %q\n", w.Code, w.Header().Get("Retry-After"))
+		defer hold.Done(0)
+		// ... send the file
+		fmt.Println("sent")
+	}
+	for range 3 { // one after the other
+		download()
 	}
 	// Output:
-	// 200 ""
-	// 200 ""
-	// 429 "1"
+	// sent
+	// sent
+	// sent
+}
+
+// Five wrong passwords in an hour. Right ones do not count.
+func ExampleHold_Done() {
+	logins := limiter.Limiter{Store: limiter.NewMemory(), Name: "login", Limit: limiter.FixedWindow(5, time.Hour)}
+	login := func(user, password string) {
+		hold, err := logins.Hold(context.Background(), user)
+		if err != nil || hold.Denied {
+			fmt.Println("denied", err)
+			return
+		}
+		if password == "right" {
+			hold.Done(0)
+			fmt.Println("welcome")
+		} else {
+			hold.Done(1)
+			fmt.Println("wrong")
+		}
+	}
+	for _, password := range []string{"right", "1", "2", "3", "right", "4", "5", "right"} {
+		login("alex", password)
+	}
+	// Output:
+	// welcome
+	// wrong
+	// wrong
+	// wrong
+	// welcome
+	// wrong
+	// wrong
+	// denied <nil>
 }
 
 // Wait blocks until there is room, and fails at once if there will be none in time.
