@@ -136,7 +136,7 @@ func drawShape(t *rapid.T) Limit {
 	case 3:
 		l = FixedWindow(rapid.Int64Range(1, 1<<rapid.IntRange(1, 49).Draw(t, "size bits")).Draw(t, "size"),
 			rapid.SampledFrom([]time.Duration{
-				time.Microsecond, 7 * time.Microsecond, time.Second, time.Minute, 23 * time.Hour, 366 * 24 * time.Hour,
+				2 * time.Microsecond, 7 * time.Microsecond, time.Second, time.Minute, 23 * time.Hour, 366 * 24 * time.Hour,
 			}).Draw(t, "window"))
 	case 4:
 		l = drawSliding(t)

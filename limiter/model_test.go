@@ -167,6 +167,9 @@ func drawLimit(t *rapid.T) Limit {
 		drip = MaxUnits
 	}
 	rate := rapid.SampledFrom([]int64{1, 2, 7, 1000, 999_983, 1_000_000, 60_000_000}).Draw(t, "drip rate")
+	if drip == MaxUnits { // 1 µs is for held units
+		rate = max(rate, 2)
+	}
 	l := Limit{Size: size, DripInterval: time.Duration(rate) * time.Microsecond, DripSize: drip}
 	if drip == MaxUnits {
 		l.Algorithm = bucket.Fixed

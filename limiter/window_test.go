@@ -61,7 +61,7 @@ func (w *windowed) take(l Limit, now, cost int64) Decision {
 func drawWindow(t *rapid.T) Limit {
 	size := rapid.SampledFrom([]int64{1, 2, 5, 7, 1000, 1_000_000, MaxUnits}).Draw(t, "size")
 	width := rapid.SampledFrom([]time.Duration{
-		time.Microsecond, 7 * time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Minute,
+		2 * time.Microsecond, 7 * time.Microsecond, 999_983 * time.Microsecond, time.Second, time.Minute,
 		23 * time.Hour, 25 * time.Hour, 31 * 24 * time.Hour, 366 * 24 * time.Hour, 17 * 365 * 24 * time.Hour,
 	}).Draw(t, "window")
 	if rapid.Bool().Draw(t, "first") {

@@ -19,6 +19,9 @@ func BanAfter(after int64, durations ...time.Duration) Limit {
 	return l
 }
 
+// CountsDenials reports whether l is that of [BanAfter].
+func (l *Limit) CountsDenials() bool { return l.Algorithm == Bans }
+
 // bans counts denials.
 type bans struct{}
 

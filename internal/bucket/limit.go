@@ -123,13 +123,6 @@ func (l Limit) Complete() Limit {
 	return l
 }
 
-// CountsHeld reports whether l is that of [Concurrency]: what is charged leaves at once, so
-// that only held units take room.
-func (l *Limit) CountsHeld() bool { return l.Algorithm == Fixed && l.DripInterval == time.Microsecond }
-
-// CountsDenials reports whether l is that of [BanAfter].
-func (l *Limit) CountsDenials() bool { return l.Algorithm == Bans }
-
 // Rate returns the time between two drips, in µs.
 func (l *Limit) Rate() int64 { return int64(l.DripInterval / time.Microsecond) }
 

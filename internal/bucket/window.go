@@ -13,6 +13,12 @@ func FixedWindow(n int64, d time.Duration) Limit {
 // Concurrency returns a Limit of n units that are held at one time.
 func Concurrency(n int64) Limit { return FixedWindow(n, time.Microsecond) }
 
+// CountsHeld reports whether l is that of [Concurrency]: what is charged leaves at once, so
+// that only held units take room.
+func (l *Limit) CountsHeld() bool {
+	return l.Algorithm == Fixed && !l.Aligned && l.DripInterval == time.Microsecond
+}
+
 // ClockWindow is like [FixedWindow], but the windows begin at start and every d before and
 // after it.
 func ClockWindow(n int64, d time.Duration, start time.Time) Limit {

@@ -168,6 +168,6 @@ func (m *middleware) setFields(h http.Header, decisions []limiter.Decision, deni
 		policies = fieldtext.AppendPolicy(append(append(append(policies, '"'), l.Name...), '"'), l.Limit, d, unit)
 		limits = fieldtext.AppendLimit(append(append(append(limits, '"'), l.Name...), '"'), &l.Limit, d, denied, unit, at)
 	}
-	h.Add("RateLimit-Policy", string(policies))
-	h.Add("RateLimit", string(limits))
+	h.Add("Ratelimit-Policy", string(policies))
+	h.Add("Ratelimit", string(limits))
 }
