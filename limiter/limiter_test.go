@@ -288,13 +288,13 @@ func mustHold(t *testing.T, l *Limiter, denied bool) Hold {
 	return h
 }
 
-// awaitRoom waits until l admits a request that costs nothing, or denies it, as wanted: a
-// settlement is sent to a server in the background.
+// awaitRoom waits until l has room for a unit, or none, as wanted: a settlement is sent to a
+// server in the background.
 func awaitRoom(t *testing.T, l *Limiter, want bool) {
 	t.Helper()
 	redistest.WaitFor(t, 10*time.Second, func() error {
-		if d, err := l.AllowN(t.Context(), "k", 0); err != nil || d.Denied == want {
-			return fmt.Errorf("denied %t, error %v", d.Denied, err)
+		if d, err := l.AllowN(t.Context(), "k", 0); err != nil || (d.Remaining > 0) != want {
+			return fmt.Errorf("%d remain, error %v", d.Remaining, err)
 		}
 		return nil
 	})
@@ -383,8 +383,8 @@ func TestForgottenHold(t *testing.T) {
 			kept := mustHold(t, login, false)
 			redistest.WaitFor(t, 10*time.Second, func() error {
 				runtime.GC()
-				if d, err := running.AllowN(t.Context(), "k", 0); err != nil || d.Denied {
-					return fmt.Errorf("denied %t, error %v", d.Denied, err)
+				if d, err := running.AllowN(t.Context(), "k", 0); err != nil || d.Remaining == 0 {
+					return fmt.Errorf("%d remain, error %v", d.Remaining, err)
 				}
 				return nil
 			})
