@@ -172,7 +172,6 @@ func (a *App) Start() error {
 	a.warnUnintended()
 	if a.redis != nil {
 		a.redis.connect()
-		a.redis.TakeOver() // what requests hold that began with an earlier config
 	}
 	return nil
 }

@@ -47,9 +47,6 @@ type fallback struct {
 	generation int           // its number among the memory's fallbacks
 
 	removals removals
-
-	// moved returns how many of the units that the memory holds servers hold too.
-	moved func(*asked) int64
 }
 
 // traffic tracks the requests in flight of all fallbacks that share a memory.
@@ -66,6 +63,7 @@ type traffic struct {
 	unsent    int          // how many of them gather units to be sent
 	sent      uint64       // number of queries sent
 	fallbacks int          // number of fallbacks ever made
+	open      []*fallback  // those that are not closed, the newest last
 	resets    []*emptying  // those in flight
 }
 
@@ -75,12 +73,27 @@ func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
 	m.traffic.fallbacks++
-	return &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place, generation: m.traffic.fallbacks}
+	f := &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place, generation: m.traffic.fallbacks}
+	m.traffic.open = append(m.traffic.open, f)
+	return f
+}
+
+// isReplaced reports whether another store goes on with the memory.
+func (f *fallback) isReplaced() bool {
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.open) > 0 && f.open[len(f.open)-1].generation > f.generation
 }
 
 // close records that nothing more will be sent to f's servers.
 func (f *fallback) close() {
 	if f != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.open = slices.DeleteFunc(f.open, func(other *fallback) bool { return other == f })
 		f.memory.leader.CompareAndSwap(f, nil)
 	}
 }
@@ -88,34 +101,36 @@ func (f *fallback) close() {
 // takeLead reports whether a bucket may be marked clean when f's servers know its
 // level. That is so for the newest fallback that has sent something, which leads,
 // and others with the same place. When the lead changes, the new servers know
-// nothing of what others were sent or of what was decided by the Memory alone, so
-// buckets become dirty.
+// nothing of what others were sent, so buckets become dirty, and what is charged and not
+// answered is known here alone.
 func (f *fallback) takeLead() bool {
 	leader := f.memory.leader.Load()
 	switch {
 	case leader == f:
 		return true
-	case leader == nil:
-		f.memory.markAllDirty(own)
-	case leader.generation > f.generation:
+	case leader != nil && leader.generation > f.generation:
 		return leader.place == f.place
-	case leader.place != f.place:
-		f.memory.markAllDirty(own)
 	}
-	f.memory.leader.Store(f)
+	f.memory.leader.Store(f) // first: from now on, what the Memory decides alone is marked
 	if leader == nil || leader.place != f.place {
-		for q := f.inFlight; q != nil; q = q.next {
-			f.crossAll(q)
-			if q.stage == asking || q.stage == keeping && !f.holds(q) {
-				f.lose(q)
+		f.memory.epoch.Add(1)
+		for q := f.inFlight; q != nil; {
+			this := q
+			q = q.next
+			f.crossAll(this)
+			switch {
+			case this.stage == asking || this.stage == keeping && !f.holds(this):
+				f.lose(this)
+			case this.stage == owing:
+				f.chargeOwing(this, this.buckets[0].cost)
 			}
 		}
 	}
 	return true
 }
 
-// hasLead reports what takeLead would, without taking the lead.
-func (f *fallback) hasLead() bool {
+// leads reports what takeLead would, without taking the lead.
+func (f *fallback) leads() bool {
 	leader := f.memory.leader.Load()
 	return leader == f || leader != nil && leader.place == f.place
 }
@@ -149,12 +164,14 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	leads := f.takeLead()
-	tells := f.memory.anyDirty() || f.lost+f.unsent > 0 || f.memory.holding.buckets.Load() > 0
 	for _, c := range batch {
 		q := c.Owner.(*query)
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
 		q.order, q.server, q.lost = f.sent, to, false
+		if q.tab != nil && q.tab.owed != nil {
+			q.tab.owed.server = to
+		}
 		if q.stage == gathering {
 			q.stage = asking
 		}
@@ -163,8 +180,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		}
 		for i := range q.buckets {
 			p := &q.buckets[i]
-			p.told = toldLevel{}
-			if tells && q.stage != ended {
+			if p.told = (toldLevel{}); q.stage != ended {
 				p.told = f.toldOf(q, p)
 			}
 		}
@@ -188,7 +204,7 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 		// The answer to a request that was admitted before a server restarted
 		// may still be in flight, and requests hold units that other servers, or this
 		// process alone, have admitted.
-		if (fl == nil || fl.lost == 0) && f.heldHere(p) == 0 {
+		if (fl == nil || fl.lost == 0) && f.memory.holding.of(p.hash) == 0 {
 			// What has not been reported takes room beside what the server knows. A
 			// report is charged in any case.
 			if fl == nil || q.what == whatReport {
@@ -198,28 +214,19 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 		}
 		dirty = own
 	}
+	if q.tab != nil && q.tab.owed != nil {
+		s = f.memory.plus(p, s, min(q.tab.tells(q), q.tab.owed.buckets[0].cost), now)
+	}
 	told, drained := p.limit.Arriving(s.Ahead(now), f.timeout.Microseconds())
 	if drained && dirty == unsure {
 		return toldLevel{}
 	}
 	// A call that names a tab is told what that holds too: the server counts no unit twice.
-	ownTab, beside := p.held != nil, f.heldHere(p)
-	if ownTab {
-		beside = f.memory.holding.of(p.hash)
-	}
+	beside := f.memory.holding.of(p.hash)
 	if fl != nil {
-		beside += fl.unitsBeside(f, ownTab, p.limit.Size)
+		beside += fl.unitsBeside(f, p.held != nil, p.limit.Size)
 	}
 	return toldLevel{told, min(beside, p.limit.Size), dirty}
-}
-
-// heldHere returns how many units of p's bucket the memory holds, and no server.
-func (f *fallback) heldHere(p *asked) int64 {
-	n := f.memory.holding.of(p.hash)
-	if n > 0 && f.moved != nil {
-		n = max(n-f.moved(p), 0)
-	}
-	return n
 }
 
 // units returns the number of units in flight for a bucket, at most most.
@@ -237,31 +244,35 @@ func (f *fallback) answered(q *query, outcomes []outcome) {
 	if f == nil {
 		return
 	}
-	admitted := !q.denied(outcomes)
 	f.mu.Lock()
+	f.join(q, outcomes)
+	f.mu.Unlock()
+	f.memory.sweep(f.memory.clock().Microseconds())
+}
+
+// join is answered with the lock held.
+func (f *fallback) join(q *query, outcomes []outcome) {
 	if q.stage == ended { // the levels here already include what it may have been charged
-		f.mu.Unlock()
 		return
 	}
-	if !f.hasLead() {
-		f.crossAll(q)
-	}
 	now := f.memory.clock().Microseconds()
-	decides := q.what != whatSettle && q.what != whatRenew
-	anyDirty := f.memory.dirtyEnd.Load() > now
+	admitted, decides := !q.denied(outcomes), q.what != whatSettle && q.what != whatRenew
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		s, newest := bucket.Level{}, false
+		s, newest, beside := bucket.Level{}, false, clean
 		if p.crossed = clean; q.counted {
 			fl := f.flights.of[p.hash]
 			p.crossed = fl.crossedBy(q)
-			if !fl.emptied.met(q) && !o.blocked { // or the level may be from before that, or include units that are only held
+			switch {
+			case fl.doubts > 0 && q.tab == nil: // whether the level has what is owed will be known soon
+				p.crossed = own
+			case !fl.emptied.met(q) && !o.blocked: // or the level may be from before that, or include units that are only held
 				s, newest = o.After(now), fl.latest.isBefore(q, f.sent)
 			}
 		}
 		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
 			if q.lost { // since its server has restarted
-				f.recount(k.renewNow())
+				f.recount(k.store.tabs.lostNow(k.tab))
 			}
 			f.keep(k, q.server)
 		}
@@ -270,19 +281,112 @@ func (f *fallback) answered(q *query, outcomes []outcome) {
 		if charged {
 			f.sinceReset(p.hash, p.charge())
 		}
-		charged = charged && p.crossed >= behind
-		if anyDirty && q.counted {
-			p.crossed = max(p.crossed, f.flights.of[p.hash].crossedBeside(q, p.hash))
+		if q.counted {
+			beside = f.flights.of[p.hash].crossedBeside(q, p.hash)
 		}
-		f.memory.follow(p, s, f.timeout, newest, charged, now)
-		if charged { // the servers of other queries in flight may not know of this charge
+		if f.memory.follow(p, s, f.timeout, newest, charged, beside, now) { // the servers of other queries in flight may not know of this charge
 			f.flights.cross(p.hash, behind)
 		}
 	}
-	q.stage = ended
+	f.end(q)
+}
+
+// end stops counting q as in flight: nothing follows from its answer.
+func (f *fallback) end(q *query) {
 	f.unlink(q)
-	f.mu.Unlock()
-	f.memory.sweep(now)
+	q.stage = ended
+}
+
+// settled records the outcome of q, which settles or renews a tab, and what follows from it.
+// outcomes is nil if there is no answer. What the server may have charged or not goes into the
+// level here before the answer joins that, which may have it: of both the higher one counts.
+func (f *fallback) settled(q *query, outcomes []outcome, a accounts) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	owed, p := q.tab.owed, &q.buckets[0]
+	known := int64(0)
+	if owed != nil {
+		known = min(a.known, owed.buckets[0].cost)
+		f.chargeOwing(owed, min(a.unknown, owed.buckets[0].cost-known))
+	}
+	if p.cost = 0; a.lapsed > 0 {
+		p.held.charge = a.lapsed
+		f.chargeHere(p)
+	}
+	if outcomes == nil || !f.leads() { // the level of another place is told to nobody
+		f.end(q)
+		f.chargeOwing(owed, known)
+	} else {
+		p.held.charge = known
+		f.join(q, outcomes)
+		f.owes(owed, -known)
+	}
+	switch {
+	case owed == nil || !owed.counted:
+	case a.doubtful:
+		f.lose(owed)
+	case a.doubtless && owed.lost:
+		f.unlink(owed)
+		owed.lost = false
+		f.link(owed)
+	}
+}
+
+// owe counts units as in flight that a request of t was charged, until its server is known to
+// have charged them.
+func (f *fallback) owe(t *tab, units int64, server *redisscript.Server) {
+	if f == nil {
+		return
+	}
+	if t.owed == nil {
+		t.owed = t.call(whatSettle)
+		t.owed.stage, t.owed.buckets[0].held = owing, nil
+	}
+	if t.owed.server == nil {
+		t.owed.server = server
+	}
+	f.owes(t.owed, units)
+}
+
+// owes counts so many more units of a query of that kind.
+func (f *fallback) owes(owed *query, units int64) {
+	if owed == nil || units == 0 {
+		return
+	}
+	p := &owed.buckets[0]
+	if !owed.counted {
+		p.cost, owed.lost = 0, false
+		f.link(owed)
+	}
+	if f.costs(owed, p.cost+units); p.cost == 0 {
+		f.unlink(owed)
+	}
+}
+
+// chargeOwed adds so much of what t owes to the level here, or all.
+func (f *fallback) chargeOwed(t *tab, units int64) {
+	if f == nil || units == 0 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t.owed != nil {
+		f.chargeOwing(t.owed, min(units, t.owed.buckets[0].cost))
+	}
+}
+
+// chargeOwing is chargeOwed for a query of that kind, with the lock held.
+func (f *fallback) chargeOwing(owed *query, units int64) {
+	if units == 0 {
+		return
+	}
+	p := owed.buckets[0]
+	p.cost = units
+	f.owes(owed, -units)
+	f.chargeHere(&p)
 }
 
 // charged records how much a server has charged q's one bucket, which it was not told.
@@ -336,7 +440,10 @@ func (f *traffic) lose(q *query) {
 	q.lost = true
 	f.lost++
 	for i := range q.buckets {
-		f.flights.of[q.buckets[i].hash].lost++
+		fl := f.flights.of[q.buckets[i].hash]
+		if fl.lost++; q.stage == owing {
+			fl.doubts++
+		}
 	}
 }
 
@@ -398,14 +505,13 @@ func (f *fallback) keep(k *kept, server *redisscript.Server) {
 	if k.query.counted {
 		return
 	}
-	k.query.stage, k.query.server, k.query.lost, k.query.known = keeping, server, false, nil
+	k.query.stage, k.query.server, k.query.lost, k.query.holder = keeping, server, false, nil
 	f.link(k.query)
 	f.loseUnknown(k)
 }
 
-// renewed records that a server now holds these units, of which some had lapsed, so that
-// they were charged too.
-func (f *fallback) renewed(held []*kept, server *redisscript.Server, lapsed []*kept) {
+// renewed records that a server now holds these units.
+func (f *fallback) renewed(held []*kept, server *redisscript.Server) {
 	if f == nil {
 		return
 	}
@@ -419,64 +525,29 @@ func (f *fallback) renewed(held []*kept, server *redisscript.Server, lapsed []*k
 			f.loseUnknown(k)
 		}
 	}
-	f.recount(held)
-	for _, k := range lapsed {
-		if q := k.query; q.stage == keeping && q.counted {
-			p := q.buckets[0]
-			p.held = nil
-			f.chargeHere(&p)
-		}
-	}
 }
 
-// begun and done record which requests are in progress.
-func (f *fallback) begun(k *kept) {
-	if f != nil {
-		f.memory.progress.add(k)
-	}
-}
-
-func (f *fallback) done(k *kept) {
-	if f != nil {
-		f.memory.progress.remove(k)
-	}
-}
-
-// loseUnknown finds out which servers count what k holds themselves, and has those that
-// lead be told of it if they do not.
+// loseUnknown finds out whether k's servers count what it holds, and has those that lead be
+// told of it if they do not.
 func (f *fallback) loseUnknown(k *kept) {
 	q := k.query
-	if f.setKnown(q, k.of().heldBy()); !f.holds(q) || !f.hasLead() {
+	if !q.counted {
+		return
+	}
+	if f.setHolder(q, k.holder()); q.holder == nil || !f.leads() {
 		f.lose(q)
 	}
 }
 
-// holds reports whether f's servers count q's units as held themselves.
-func (f *fallback) holds(q *query) bool {
-	return slices.ContainsFunc(q.known, func(other *fallback) bool { return other.place == f.place })
-}
+// holds reports whether f's servers count q's units as held.
+func (f *fallback) holds(q *query) bool { return q.holder != nil && q.holder.place == f.place }
 
-// recount finds out again which servers count what requests hold, or what other stores do
-// for them, themselves.
+// recount finds out again whether servers count what requests hold.
 func (f *traffic) recount(all []*kept) {
 	for _, k := range all {
-		host := k.of()
-		for _, q := range []*query{k.query, host.query} {
-			if q != nil && q.stage == keeping && q.counted {
-				f.setKnown(q, host.heldBy())
-			}
+		if q := k.query; q.stage == keeping && q.counted {
+			f.setHolder(q, k.holder())
 		}
-	}
-}
-
-// accountFor has what k was charged count as in flight until its store's server is known to
-// know it, in place of what the store had in flight that decided its request.
-func (f *fallback) accountFor(k *kept) {
-	f.mu.Lock()
-	f.keep(k, nil)
-	f.mu.Unlock()
-	if q := k.host.query; q != nil {
-		f.drop(q)
 	}
 }
 
@@ -490,15 +561,15 @@ func (f *fallback) forgotten(held []*kept) {
 	f.recount(held)
 }
 
-// setKnown records whose servers count q's units, which are held, themselves.
-func (f *traffic) setKnown(q *query, by []*fallback) {
-	if slices.Equal(q.known, by) {
+// setHolder records whose servers count q's units as held.
+func (f *traffic) setHolder(q *query, holder *fallback) {
+	if q.holder == holder {
 		return
 	}
 	p := &q.buckets[0]
 	fl := f.flights.of[p.hash]
 	fl.add(q, -p.cost)
-	q.known = by
+	q.holder = holder
 	fl.add(q, p.cost)
 }
 
@@ -540,7 +611,7 @@ func (f *fallback) restarted(server *redisscript.Server) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.memory.markAllDirty(own)
+	f.memory.epoch.Add(1)
 	for q := f.inFlight; q != nil; {
 		this := q
 		q = q.next
@@ -548,10 +619,14 @@ func (f *fallback) restarted(server *redisscript.Server) {
 			continue
 		}
 		f.lose(this)
-		if this.stage == keeping {
-			f.recount(this.buckets[0].held.kept.renewNow())
-		}
 		f.crossAll(this)
+		switch k := this.buckets[0].kept(); this.stage {
+		case keeping:
+			f.recount(k.store.tabs.lostNow(k.tab))
+		case owing:
+			f.recount(this.tab.tabs.lostNow(this.tab))
+		case asking, gathering, ended:
+		}
 	}
 }
 

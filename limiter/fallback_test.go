@@ -60,7 +60,7 @@ var noTraffic = new(traffic)
 // follow has m follow a server's report about b.
 func follow(m *Memory, b *Bucket, s bucket.Ahead) {
 	q, now := queryOf(newFallback(m, 0, ""), Request{Buckets: []Bucket{*b}}), m.clock().Microseconds()
-	m.follow(&q.buckets[0], s.After(now), 50*time.Millisecond, false, false, now)
+	m.follow(&q.buckets[0], s.After(now), 50*time.Millisecond, false, false, clean, now)
 }
 
 // unsureOf returns the levels to send for buckets that a server may have lost. For

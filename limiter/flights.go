@@ -29,6 +29,7 @@ type flight struct {
 	unsent total       // of those that have not been sent
 
 	lost    int // queries of which the servers that lead may not know
+	doubts  int // how many of them owe what a server may have charged
 	telling int // queries that tell a level
 
 	crossed [own + 1]meeting // when something was last decided here that made the bucket as dirty as that
@@ -109,11 +110,14 @@ func (fl *flight) count(q *query, p *asked, n int) {
 	if fl.queries += n; q.began == unsent {
 		fl.gathering += n
 	}
-	if q.tab == nil { // otherwise its units are those of other queries, see tabs.go
+	if q.tab == nil || q.stage == owing { // otherwise its units are those of other queries, see tabs.go
 		fl.add(q, int64(n)*p.cost)
 	}
 	if q.lost {
 		fl.lost += n
+		if q.stage == owing {
+			fl.doubts += n
+		}
 	}
 	for as := range fl.crossed {
 		if m := &fl.crossed[as]; n < 0 && m.met(q) {
@@ -133,8 +137,8 @@ func (fl *flight) add(q *query, n int64) {
 	if fl.units.add(n); q.began == unsent {
 		fl.unsent.add(n)
 	}
-	for _, f := range q.known {
-		fl.heldBy(f).add(n)
+	if q.holder != nil {
+		fl.heldBy(q.holder).add(n)
 	}
 }
 

@@ -13,17 +13,22 @@ import (
 // follow takes over a level that a server has reported: s, which has arrived by now. The
 // report is at most late old, so s is never too low. A higher level that is already
 // stored stays, unless the report is the newest and covers the same charges. With
-// charged, the charge that the report admits is not in the stored level yet. A new
-// bucket may displace another.
-func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, charged bool, now int64) {
+// charges, the report admits a charge. It is in s, but not in what was decided here while the
+// query was in flight: follow adds it to that, and reports whether it did. beside is how dirty
+// the bucket stays because of others that are. A new bucket may displace another.
+func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, charges bool, beside dirtiness, now int64) (charged bool) {
 	m.lock(&p.place)
 	t := p.place.table
-	stored, dirty := t.get(p.hash)
+	stored, dirty := m.read(&p.place)
+	if p.alone != p.place.mark().alone {
+		p.crossed = own
+	}
+	charged = charges && p.crossed >= behind
 	known := stored
 	if charged {
-		known = m.charged(p, known, now)
+		known = m.plus(p, known, p.charge(), now)
 	}
-	switch newest = newest && dirty == clean && p.told.dirty == clean && p.crossed == clean; {
+	switch newest = newest && max(dirty, p.told.dirty, p.crossed, beside) == clean; {
 	case s.Clear > now && (newest || known.Clear <= now):
 		known = s
 	case newest && known.Clear > now:
@@ -33,11 +38,11 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 	}
 	if known.Clear <= now && stored.Clear <= now {
 		t.mu.Unlock()
-		return
+		return charged
 	}
 	// The report includes all that the server was told, but not what was decided here
 	// meanwhile, or what was lost there.
-	dirty = p.crossed
+	dirty = max(p.crossed, beside)
 	switch {
 	case p.limit.Aligned: // and its time may be a report's
 		dirty = min(dirty, behind)
@@ -45,17 +50,18 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 		dirty = own
 	}
 	m.enter(p, known, dirty, now)
+	return charged
 }
 
-// charged returns the level s plus p's charge. As this process alone has admitted no
-// more than a bucket holds, the sum is beyond a full one only if the server has
+// plus returns the level s of p's bucket with so many units more. As this process alone has
+// admitted no more than a bucket holds, the sum is beyond a full one only if the server has
 // told the charge before, in the answer to another request.
-func (m *Memory) charged(p *asked, s bucket.Level, now int64) bucket.Level {
+func (m *Memory) plus(p *asked, s bucket.Level, units, now int64) bucket.Level {
 	l, size := &p.limit, p.place.partition.largest.Load() // other requests may have been admitted with it
 	if s.Clear <= now {
 		s = bucket.Level{Clear: now}
 	}
-	return l.AtLeastOf(size, s, p.charge(), m.moment(l, now))
+	return l.AtLeastOf(size, s, units, m.moment(l, now))
 }
 
 // enter stores the level of p's bucket. It unlocks its table, which must be
@@ -76,11 +82,11 @@ func (m *Memory) enter(p *asked, s bucket.Level, dirty dirtiness, now int64) {
 func (m *Memory) charge(p *asked) dirtiness {
 	m.lock(&p.place)
 	now := m.clock().Microseconds()
-	stored, dirty := p.place.table.get(p.hash)
+	stored, dirty := m.read(&p.place)
 	if dirty = max(dirty, behind); stored.Clear <= now {
 		dirty = own
 	}
-	m.enter(p, m.charged(p, stored, now), dirty, now)
+	m.enter(p, m.plus(p, stored, p.charge(), now), dirty, now)
 	return dirty
 }
 
@@ -98,51 +104,48 @@ func (m *Memory) raise(b *Bucket, s bucket.Ahead, as dirtiness) {
 	}
 }
 
-// anyDirty reports whether any bucket may be dirty.
-func (m *Memory) anyDirty() bool {
-	until := m.dirtyEnd.Load()
-	return until != 0 && until > m.clock().Microseconds()
-}
-
-// dirty returns the level of a bucket at now, and its dirtiness.
+// dirty returns the level of a bucket at now, and its dirtiness, and notes in p what the Memory
+// has decided alone up to now.
 func (m *Memory) dirty(p *place, now int64) (s bucket.Level, dirty dirtiness) {
 	m.lock(p)
 	defer p.table.mu.Unlock()
-	s, dirty = p.table.get(p.hash)
-	if s.Clear <= now {
+	s, dirty = m.read(p)
+	if p.alone = p.mark().alone; s.Clear <= now {
 		return bucket.Level{Clear: now}, clean
 	}
 	return s, dirty
 }
 
-// dirtyUntil records that there is a dirty bucket which will have drained at
-// clear.
-func (m *Memory) dirtyUntil(clear int64) {
-	for {
-		last := m.dirtyEnd.Load()
-		if clear <= last || m.dirtyEnd.CompareAndSwap(last, clear) {
-			return
-		}
-	}
+// tableMark is what all buckets of a table have in common. The lock of the table guards it.
+type tableMark struct {
+	epoch uint64 // for which the dirtiness in the table holds, see Memory.epoch
+	alone uint64 // how often the Memory has decided on one of them alone, while servers led
 }
 
-// markAllDirty raises the dirtiness of all buckets that hold something to at least
-// as.
-func (m *Memory) markAllDirty(as dirtiness) {
-	now := m.clock().Microseconds()
-	for _, p := range m.directory.Load().all {
-		for i := range p.tables {
-			t := &p.tables[i]
-			t.mu.Lock()
-			for j := range t.slots {
-				s := &t.slots[j]
-				if s.Clear > now {
-					rest, dirty := decodeRest(s.Rest)
-					s.Rest = encodeRest(rest, max(dirty, as))
-					m.dirtyUntil(s.Clear)
-				}
+// mark returns the mark of p's table.
+func (p *place) mark() *tableMark { return &p.partition.marks[p.hash%tables] }
+
+// read returns the level that is stored of p's bucket, whose table is locked, and its
+// dirtiness. All buckets of a table that is of an older epoch become dirty first.
+func (m *Memory) read(p *place) (bucket.Level, dirtiness) {
+	if mark, epoch := p.mark(), m.epoch.Load(); mark.epoch != epoch {
+		mark.epoch = epoch
+		for i := range p.table.slots {
+			if s := &p.table.slots[i]; s.Clear != 0 {
+				rest, _ := decodeRest(s.Rest)
+				s.Rest = encodeRest(rest, own)
 			}
-			t.mu.Unlock()
 		}
+	}
+	return p.table.get(p.hash)
+}
+
+// decidesAlone records that the Memory decides on p's bucket, whose table is locked, as a Store
+// of its own: servers that lead do not know of it, and neither do their answers that are on
+// their way.
+func (m *Memory) decidesAlone(p *place) {
+	if m.leader.Load() != nil {
+		p.dirty = own
+		p.mark().alone++
 	}
 }

@@ -135,18 +135,7 @@ func (m *Memory) heldElsewhere(places []place, buckets []Bucket, dst []int64) []
 func (m *Memory) hold(req Request, i int, p *place) {
 	b := req.Buckets[i]
 	m.holding.add(p.hash, b.Cost)
-	k := &kept{bucket: b}
-	m.progress.add(k)
-	req.Held.hold(i, len(req.Buckets), func(charge int64) { m.settleHeld(k, charge) })
-}
-
-// settleHeld lets go what k's request holds, and charges so much of it.
-func (m *Memory) settleHeld(k *kept, charge int64) {
-	m.progress.remove(k)
-	if k.settle(charge) {
-		charge = 0
-	}
-	m.chargeBeside(k.bucket, charge)
+	req.Held.hold(i, len(req.Buckets), func(charge int64) { m.chargeBeside(b, charge) })
 }
 
 // chargeLater implements charger.
@@ -171,9 +160,7 @@ func (m *Memory) chargeBeside(b Bucket, charge int64) {
 	if b.Limit.of().KeepsEntries() {
 		m.openEntries(&p, &b, now)
 	}
-	if m.leader.Load() != nil {
-		m.leader.Store(nil) // its servers will not know of this charge
-	}
+	m.decidesAlone(&p)
 	b.Cost = min(charge, max(b.Cost, 2*b.Limit.Size-p.units(&b, now)))
 	if p.exact {
 		b.Cost = min(b.Cost, bucket.MaxLogUnits)

@@ -533,7 +533,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 				clear(cutOff)
 				loss, admitted, exact = 0, 0, false
 				for _, h := range running {
-					h.renewNow()
+					h.store.tabs.lostNow(h.tab)
 				}
 				tick()
 			case what < 98: // the clock is set back

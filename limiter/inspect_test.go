@@ -276,9 +276,11 @@ func TestResetOfDirtyBuckets(t *testing.T) {
 	r, m := testNode(t, server)
 	b := hourly(size)
 	mustTake(t, r, Request{Buckets: []Bucket{b}})
-	for _, as := range []dirtiness{unsure, behind} {
+	for _, restarted := range []bool{false, true} {
 		takeInstead(m, Request{Buckets: []Bucket{b, {Name: "other", Key: "k", Limit: b.Limit, Cost: 1}}})
-		m.markAllDirty(as)
+		if restarted {
+			r.fallback.restarted(nil)
+		}
 		if dirtyLevels(m, []Bucket{b}) == nil {
 			t.Fatal("the bucket is not dirty")
 		}

@@ -35,18 +35,17 @@ type Memory struct {
 	// For the stores that use this one as their fallback.
 	traffic *traffic
 	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
+	epoch   atomic.Uint64            // number of times that servers may have lost what they knew of all buckets, see read
 
-	holding  heldHere
-	progress progress
+	holding heldHere
 
-	_        [64]byte      // what is above is rarely written
-	held     atomic.Int64  // number of buckets, without shared ones
-	kept     atomic.Int64  // number of those in limits that evict none
-	shared   atomic.Int64  // number of shared buckets
-	sweptAt  atomic.Int64  // when a request last swept tables, in µs on clock
-	sweepAt  atomic.Int64  // when Sweep was last called
-	next     atomic.Uint64 // which table to sweep next
-	dirtyEnd atomic.Int64  // when the last dirty bucket will have drained, in µs on clock
+	_       [64]byte      // what is above is rarely written
+	held    atomic.Int64  // number of buckets, without shared ones
+	kept    atomic.Int64  // number of those in limits that evict none
+	shared  atomic.Int64  // number of shared buckets
+	sweptAt atomic.Int64  // when a request last swept tables, in µs on clock
+	sweepAt atomic.Int64  // when Sweep was last called
+	next    atomic.Uint64 // which table to sweep next
 
 	mu   sync.Mutex // held while the directory changes; table locks are taken while holding it
 	made uint64     // number of partitions ever made
@@ -85,9 +84,6 @@ func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
 func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.prepare(); err != nil {
 		return dst, err
-	}
-	if m.leader.Load() != nil {
-		m.leader.Store(nil) // its servers will not know of this request
 	}
 	from := len(dst)
 	if req.mayShare() {
@@ -151,7 +147,7 @@ func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
 	var s bucket.Level
-	if stored := t.own(hash); stored != nil {
+	if stored := t.own(hash); stored != nil && m.leader.Load() == nil {
 		s = stored.At(now)
 		if denied = (b.need() > b.Limit.Size || b.Limit.of().Wait(s, b.need(), now) > 0) && !b.free(); !denied {
 			s = b.Limit.of().Add(s, b.Cost, m.moment(b.Limit.of(), now))
@@ -169,6 +165,7 @@ func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 			now = m.clock().Microseconds()
 		}
 		m.look(&p, b, now)
+		m.decidesAlone(&p)
 		p.fits = b.fits(p.level, 0, now)
 		m.settle(&p, b, now, p.fits && b.Cost > 0)
 		s, denied = p.level, !p.fits
@@ -221,6 +218,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 				p.level = b.Limit.of().Ending(p.level, now, as.late.Microseconds())
 			}
 		} else {
+			m.decidesAlone(p)
 			if b.Limit.of().KeepsEntries() {
 				m.openEntries(p, b, now)
 			}
@@ -349,7 +347,7 @@ func (p *place) fitsAlone(b *Bucket, now int64) bool {
 
 // look reads the level of p's bucket at now.
 func (m *Memory) look(p *place, b *Bucket, now int64) {
-	stored, dirty := p.table.get(p.hash)
+	stored, dirty := m.read(p)
 	if stored.Clear <= now {
 		dirty = clean
 	}
@@ -401,6 +399,7 @@ type place struct {
 	inFlight  int64 // units that another store may still admit
 
 	dirty   dirtiness // whether another store may know less than this one
+	alone   uint64    // see tableMark
 	unsure  bool      // whether a denial makes the bucket dirty
 	found   bool      // whether it holds something
 	fits    bool
@@ -451,9 +450,6 @@ func (m *Memory) locate(b *Bucket) (*partition, uint64) {
 // put stores s as the level of the bucket at p.
 func (m *Memory) put(p *place, s bucket.Level, now int64) {
 	s.Clear = max(s.Clear, 1) // 0 marks a free slot
-	if p.dirty != clean {
-		m.dirtyUntil(s.Clear)
-	}
 	more, entered := p.table.put(p.hash, s, p.dirty, now)
 	if entered {
 		m.count(p.partition, more)

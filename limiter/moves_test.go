@@ -65,7 +65,6 @@ func TestMovesKeepCharges(t *testing.T) {
 					KeyPrefix: fmt.Sprintf("%d:%d:", history, place),
 				}, takeScript)
 				t.Cleanup(func() { _ = r.Close() })
-				r.TakeOver()
 				store = r
 			}
 			for range 30 {

@@ -83,6 +83,7 @@ type partition struct {
 	entries []map[uint64]*bucket.EntryLog // of each table, by the hash of the bucket; nil if there can be none. See logs.go
 	dead    bool                          // no longer in the directory; guarded by the lock of each table
 	idle    bool                          // whether it was empty at the last sweep; guarded by Memory.mu
+	marks   [tables]tableMark
 
 	largest atomic.Int64 // the largest Size that a fallback has met
 

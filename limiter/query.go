@@ -15,7 +15,7 @@ type query struct {
 	redisscript.Call
 	what    byte // what to do with the buckets
 	buckets []asked
-	tab     *tab  // the one that it settles or renews
+	tab     *tab  // the one that it settles, renews or owes
 	number  int64 // of that when it was made
 	ahead   int64 // how many units may be leased before there is room for them
 	least   int64 // how many are to be leased at least, or none
@@ -24,10 +24,10 @@ type query struct {
 	server     *redisscript.Server // the server that it was last sent to
 	order      uint64              // its number among all queries sent
 	stage      stage
-	began      uint64      // when it began to count as in flight, see flights
-	counted    bool        // whether it does
-	known      []*fallback // those whose servers count its units as held, one of each place
-	lost       bool        // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
+	began      uint64    // when it began to count as in flight, see flights
+	counted    bool      // whether it does
+	holder     *fallback // whose servers count its units as held; nil if none do
+	lost       bool      // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
 	next, prev *query
 
 	// Memory for Keys and Arg. The next query that reuses q overwrites it.
@@ -42,6 +42,7 @@ const (
 	asking    stage = iota // its answer decides
 	gathering              // it has not been sent, and its units become more, see report.go
 	keeping                // its units are held until the request is settled
+	owing                  // its units are charged, and its server may not know that yet: it is never sent
 	ended                  // nothing follows from its answer: it was given up, or never to decide
 )
 
@@ -116,7 +117,7 @@ var queries = sync.Pool{New: func() any {
 // query returns a query about req.
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
-	q.what, q.stage, q.ahead, q.lost, q.known, q.tab = what, asking, 0, false, nil, nil
+	q.what, q.stage, q.ahead, q.lost, q.holder, q.tab = what, asking, 0, false, nil, nil
 	q.names, q.ends, q.Keys, q.buckets = q.names[:0], q.ends[:0], q.Keys[:0], q.buckets[:0]
 	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {

@@ -69,19 +69,18 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 
 // newRedisWithoutClient returns a store that needs a client.
 func newRedisWithoutClient(opt RedisOptions) *Redis {
-	start := time.Now()
 	r := &Redis{
 		keys:      newKeys(opt.KeyPrefix, opt.KeySecret),
 		timeout:   opt.Timeout,
 		denyCache: newDenyCache(denySlots),
 		place:     opt.place(),
-		clock:     func() time.Duration { return time.Since(start) },
+		clock:     newClock(),
 	}
 	r.tabs.store, r.leases.store, r.reports.store = r, r, r
 	r.tabs.process = rand.Int64N(1 << 53) //nolint:gosec // not a secret
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
-		r.fallback.removals.send, r.fallback.moved = r.remove, r.tabs.movedTo
+		r.fallback.removals.send = r.remove
 	}
 	return r
 }

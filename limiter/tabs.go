@@ -68,9 +68,7 @@ type tab struct {
 	doubt    bool     // whether it is to be renewed
 	lost     bool     // since the server may not have what it held
 	renewal  *renewal // until it is answered
-	moved    int64    // units that a Memory holds too
-	owed     []owed
-	paid     bool // whether close has charged what requests in progress hold
+	owed     *query   // in flight for what is charged and not answered, see fallback.owe; its lock guards this
 
 	heard   time.Duration // when the last call was sent that the server has answered
 	renewed time.Duration // and the last renewal
@@ -85,6 +83,7 @@ type renewal struct {
 	running []*kept // what is held for certain
 	before  tabName
 	charged int64         // in total, by requests of the tab before
+	owed    int64         // how much of that the server has not answered to
 	heard   time.Duration // of that tab
 	sent    bool          // whether it is in flight
 	tries   int           // how often it was sent
@@ -94,26 +93,13 @@ type renewal struct {
 // tabName names a tab of a process.
 type tabName struct{ number, receipt int64 }
 
-// owed is what a request was charged, until a server is known to know it.
-type owed struct {
-	kept   *kept
-	charge int64
-	number int64 // of the tab
-	upTo   int64 // the total of the tab with it
-}
-
 // kept is what a request holds of one bucket in a server, or in this process if that
 // did not answer, from its decision until it is settled. Meanwhile its query counts as
 // in flight, so that the fallback leaves room for it.
 type kept struct {
-	store  *Redis // nil if a Memory holds it
+	store  *Redis
 	query  *query
 	bucket Bucket
-
-	mu      sync.Mutex
-	settled bool
-	others  []*kept // what stores that have taken over hold for the same request
-	latest  *kept   // that of the store that was the last to take over; nil if there is none
 
 	// The lock of the store's tabs guards these.
 	tab      *tab
@@ -123,11 +109,7 @@ type kept struct {
 	counted  bool // whether the tab has it, or its renewal
 	inServer bool // whether a server knows of it, unless its tab is in doubt
 	over     bool // whether it was given up
-	paid     bool // whether it has lapsed, so that it was charged
-	accounts bool // whether the Memory takes over its charge from this one, see settle
-
-	host   *kept // what the store holds that has decided the request, if it is another one
-	before *kept // what a store with the same place has held for it, until a server holds this
+	paid     bool // whether it has lapsed, or its store was closed, so that it was charged
 }
 
 // cost returns how many units it holds.
@@ -162,39 +144,15 @@ func (k *kept) isHeld() bool {
 	return k.running
 }
 
-// of returns what the store holds that has decided k's request.
-func (k *kept) of() *kept {
-	if k.host != nil {
-		return k.host
-	}
-	return k
-}
-
-// moved reports whether a Memory has decided k's request, which holds its units too.
-func (k *kept) moved() bool { return k.of().store == nil }
-
-// heldBy returns the fallbacks whose servers count the units as held, one of each place. When
-// that changes, the fallback is told, which keeps it: see recount.
-func (k *kept) heldBy() (all []*fallback) {
-	if k.store != nil && k.inPlace() {
-		all = append(all, k.store.fallback)
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, other := range k.others {
-		f := other.store.fallback
-		if other.inPlace() && !slices.ContainsFunc(all, func(g *fallback) bool { return g.place == f.place }) {
-			all = append(all, f)
-		}
-	}
-	return all
-}
-
-// inPlace reports whether the servers of k's store count the units as held.
-func (k *kept) inPlace() bool {
+// holder returns the fallback whose servers count the units as held, or nil. When that
+// changes, the fallback is told, which keeps it: see recount.
+func (k *kept) holder() *fallback {
 	k.store.tabs.mu.Lock()
 	defer k.store.tabs.mu.Unlock()
-	return k.inServer && !k.tab.lost
+	if k.inServer && !k.tab.lost {
+		return k.store.fallback
+	}
+	return nil
 }
 
 // lose records that the server may not have what t held. It returns what that is, unless
@@ -207,26 +165,36 @@ func (t *tab) lose() (held []*kept) {
 	return held
 }
 
-// heldNow returns what is held for certain, and what has ended and is owed.
+// heldNow returns what is held for certain.
 func (t *tab) heldNow() []*kept {
-	held := make([]*kept, 0, t.running+len(t.owed))
+	held := make([]*kept, 0, t.running)
 	for k := range t.open {
 		if k.running {
 			held = append(held, k)
 		}
 	}
-	for _, o := range t.owed {
-		held = append(held, o.kept)
-	}
 	return held
 }
 
-// renewNow has the units renewed, since their server may have lost them, or what they were
-// charged. It returns what that goes for too, and was not so before.
-func (k *kept) renewNow() []*kept {
-	k.store.tabs.mu.Lock()
-	defer k.store.tabs.mu.Unlock()
-	return k.tab.lose()
+// lostNow has t renewed, since its server may have lost what it holds, or what was charged. It
+// returns what that goes for, and was not so before.
+func (n *tabs) lostNow(t *tab) []*kept {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return t.lose()
+}
+
+// tells returns how many of the units that q tells to be charged are not in the level here.
+func (t *tab) tells(q *query) (units int64) {
+	t.tabs.mu.Lock()
+	defer t.tabs.mu.Unlock()
+	if q.number != t.number { // it has been renewed since, and q tells nothing
+		return 0
+	}
+	if units = t.charged - t.known.charged; t.renewal != nil {
+		units += t.renewal.owed
+	}
+	return units
 }
 
 // of returns the tab of k's bucket, and makes one if there is none. One of which nothing is
@@ -269,7 +237,7 @@ func (t *tab) isIdle() bool {
 	if len(t.open) > 0 || t.settling > 0 || t.renewal != nil && t.renewal.sent {
 		return false
 	}
-	return !t.asked && len(t.owed) == 0 || !t.doubt && t.renewal == nil && t.totals == t.known
+	return !t.asked && t.charged == t.known.charged && (t.renewal == nil || t.renewal.owed == 0) || !t.doubt && t.renewal == nil && t.totals == t.known
 }
 
 // runs reports whether anything is held for certain.
@@ -319,7 +287,7 @@ func (n *tabs) asking(k *kept) {
 // admitted records that a server holds k's units, in a tab with that receipt.
 func (n *tabs) admitted(k *kept, receipt int64) {
 	var forgotten []*kept
-	var untold []owed
+	untold := int64(0)
 	n.mu.Lock()
 	t := k.tab
 	switch {
@@ -331,7 +299,7 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 	case t.receipt == 0 || t.runs(): // the server has lost the tab, or it has lapsed
 		forgotten = t.lose()
 	default: // it opened the tab, and what was owed in the one before can't be told any more
-		untold = t.takeOwed(t.number, math.MaxInt64)
+		untold = t.charged - t.known.charged
 		t.receipt, t.totals, t.said, t.known = receipt, totals{}, totals{}, totals{}
 		t.heard, t.renewed = k.sent, k.sent
 	}
@@ -339,9 +307,7 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 	k.counted, k.inServer = true, true
 	n.mu.Unlock()
 	n.store.fallback.forgotten(forgotten)
-	for _, o := range untold {
-		n.store.fallback.charge(o.kept.query)
-	}
+	n.store.fallback.chargeOwed(t, untold)
 	n.advance(t, true)
 }
 
@@ -391,14 +357,25 @@ func (n *tabs) decidedHere(k *kept) {
 	t.doubt = true
 }
 
-// end lets go k's units, and charges so many. It returns how many remain to be charged, as
-// some may have been already, and whether that has to happen here: no server will be told.
-func (n *tabs) end(k *kept, charge int64) (rest int64, here bool) {
+// end lets go k's units, and charges so many.
+func (n *tabs) end(k *kept, charge int64) { n.advance(n.ended(k, charge), false) }
+
+// ended is end before the server is told. It returns the tab that has something to tell, if
+// any. A request is charged in one place: by its server or, if that no longer decides on the
+// bucket, here, and whichever does is told of it as of all that is known here.
+func (n *tabs) ended(k *kept, charge int64) *tab {
+	f := n.store.fallback
+	if f != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.end(k.query)
+	}
+	here := n.store.closed.Load() || f != nil && !f.leads()
 	n.mu.Lock()
 	t := k.tab
 	if !k.running {
 		n.mu.Unlock()
-		return 0, false
+		return nil
 	}
 	if k.paid {
 		charge = max(charge-k.cost(), 0)
@@ -408,23 +385,22 @@ func (n *tabs) end(k *kept, charge int64) (rest int64, here bool) {
 	if _, open := t.open[k]; open { // and was not let go, since the store is being closed
 		t.running--
 		delete(t.open, k)
+		if k.counted {
+			t.ended += k.cost()
+		}
 	}
-	if k.moved() && k.inServer {
-		t.moved -= k.cost()
-	}
-	if n.store.closed.Load() {
-		n.mu.Unlock()
-		return charge, true
-	}
-	if t.charged += charge; k.counted {
-		t.ended += k.cost()
-	}
-	if charge > 0 {
-		t.owed = append(t.owed, owed{k, charge, t.number, t.charged})
+	if !here {
+		t.charged += charge
 	}
 	n.mu.Unlock()
-	n.advance(t, false)
-	return charge, false
+	switch {
+	case f == nil || charge == 0:
+	case here:
+		f.chargeHere(&k.query.buckets[0])
+	default:
+		f.owe(t, charge, k.query.server)
+	}
+	return t
 }
 
 // advance sends what is to be sent of t. Again says whether that goes for what was not
@@ -503,7 +479,7 @@ func (n *tabs) submit(q *query) {
 
 // renew begins a renewal: the next tab has all that is held or may be.
 func (t *tab) renew() {
-	r := &renewal{before: tabName{t.number, t.receipt}, charged: t.charged, heard: t.heard}
+	r := &renewal{before: tabName{t.number, t.receipt}, charged: t.charged, owed: t.charged - t.known.charged, heard: t.heard}
 	for k := range t.open {
 		if r.units += k.cost(); k.running {
 			r.running = append(r.running, k)
@@ -514,33 +490,36 @@ func (t *tab) renew() {
 	t.receipt, t.doubt, t.renewal = 0, false, r
 }
 
-// wasSettled handles the outcome of a settlement.
+// wasSettled handles the outcome of a settlement. An answer that the server has raised the
+// totals goes for whichever tab it names.
 func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err error) {
 	t, held := q.tab, q.buckets[0].held
-	var known, unknown []owed
+	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
 	var forgotten []*kept
 	n.mu.Lock()
 	t.settling--
-	current := q.number == t.number
-	switch {
-	case !current: // its renewal tells
-	case err != nil:
+	switch current := q.number == t.number; {
+	case err != nil && current:
 		t.queued = false
-		unknown = t.notTold(err)
-	case held.receipt != t.receipt: // the server has opened the tab anew since, see admitted
-	case outcomes[0].receipt == 1:
+		a.unknown = t.notTold(err)
+	case err != nil: // its renewal tells
+	case outcomes[0].receipt == 1 && current && held.receipt == t.receipt:
+		a.known, a.doubtless = max(held.charged-t.known.charged, 0), true
 		t.known = totals{max(t.known.ended, held.ended), max(t.known.charged, held.charged)}
 		t.heard = max(t.heard, sent)
-		known = t.takeOwed(q.number, held.charged)
+	case outcomes[0].receipt == 1 && t.renewal != nil && t.renewal.before == held.tabName:
+		r := t.renewal
+		left := min(r.charged-held.charged, r.owed)
+		a.known, r.owed = r.owed-left, left
+	case !current || held.receipt != t.receipt: // its renewal tells, or the server has opened the tab anew since, see admitted
 	case t.runs(): // lost by the server, or lapsed
-		forgotten = t.lose()
+		forgotten, a.doubtful = t.lose(), true
 	default: // it was settled before, has lapsed or was lost
-		t.known = t.totals
-		unknown = t.takeOwed(q.number, t.charged)
+		a.unknown, t.known = t.charged-t.known.charged, t.totals
 	}
 	n.mu.Unlock()
 	n.store.fallback.forgotten(forgotten)
-	n.account(q, outcomes, known, unknown, err)
+	n.store.fallback.settled(q, outcomes, a)
 	if err == nil {
 		n.advance(t, false)
 	}
@@ -549,42 +528,34 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 // wasRenewed handles the outcome of a renewal.
 func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err error) {
 	t, held := q.tab, q.buckets[0].held
-	var known, unknown []owed
-	var paid, replaced []*kept
+	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
 	n.mu.Lock()
 	r := t.renewal
 	r.sent = false
 	t.asked = t.asked || !redisscript.NotRun(err)
-	switch {
-	case err != nil:
-		unknown = t.notTold(err)
+	if err != nil {
+		a.unknown = t.notTold(err)
 		n.mu.Unlock()
-		n.account(q, outcomes, nil, unknown, err)
+		n.store.fallback.settled(q, nil, a)
 		return
-	case outcomes[0].receipt == 1:
-		known = t.takeOwed(r.before.number, r.charged)
-	default:
-		unknown = t.takeOwed(r.before.number, r.charged)
+	}
+	if outcomes[0].receipt == 1 {
+		a.known = r.owed
+	} else {
+		a.unknown = r.owed
 		if r.before.receipt >= 0 && n.store.clock()-r.heard >= lapse {
 			for _, k := range r.running {
 				if k.running && !k.paid {
 					k.paid = true
-					paid = append(paid, k)
+					a.lapsed = min(a.lapsed+k.cost(), MaxUnits)
 				}
 			}
 		}
 	}
-	known = append(known, t.takeOwed(q.number, held.charged)...)
+	a.known += held.charged - t.known.charged
 	t.known = held.totals
 	for _, k := range r.running {
-		if k.running && k.moved() && !k.inServer {
-			t.moved += k.cost()
-		}
 		k.inServer = true
-		if k.before != nil {
-			replaced = append(replaced, k.before)
-			k.before = nil
-		}
 	}
 	var beside []*kept // what counts again that was admitted meanwhile
 	if t.lost && !t.doubt {
@@ -592,75 +563,47 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 		beside = t.heldNow()
 	}
 	t.doubt = t.doubt || r.tries > 1 && r.beside || outcomes[0].receipt < 0
+	a.doubtless = !t.doubt
 	t.renewal, t.heard, t.renewed = nil, sent, sent
 	n.mu.Unlock()
-	n.account(q, outcomes, known, unknown, nil)
-	n.store.fallback.renewed(r.running, q.server, paid)
+	n.store.fallback.settled(q, outcomes, a)
+	n.store.fallback.renewed(r.running, q.server)
 	n.store.fallback.forgotten(beside)
-	for _, k := range replaced {
-		k.end(0)
-	}
 	n.advance(t, true)
 }
 
-// takeOwed removes what is owed up to a total of a tab, and returns it.
-func (t *tab) takeOwed(number, upTo int64) (taken []owed) {
-	t.owed = slices.DeleteFunc(t.owed, func(o owed) bool {
-		if o.number != number || o.upTo > upTo {
-			return false
-		}
-		taken = append(taken, o)
-		return true
-	})
-	return taken
+// accounts is what follows from the outcome of a settlement or a renewal: of what is owed, how
+// much the server has charged, and how much it has not been told and will not be, or may have
+// charged with a tab that is gone; and how much more it has charged, since it had lapsed.
+type accounts struct {
+	known, unknown, lapsed int64
+
+	doubtless bool // whether the server has what is still owed as it is told
+	doubtful  bool // whether it may have charged any of it, unless that is still known
 }
 
 // notTold handles that a call failed. If its server is down, it returns all that is owed, to
 // be charged here: while it is awaited, nothing of that would drip. The server is told of it
 // with the next request for the bucket, as a part of the level here. It may have been told of
 // some before, and has charged that or will not: the next tab begins with nothing owed.
-func (t *tab) notTold(err error) (here []owed) {
+func (t *tab) notTold(err error) (here int64) {
 	if !redisscript.NotRun(err) || redisscript.Elsewhere(err) || t.tabs.store.fallback == nil ||
-		len(t.owed) == 0 || t.settling > 0 || t.renewal != nil && t.renewal.sent {
-		return nil
+		t.settling > 0 || t.renewal != nil && t.renewal.sent {
+		return 0
 	}
-	here, t.owed, t.charged = t.owed, nil, 0
 	last := t.renewal
+	if here = t.charged - t.known.charged; last != nil {
+		here += last.owed
+	}
+	if here == 0 {
+		return 0
+	}
+	t.charged, t.known.charged = 0, 0
 	t.renew()
 	if last != nil && last.before.receipt < 0 {
 		t.renewal.before.receipt = -1 // no server has held for these requests
 	}
 	return here
-}
-
-// account has the fallback take over the answer to q, which includes what is known, and
-// charge what is not. The level of a server in another place than that where buckets are now
-// is not taken over: it may include what another store accounts for, whose server would be
-// told that level and charge it too. Nor is one that includes what close has charged for
-// requests in progress: that is charged here when they end.
-func (n *tabs) account(q *query, outcomes []outcome, known, unknown []owed, err error) {
-	f := n.store.fallback
-	n.mu.Lock()
-	charge, elsewhere := int64(0), q.tab.paid
-	n.mu.Unlock()
-	elsewhere = elsewhere || f != nil && !f.hasLead()
-	for _, o := range known {
-		charge += o.charge
-		elsewhere = elsewhere || !o.kept.accounts
-	}
-	if err != nil || elsewhere {
-		f.drop(q)
-		known, unknown = nil, append(unknown, known...)
-	} else {
-		q.buckets[0].cost, q.buckets[0].held.charge = 0, charge
-		f.answered(q, outcomes)
-	}
-	for _, o := range known {
-		f.drop(o.kept.query)
-	}
-	for _, o := range unknown {
-		f.charge(o.kept.query)
-	}
 }
 
 // run renews what is due, and sends again what was not answered, until nothing is held.
@@ -718,21 +661,19 @@ func (n *tabs) tick() {
 }
 
 // close charges what requests still hold, as a server would in the end, so that others need
-// not wait for that: the process ends, and the requests with it. What another store has
-// decided is only let go. It waits until the servers know all that, but no longer than a
-// request would. What is owed then no longer counts as in flight, but as charged: no answer
-// is followed any more, and the Memory may go on with another store.
+// not wait for that: the process ends, and the requests with it. If another store goes on with
+// the Memory, they are only let go, and are charged there when they end. It waits until the
+// servers know all that, but no longer than a request would. What is owed then no longer
+// counts as in flight, but as charged: no answer is followed any more.
 func (n *tabs) close() {
 	until := time.Now().Add(n.store.timeout)
-	var moved []*kept
+	f := n.store.fallback
+	replaced := f.isReplaced()
 	n.mu.Lock()
 	all := slices.Collect(maps.Values(n.all))
-	for _, t := range all {
-		moved = append(moved, t.letGo()...)
-	}
 	n.mu.Unlock()
-	n.store.fallback.forgotten(moved)
 	for _, t := range all {
+		n.letGo(t, replaced)
 		n.advance(t, true)
 	}
 	for _, t := range all {
@@ -740,43 +681,46 @@ func (n *tabs) close() {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	var left []owed
 	n.mu.Lock()
 	n.closed = true
-	for _, t := range all {
-		left = append(left, t.owed...)
-		t.owed = nil
-	}
 	n.mu.Unlock()
-	for _, o := range left {
-		n.store.fallback.charge(o.kept.query)
+	for _, t := range all {
+		f.chargeOwed(t, math.MaxInt64)
 	}
 }
 
-// letGo has t hold nothing more that is held for certain, and returns what another store has
-// decided of that.
-func (t *tab) letGo() (moved []*kept) {
-	if r := t.renewal; r != nil {
-		r.running = slices.DeleteFunc(r.running, func(k *kept) bool { return k.running && k.host != nil })
+// letGo has t hold nothing more that is held for certain, and charges it unless another store
+// goes on.
+func (n *tabs) letGo(t *tab, replaced bool) {
+	f := n.store.fallback
+	if f != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
 	}
-	for k := range t.open {
-		if !k.running {
-			continue
-		}
-		if k.host != nil {
-			k.inServer = false
-			moved = append(moved, k)
-		} else if k.counted {
-			t.charged += k.cost()
-			t.paid = true
-		}
+	n.mu.Lock()
+	held := t.heldNow()
+	for _, k := range held {
+		delete(t.open, k)
 		if k.counted {
 			t.ended += k.cost()
 		}
-		delete(t.open, k)
+		k.inServer = false
+		if k.paid = !replaced; k.paid {
+			t.charged += k.cost()
+		}
 	}
-	t.running, t.moved = 0, 0
-	return moved
+	t.running = 0
+	n.mu.Unlock()
+	for _, k := range held {
+		switch {
+		case f == nil:
+		case replaced:
+			f.loseUnknown(k)
+		default:
+			f.end(k.query)
+			f.owe(t, k.cost(), k.query.server)
+		}
+	}
 }
 
 // settled reports whether nothing is left of t to be settled.
@@ -806,129 +750,9 @@ func (r *Redis) hand(req Request, outcomes []outcome) {
 		if outcomes[i].by == DecidedByFallback {
 			r.tabs.advance(k.tab, false)
 		}
-		r.fallback.begun(k)
-		req.Held.hold(i, len(req.Buckets), func(charge int64) { k.settle(charge) })
+		req.Held.hold(i, len(req.Buckets), k.settle)
 	}
 }
 
-// settle lets go what k's request holds, wherever that is, and charges so many units. Each
-// store charges them in its servers, but only one accounts for them in the Memory of all:
-// otherwise it would tell the servers of one what it has from another, beside what they are
-// charged themselves. That is the one which goes on with the bucket: the last that took
-// over. It reports whether that is another than k's.
-func (k *kept) settle(charge int64) (elsewhere bool) {
-	k.mu.Lock()
-	k.settled = true
-	others, accounts := k.others, k.latest
-	k.mu.Unlock()
-	if accounts == nil || accounts.store != nil && accounts.store.closed.Load() {
-		accounts = k
-	}
-	accounts.accounts = true
-	if accounts != k {
-		accounts.store.fallback.accountFor(accounts)
-	}
-	if k.store != nil {
-		k.store.fallback.done(k)
-		k.end(charge)
-	}
-	for _, other := range others {
-		other.end(charge)
-	}
-	return accounts != k
-}
-
-// end lets go what k's store holds, and charges so many units.
-func (k *kept) end(charge int64) {
-	k.store.tabs.mu.Lock()
-	before := k.before
-	k.before = nil
-	k.store.tabs.mu.Unlock()
-	if before != nil {
-		before.end(0)
-	}
-	f := k.store.fallback
-	rest, here := k.store.tabs.end(k, charge)
-	switch {
-	case rest == 0:
-		f.drop(k.query)
-	case here:
-		f.charge(k.query)
-	}
-}
-
-// progress is the requests that hold units in a Memory, or in the servers of those stores
-// whose fallback it is.
-type progress struct {
-	mu  sync.Mutex
-	all map[*kept]struct{}
-}
-
-func (p *progress) add(k *kept) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.all == nil {
-		p.all = make(map[*kept]struct{})
-	}
-	p.all[k] = struct{}{}
-}
-
-func (p *progress) remove(k *kept) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.all, k)
-}
-
-// TakeOver has r's servers hold too what requests in progress hold that another store has
-// decided with the same Memory: that Memory, or a Redis whose Fallback it is. It is for who
-// goes on with r instead, so that other processes leave room for these requests. It does
-// not wait.
-func (r *Redis) TakeOver() {
-	if r.fallback == nil {
-		return
-	}
-	p := &r.fallback.memory.progress
-	p.mu.Lock()
-	all := slices.Collect(maps.Keys(p.all))
-	p.mu.Unlock()
-	for _, k := range all {
-		k.holdIn(r)
-	}
-	go r.tabs.tick()
-}
-
-// holdIn has r hold what k's request holds, in place of another store that has taken it over to
-// the same place: that one may be closed before the request ends.
-func (k *kept) holdIn(r *Redis) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.settled || slices.ContainsFunc(k.others, func(other *kept) bool { return other.store == r }) {
-		return
-	}
-	if k.store != nil && k.store.place == r.place {
-		k.latest = k
-		return
-	}
-	other := &kept{store: r, bucket: k.bucket, query: r.query(Request{Buckets: []Bucket{k.bucket}}, whatRenew), host: k}
-	other.query.buckets[0].held, other.query.stage = &heldCost{charge: k.bucket.Cost, kept: other}, ended
-	same := slices.IndexFunc(k.others, func(other *kept) bool { return other.store.place == r.place })
-	if same >= 0 {
-		other.before = k.others[same]
-		k.others[same] = other
-	} else {
-		k.others = append(k.others, other)
-	}
-	k.latest = other
-	r.tabs.decidedHere(other)
-}
-
-// movedTo returns how many units of p's bucket that this process holds in a Memory the
-// servers hold too.
-func (n *tabs) movedTo(p *asked) int64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if t := n.all[p.key]; t != nil && !t.lost {
-		return t.moved
-	}
-	return 0
-}
+// settle lets go what k's request holds, and charges so many units.
+func (k *kept) settle(charge int64) { k.store.tabs.end(k, charge) }

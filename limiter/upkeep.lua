@@ -4,13 +4,9 @@
 fits, blocked, charge, receipt, resets = true, false, 0, 0, false
 --@ row.lua: asked
 --@ value.lua: read
---@ value.lua: join
-
-if what == SETTLE or what == RENEW then
+if tab and (what == SETTLE or what == RENEW) then -- before the join: what the node tells has that charge
   local there, gone = false, 0
-  if not tab then -- nothing was held
-    charge = cost
-  elseif what == SETTLE then
+  if what == SETTLE then
     there, gone, charge = holds.settle(record, tab)
     changed = changed or there
   elseif holds.isLate(record, tab) then
@@ -25,6 +21,17 @@ if what == SETTLE or what == RENEW then
   held = record and holds.held(record) or 0
   if charge > gone then -- a debt of size at most
     charge = min(charge, max(gone, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
+  end
+  if charge > 0 then
+    clear, rest = algorithm('add', clear, rest, charge, now, size, period, drip, phase, 0, 0, entries)
+    clear, charge, changed = min(clear, now + HORIZON), 0, true
+  end
+end
+--@ value.lua: join
+
+if what == SETTLE then
+  if not tab then -- nothing was held: a debt of size at most, too
+    charge = min(cost, max(0, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
   end
 
 elseif what == LEASE then
@@ -56,7 +63,7 @@ elseif what == REMOVE then -- if the stored level would add nothing to the repor
     end
   end
 
-else -- PEEK and RESET
+elseif what >= PEEK then
   changed = false
   resets = what == RESET and (value or entries)
 end
