@@ -856,8 +856,8 @@ func TestCountDeniedBesideCount(t *testing.T) {
 }
 
 // TestHeldUnitsFollowStore guards requests in progress while a reload moves the buckets to
-// another store: another instance that uses it leaves room for them at once, and has that room
-// when they end, but for what they are charged then.
+// another store: this instance leaves room for them wherever the buckets are, and gives it back.
+// The other instances learn once what they are charged in the end.
 func TestHeldUnitsFollowStore(t *testing.T) {
 	one, two := redistest.Start(t), redistest.Start(t)
 	for _, tc := range []struct{ name, from, to string }{
@@ -900,15 +900,7 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := status(other); got != http.StatusOK {
-				t.Fatalf("%d before, so the test proves nothing", got)
-			}
 			load(tc.to)
-			began := time.Now()
-			eventually(t, "the other instance denies", func() bool { return status(other) == http.StatusTooManyRequests })
-			if took := time.Since(began); took > 3*time.Second {
-				t.Errorf("it took %v", took)
-			}
 			if got := status(s.url("")); got != http.StatusTooManyRequests {
 				t.Errorf("this instance answers %d", got)
 			}
@@ -917,7 +909,12 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 				t.Errorf("in the process it answers %d", got)
 			}
 			load(tc.to)
-			eventually(t, "the other instance denies again", func() bool { return status(other) == http.StatusTooManyRequests })
+			if got := status(s.url("")); got != http.StatusTooManyRequests {
+				t.Errorf("back there it answers %d", got)
+			}
+			if got := status(other); got != http.StatusOK {
+				t.Errorf("the other instance answers %d", got)
+			}
 			close(release)
 			running.Wait()
 			eventually(t, "room", func() bool { return status(other) == http.StatusOK && status(s.url("")) == http.StatusOK })

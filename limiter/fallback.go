@@ -198,7 +198,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 // be in flight.
 func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 	now := f.memory.clock().Microseconds()
-	s, dirty := f.memory.dirty(&p.place, now)
+	s, dirty := f.memory.dirty(p, now)
 	fl := f.flights.of[p.hash]
 	if dirty == clean {
 		// The answer to a request that was admitted before a server restarted

@@ -104,13 +104,13 @@ func (m *Memory) raise(b *Bucket, s bucket.Ahead, as dirtiness) {
 	}
 }
 
-// dirty returns the level of a bucket at now, and its dirtiness, and notes in p what the Memory
+// dirty returns the level of p's bucket at now, and its dirtiness, and notes in p what the Memory
 // has decided alone up to now.
-func (m *Memory) dirty(p *place, now int64) (s bucket.Level, dirty dirtiness) {
-	m.lock(p)
-	defer p.table.mu.Unlock()
-	s, dirty = m.read(p)
-	if p.alone = p.mark().alone; s.Clear <= now {
+func (m *Memory) dirty(p *asked, now int64) (s bucket.Level, dirty dirtiness) {
+	m.lock(&p.place)
+	defer p.place.table.mu.Unlock()
+	s, dirty = m.read(&p.place)
+	if p.alone = p.place.mark().alone; s.Clear <= now {
 		return bucket.Level{Clear: now}, clean
 	}
 	return s, dirty
@@ -119,7 +119,7 @@ func (m *Memory) dirty(p *place, now int64) (s bucket.Level, dirty dirtiness) {
 // tableMark is what all buckets of a table have in common. The lock of the table guards it.
 type tableMark struct {
 	epoch uint64 // for which the dirtiness in the table holds, see Memory.epoch
-	alone uint64 // how often the Memory has decided on one of them alone, while servers led
+	alone uint32 // how often the Memory has decided on one of them alone, while servers led
 }
 
 // mark returns the mark of p's table.

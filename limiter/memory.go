@@ -399,7 +399,6 @@ type place struct {
 	inFlight  int64 // units that another store may still admit
 
 	dirty   dirtiness // whether another store may know less than this one
-	alone   uint64    // see tableMark
 	unsure  bool      // whether a denial makes the bucket dirty
 	found   bool      // whether it holds something
 	fits    bool

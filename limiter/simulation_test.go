@@ -483,7 +483,7 @@ func (h *history) waste(buckets []asked, outcomes []outcome, at int64) {
 func (h *history) levels(q *query) []bucket.Level {
 	var levels []bucket.Level
 	for i := range q.buckets {
-		s, _ := h.v.fallback.memory.dirty(&q.buckets[i].place, h.v.now)
+		s, _ := h.v.fallback.memory.dirty(&q.buckets[i], h.v.now)
 		levels = append(levels, bucket.Level(s.Ahead(h.v.now)))
 	}
 	return levels

@@ -1,0 +1,78 @@
+package limiter
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"time"
+)
+
+// close charges what requests still hold, as a server would in the end, so that others need
+// not wait for that: the process ends, and the requests with it. If another store goes on with
+// the Memory, they are only let go, and are charged there when they end. It waits until the
+// servers know all that, but no longer than a request would. What is owed then no longer
+// counts as in flight, but as charged: no answer is followed any more.
+func (n *tabs) close() {
+	until := time.Now().Add(n.store.timeout)
+	f := n.store.fallback
+	replaced := f.isReplaced()
+	n.mu.Lock()
+	all := slices.Collect(maps.Values(n.all))
+	n.mu.Unlock()
+	for _, t := range all {
+		n.letGo(t, replaced)
+		n.advance(t, true)
+	}
+	for _, t := range all {
+		for !n.settled(t) && time.Now().Before(until) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	for _, t := range all {
+		f.chargeOwed(t, math.MaxInt64)
+	}
+}
+
+// letGo has t hold nothing more that is held for certain, and charges it unless another store
+// goes on.
+func (n *tabs) letGo(t *tab, replaced bool) {
+	f := n.store.fallback
+	if f != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+	}
+	n.mu.Lock()
+	held := t.heldNow()
+	for _, k := range held {
+		delete(t.open, k)
+		if k.counted {
+			t.ended += k.cost()
+		}
+		k.inServer = false
+		if k.paid = !replaced; k.paid {
+			t.charged += k.cost()
+		}
+	}
+	t.running = 0
+	n.mu.Unlock()
+	for _, k := range held {
+		switch {
+		case f == nil:
+		case replaced:
+			f.loseUnknown(k)
+		default:
+			f.end(k.query)
+			f.owe(t, k.cost(), k.query.server)
+		}
+	}
+}
+
+// settled reports whether nothing is left of t to be settled.
+func (n *tabs) settled(t *tab) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return t.isIdle()
+}

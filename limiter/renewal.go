@@ -1,0 +1,302 @@
+package limiter
+
+import (
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
+)
+
+// What servers are told of tabs: settlements and renewals, which are sent until they are
+// answered.
+
+const (
+	// lapse is the time after which a server charges what a process holds that it has not
+	// heard of, see held.lua.
+	lapse = 15 * time.Second
+
+	// renewEvery is how often what is held is renewed.
+	renewEvery = 5 * time.Second
+
+	// tellEvery is how often what has not been answered is sent again.
+	tellEvery = 100 * time.Millisecond
+
+	// sendTogether is how many calls that are due are sent at once, with sendPause after them,
+	// or more if all would take longer than sendPortions such pauses. After a connection broke
+	// all tabs are due, and requests would wait for their server to be done with them.
+	sendTogether = 64
+	sendPause    = 10 * time.Millisecond
+	sendPortions = 200
+
+	// lookTogether is how many tabs are looked at while requests wait.
+	lookTogether = 64
+)
+
+// renewal is the renewal of a tab, which stands for the one before.
+type renewal struct {
+	units   int64
+	running []*kept // what is held for certain
+	before  tabName
+	charged int64         // in total, by requests of the tab before
+	owed    int64         // how much of that the server has not answered to
+	heard   time.Duration // of that tab
+	sent    bool          // whether it is in flight
+	tries   int           // how often it was sent
+	beside  bool          // whether more was held in the new tab before it was answered
+}
+
+// advance sends what is to be sent of t. Again says whether that goes for what was not
+// answered before.
+func (n *tabs) advance(t *tab, again bool) {
+	if t == nil {
+		return
+	}
+	n.mu.Lock()
+	q := t.next(again)
+	n.mu.Unlock()
+	n.submit(q)
+}
+
+// next returns the next call for t, or nil if there is nothing to tell. Again says whether
+// what was not answered is to be sent again.
+func (t *tab) next(again bool) *query {
+	if t.tabs.closed || t.isIdle() {
+		return nil
+	}
+	if t.renewal == nil && t.doubt {
+		t.renew()
+		again = true
+	}
+	if r := t.renewal; r != nil {
+		if r.sent || !again {
+			return nil
+		}
+		r.sent = true
+		r.tries++
+		q := t.call(whatRenew)
+		q.buckets[0].cost, q.buckets[0].held.before, q.buckets[0].held.beforeCharged = r.units, r.before, r.charged
+		return q
+	}
+	if t.receipt < 0 || t.queued || t.totals == t.said && (!again || t.settling > 0 || t.totals == t.known) {
+		return nil
+	}
+	t.queued = true
+	t.settling++
+	return t.call(whatSettle)
+}
+
+// call returns a call for t.
+func (t *tab) call(what byte) *query {
+	b := t.bucket
+	b.keptAs, b.Hold, b.Pool, b.Borrows, b.Watches, b.Cost = 0, false, false, false, 0, 0
+	q := t.tabs.store.query(Request{Buckets: []Bucket{b}}, what)
+	q.tab, q.number = t, t.number
+	q.buckets[0].held = new(heldCost)
+	q.Replies = q.replies()
+	return q
+}
+
+// submit sends q, which next has returned.
+func (n *tabs) submit(q *query) {
+	if q == nil {
+		return
+	}
+	sent := n.store.clock()
+	q.Done = func(err error) {
+		var outcomes []outcome
+		if err == nil {
+			outcomes, _, err = q.outcomes(nil)
+		}
+		if q.what == whatRenew {
+			n.wasRenewed(q, outcomes, sent, err)
+		} else {
+			n.wasSettled(q, outcomes, sent, err)
+		}
+	}
+	end := redisscript.Deadline{At: time.Now().Add(n.store.timeout)}
+	if err := n.store.client.Submit(end, &q.Call); err != nil {
+		q.Done(err)
+	}
+}
+
+// renew begins a renewal: the next tab has all that is held or may be.
+func (t *tab) renew() {
+	r := &renewal{before: tabName{t.number, t.receipt}, charged: t.charged, owed: t.charged - t.known.charged, heard: t.heard}
+	for k := range t.open {
+		if r.units += k.cost(); k.running {
+			r.running = append(r.running, k)
+			k.counted = true
+		}
+	}
+	t.begin()
+	t.receipt, t.doubt, t.renewal = 0, false, r
+}
+
+// wasSettled handles the outcome of a settlement. An answer that the server has raised the
+// totals goes for whichever tab it names.
+func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err error) {
+	t, held := q.tab, q.buckets[0].held
+	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
+	var forgotten []*kept
+	n.mu.Lock()
+	t.settling--
+	switch current := q.number == t.number; {
+	case err != nil && current:
+		t.queued = false
+		a.unknown = t.notTold(err)
+	case err != nil: // its renewal tells
+	case outcomes[0].receipt == 1 && current && held.receipt == t.receipt:
+		a.known, a.doubtless = max(held.charged-t.known.charged, 0), true
+		t.known = totals{max(t.known.ended, held.ended), max(t.known.charged, held.charged)}
+		t.heard = max(t.heard, sent)
+	case outcomes[0].receipt == 1 && t.renewal != nil && t.renewal.before == held.tabName:
+		r := t.renewal
+		left := min(r.charged-held.charged, r.owed)
+		a.known, r.owed = r.owed-left, left
+	case !current || held.receipt != t.receipt: // its renewal tells, or the server has opened the tab anew since, see admitted
+	case t.runs(): // lost by the server, or lapsed
+		forgotten, a.doubtful = t.lose(), true
+	default: // it was settled before, has lapsed or was lost
+		a.unknown, t.known = t.charged-t.known.charged, t.totals
+	}
+	n.mu.Unlock()
+	n.store.fallback.forgotten(forgotten)
+	n.store.fallback.settled(q, outcomes, a)
+	if err == nil {
+		n.advance(t, false)
+	}
+}
+
+// wasRenewed handles the outcome of a renewal.
+func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err error) {
+	t, held := q.tab, q.buckets[0].held
+	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
+	n.mu.Lock()
+	r := t.renewal
+	r.sent = false
+	t.asked = t.asked || !redisscript.NotRun(err)
+	if err != nil {
+		a.unknown = t.notTold(err)
+		n.mu.Unlock()
+		n.store.fallback.settled(q, nil, a)
+		return
+	}
+	if outcomes[0].receipt == 1 {
+		a.known = r.owed
+	} else {
+		a.unknown = r.owed
+		if r.before.receipt >= 0 && n.store.clock()-r.heard >= lapse {
+			for _, k := range r.running {
+				if k.running && !k.paid {
+					k.paid = true
+					a.lapsed = min(a.lapsed+k.cost(), MaxUnits)
+				}
+			}
+		}
+	}
+	a.known += held.charged - t.known.charged
+	t.known = held.totals
+	for _, k := range r.running {
+		k.inServer = true
+	}
+	var beside []*kept // what counts again that was admitted meanwhile
+	if t.lost && !t.doubt {
+		t.lost = false
+		beside = t.heldNow()
+	}
+	t.doubt = t.doubt || r.tries > 1 && r.beside || outcomes[0].receipt < 0
+	a.doubtless = !t.doubt
+	t.renewal, t.heard, t.renewed = nil, sent, sent
+	n.mu.Unlock()
+	n.store.fallback.settled(q, outcomes, a)
+	n.store.fallback.renewed(r.running, q.server)
+	n.store.fallback.forgotten(beside)
+	n.advance(t, true)
+}
+
+// accounts is what follows from the outcome of a settlement or a renewal: of what is owed, how
+// much the server has charged, and how much it has not been told and will not be, or may have
+// charged with a tab that is gone; and how much more it has charged, since it had lapsed.
+type accounts struct {
+	known, unknown, lapsed int64
+
+	doubtless bool // whether the server has what is still owed as it is told
+	doubtful  bool // whether it may have charged any of it, unless that is still known
+}
+
+// notTold handles that a call failed. If its server is down, it returns all that is owed, to
+// be charged here: while it is awaited, nothing of that would drip. The server is told of it
+// with the next request for the bucket, as a part of the level here. It may have been told of
+// some before, and has charged that or will not: the next tab begins with nothing owed.
+func (t *tab) notTold(err error) (here int64) {
+	if !redisscript.NotRun(err) || redisscript.Elsewhere(err) || t.tabs.store.fallback == nil ||
+		t.settling > 0 || t.renewal != nil && t.renewal.sent {
+		return 0
+	}
+	last := t.renewal
+	if here = t.charged - t.known.charged; last != nil {
+		here += last.owed
+	}
+	if here == 0 {
+		return 0
+	}
+	t.charged, t.known.charged = 0, 0
+	t.renew()
+	if last != nil && last.before.receipt < 0 {
+		t.renewal.before.receipt = -1 // no server has held for these requests
+	}
+	return here
+}
+
+// run renews what is due, and sends again what was not answered, until nothing is held.
+func (n *tabs) run() {
+	for {
+		time.Sleep(tellEvery)
+		n.mu.Lock()
+		if len(n.all) == 0 || n.closed {
+			n.running = false
+			n.mu.Unlock()
+			return
+		}
+		n.mu.Unlock()
+		n.tick()
+	}
+}
+
+// tick renews what is due, and sends again what was not answered. It sends a few calls at a
+// time, and lets go the lock again and again, so that requests do not wait for all of them.
+func (n *tabs) tick() {
+	n.mu.Lock()
+	looked, sent, together := 0, 0, max(sendTogether, len(n.all)/sendPortions)
+	now := n.store.clock()
+	for key, t := range n.all {
+		if looked++; looked%lookTogether == 0 {
+			n.mu.Unlock()
+			n.mu.Lock()
+		}
+		if n.all[key] != t { // it ended meanwhile
+			continue
+		}
+		if t.isIdle() {
+			delete(n.all, key)
+			continue
+		}
+		if t.renewal == nil && now-t.renewed >= renewEvery && t.runs() {
+			t.doubt = true
+		}
+		q := t.next(true)
+		if q == nil {
+			continue
+		}
+		n.mu.Unlock()
+		n.submit(q)
+		if sent++; sent%together == 0 {
+			time.Sleep(sendPause)
+			now = n.store.clock()
+		}
+		n.mu.Lock()
+		if n.closed {
+			break
+		}
+	}
+	n.mu.Unlock()
+}
