@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// close charges what requests still hold, as a server would in the end, so that others need
-// not wait for that: the process ends, and the requests with it. If another store goes on with
-// the Memory, they are only let go, and are charged there when they end. It waits until the
-// servers know all that, but no longer than a request would. What is owed then no longer
+// close has the servers charge what requests still hold, as they would in the end, so that
+// others need not wait for that: the process ends, and the requests with it. If another store
+// goes on with the Memory, they only let it go. Requests that end later are charged here. It
+// waits until the servers know all that, but no longer than a request would. What is owed then no longer
 // counts as in flight, but as charged: no answer is followed any more.
 func (n *tabs) close() {
 	until := time.Now().Add(n.store.timeout)
@@ -36,8 +36,8 @@ func (n *tabs) close() {
 	}
 }
 
-// letGo has t hold nothing more that is held for certain, and charges it unless another store
-// goes on.
+// letGo has t hold nothing more that is held for certain, and has the server charge it unless
+// another store goes on.
 func (n *tabs) letGo(t *tab, replaced bool) {
 	f := n.store.fallback
 	if f != nil {
@@ -52,20 +52,16 @@ func (n *tabs) letGo(t *tab, replaced bool) {
 			t.ended += k.cost()
 		}
 		k.inServer = false
-		if k.paid = !replaced; k.paid {
+		if !replaced {
 			t.charged += k.cost()
+			t.paid = true
 		}
 	}
 	t.running = 0
 	n.mu.Unlock()
 	for _, k := range held {
-		switch {
-		case f == nil:
-		case replaced:
+		if f != nil {
 			f.loseUnknown(k)
-		default:
-			f.end(k.query)
-			f.owe(t, k.cost(), k.query.server)
 		}
 	}
 }

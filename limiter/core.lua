@@ -158,8 +158,16 @@ for r = 1, #runs do
         --@ value.lua: write
       end
 
-      local taken = blocked and held + (reports == 1 and (tab and toldStart < 2 and holds.missing(record, tab, inFlight) or inFlight) or 0) or 0
-      if taken > 0 then -- tell the level as if they were charged
+      local taken = 0 -- by units because of which there is no room: they are told as if they were charged
+      if blocked then
+        taken = held
+        if reports == 1 and tab and toldStart < 2 then -- those in flight, but for what this node's tab has of them
+          taken = taken + holds.missing(record, tab, inFlight)
+        elseif reports == 1 then
+          taken = taken + inFlight
+        end
+      end
+      if taken > 0 then
         clear, rest = algorithm('add', clear, rest, taken, now, size, period, drip, phase)
         clear = min(clear, now + HORIZON)
       end

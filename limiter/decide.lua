@@ -26,8 +26,11 @@ for i = 1, buckets do
     blocked = not fits
   end
   if fits and need > 0 and near then
+    -- Nor may the level that the node knows lack room, beside what it has in flight and no tab
+    -- holds, and what all tabs hold: 'beside' subtracts the former, and the latter is needed too.
     local beside = tab and holds.missing(record, tab, inFlight) or inFlight
-    fits = algorithm('beside', near, toldRest, beside, now, size, period, drip, phase, 0, 0, entries) >= need + held
+    local left = algorithm('beside', near, toldRest, beside, now, size, period, drip, phase, 0, 0, entries)
+    fits = left >= need + held
     blocked = not fits
   end
 
@@ -38,8 +41,8 @@ for i = 1, buckets do
     borrowed, short = short, false
   else
     admitted = admitted and (fits or dry)
-    if role > PLAIN and not fits then
-      for j = several and i - role or i, i - 1 do
+    if role > PLAIN and not fits and several then -- those that it watches; alone in its slot, it has none here
+      for j = i - role, i - 1 do
         rows[j].fits = false
       end
     end
@@ -54,9 +57,11 @@ if late then -- nothing is done for the group
 elseif role == POOL then
   charge = fits and admitted and borrowed and cost or 0
 elseif role > PLAIN and role ~= BORROWS then
-  for j = several and i - role or i, i - 1 do
-    if fits and not rows[j].fits and not rows[j].blocked then
-      charge = cost
+  if several then
+    for j = i - role, i - 1 do
+      if fits and not rows[j].fits and not rows[j].blocked then
+        charge = cost
+      end
     end
   end
 elseif fits then

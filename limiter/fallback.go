@@ -316,7 +316,7 @@ func (f *fallback) settled(q *query, outcomes []outcome, a accounts) {
 		p.held.charge = a.lapsed
 		f.chargeHere(p)
 	}
-	if outcomes == nil || !f.leads() { // the level of another place is told to nobody
+	if outcomes == nil || !f.leads() || q.tab.paid { // the level is that of another place, or has what is charged here later
 		f.end(q)
 		f.chargeOwing(owed, known)
 	} else {

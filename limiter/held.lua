@@ -29,6 +29,11 @@
 local LAPSE, FIELDS = 15000000, 7
 local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 
+-- What is asked of a tab is a list, as it is read from the call, see core.lua. The first two name
+-- the tab; the next three are what SETTLE and RENEW tell of it; the last three are of the tab
+-- before, which RENEW replaces.
+local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4, 5, 6, 7, 8
+
 -- parse returns the record in a text from an offset on, or nothing if it is none.
 local function parse(text, offset)
   local record, total = {}, 0
@@ -103,7 +108,7 @@ end
 -- isLate reports whether a call that names a tab is late.
 local function isLate(record, asked)
   for _, tab in ipairs(record or {}) do
-    if tab[PROCESS] == asked[1] and tab[NUMBER] > asked[2] then
+    if tab[PROCESS] == asked[PROCESS] and tab[NUMBER] > asked[NUMBER] then
       return true
     end
   end
@@ -113,9 +118,9 @@ end
 -- open returns the named tab of a record, which is made if it is not there, and the record.
 local function open(record, asked, receipt)
   record = record or {}
-  local tab = find(record, asked[1], asked[2])
+  local tab = find(record, asked[PROCESS], asked[NUMBER])
   if not tab then
-    tab = {asked[1], asked[2], receipt, now, 0, 0, 0}
+    tab = {asked[PROCESS], asked[NUMBER], receipt, now, 0, 0, 0}
     record[#record + 1] = tab
   end
   tab[SEEN] = now
@@ -140,12 +145,12 @@ end
 -- how many units that lets go and charges. asked has its process, its number, the receipt and
 -- the totals.
 local function settle(record, asked)
-  local tab, i = find(record, asked[1], asked[2])
-  if not tab or tab[RECEIPT] ~= asked[3] then
+  local tab, i = find(record, asked[PROCESS], asked[NUMBER])
+  if not tab or tab[RECEIPT] ~= asked[RECEIPT] then
     return false, 0, 0
   end
   tab[SEEN] = now
-  local gone, charge = total(tab, asked[4], asked[5])
+  local gone, charge = total(tab, asked[ENDED_NOW], asked[CHARGED_NOW])
   if tab[HELD] == 0 and tab[RECEIPT] ~= 0 then
     table.remove(record, i)
   end
@@ -160,26 +165,26 @@ local function renew(record, asked, units)
   local tab, all = open(record, asked, now)
   local known, gone, charge = true, 0, 0
   if tab[RECEIPT] ~= 0 then
-    local old = find(all, asked[1], asked[6])
-    known = old ~= nil and old[RECEIPT] == asked[7]
+    local old = find(all, asked[PROCESS], asked[NUMBER_BEFORE])
+    known = old ~= nil and old[RECEIPT] == asked[RECEIPT_BEFORE]
     if known then
-      gone, charge = old[HELD], max(asked[8] - old[CHARGED], 0)
+      gone, charge = old[HELD], max(asked[CHARGED_BEFORE] - old[CHARGED], 0)
     end
     for i = #all, 1, -1 do
-      if all[i][PROCESS] == asked[1] and all[i][NUMBER] < asked[2] then
+      if all[i][PROCESS] == asked[PROCESS] and all[i][NUMBER] < asked[NUMBER] then
         table.remove(all, i)
       end
     end
     tab[RECEIPT], tab[HELD] = 0, tab[HELD] + units
   end
-  local gone2, charge2 = total(tab, asked[4], asked[5])
+  local gone2, charge2 = total(tab, asked[ENDED_NOW], asked[CHARGED_NOW])
   return all, known, gone + gone2, charge + charge2
 end
 
 -- missing returns how many of the units that a node has in flight are in no tab of its process.
 local function missing(record, asked, inFlight)
   for _, tab in ipairs(record or {}) do
-    inFlight = inFlight - (tab[PROCESS] == asked[1] and tab[HELD] or 0)
+    inFlight = inFlight - (tab[PROCESS] == asked[PROCESS] and tab[HELD] or 0)
   end
   return max(inFlight, 0)
 end

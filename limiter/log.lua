@@ -212,6 +212,22 @@ end
 -- entry, as late as they can have been: when the window ended by the node's reckoning,
 -- or now. That may be in the server's next window; then they count in both, and the log
 -- knows how many, since the node may later tell of others in the next one.
+--
+-- For example, with windows of 10 s, the log has 3 units in the window that ends at 20 s and 2 in
+-- the one before; its summary is clear = 30 (that end and a window more), rest = 2 * COUNT + 3. A
+-- node tells theirs = 30 and counts = 2 * COUNT + 5 at 14 s: it knows of 5 in this window. Then
+-- told, own and latest are 30, as all speak of the same window; shown and mine are 3, as nothing
+-- counts in both; and the 2 that the log lacks become an entry of 14 s. If theirs is
+-- 29, since the call took a second less than the last one, told is 30 too: of the server's
+-- windows, the one that ends next to the node's. If the node then tells 6, the log lacks one.
+--
+--   told, own, latest  the ends of windows, each and a window more: the node's, by the server's
+--                      clock; that of the summary; and of the window that is now
+--   last, before       what the node counts in its window, and in the one before
+--   shown, shown2      what the summary counts in these
+--   mine, mine2        the same, but for units that an earlier join has put into both: the node
+--                      may mean others
+--   both, bothIn       how many those are, and until when the later of their windows counts
 local function join(log, clear, rest, theirs, counts, period, phase)
   if counts == 0 then
     return clear, rest
@@ -263,7 +279,10 @@ local function join(log, clear, rest, theirs, counts, period, phase)
 end
 
 -- count adds a denied request. Its units take the place of the oldest in a log that is
--- full: it never holds less than before, nor more.
+-- full: it never holds less than before, nor more. Sums of units are kept modulo COUNT, so what
+-- lies between two of them is their difference modulo COUNT, and log.base is the sum right
+-- before the first unit that counts. If that is in the middle of an entry, of which the older
+-- units have left, base is in its middle too.
 local function count(log, cost, size)
   cost, size = min(cost, size), max(size, log.total)
   append(log, now, min(cost, FULL))

@@ -41,6 +41,7 @@ type tab struct {
 	doubt    bool     // whether it is to be renewed
 	lost     bool     // since the server may not have what it held
 	renewal  *renewal // until it is answered
+	paid     bool     // whether the server was told to charge what requests in progress hold, see close
 	owed     *query   // in flight for what is charged and not answered, see fallback.owe; its lock guards this
 
 	heard   time.Duration // when the last call was sent that the server has answered
@@ -69,7 +70,7 @@ type kept struct {
 	counted  bool // whether the tab has it, or its renewal
 	inServer bool // whether a server knows of it, unless its tab is in doubt
 	over     bool // whether it was given up
-	paid     bool // whether it has lapsed, or its store was closed, so that it was charged
+	paid     bool // whether it has lapsed, so that it was charged
 }
 
 // cost returns how many units it holds.
