@@ -62,7 +62,7 @@ type asked struct {
 	// How dirty the bucket is once the server has answered, because of what was
 	// decided here while the query was in flight, or others that still are.
 	crossed dirtiness
-	alone   uint32 // of the table when it was sent, see tableMark
+	alone   uint16 // of the table when it was sent, see tableMark
 
 	// For the fallback.
 	place          // its location in the memory
