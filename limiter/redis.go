@@ -108,7 +108,9 @@ func (r *Redis) Connect(ctx context.Context) {
 func (r *Redis) Flush() { r.reports.flush() }
 
 // Close closes all connections. Later requests are decided as if the servers did
-// not answer.
+// not answer. What requests in progress hold is charged by the servers, as if the process
+// had crashed, unless another Redis has been made with the same Fallback since: then it is
+// let go, and counts in this process until they end.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.awaitCharges()

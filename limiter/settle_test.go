@@ -259,7 +259,7 @@ func withStuckClient(m *Memory) (*Redis, *stuckClient) {
 // answerWith answers q, about b, by a level of so many units.
 func answerWith(t *testing.T, r *Redis, q *query, b Bucket, units int64) {
 	t.Helper()
-	l := bucket.Limit(b.Limit.of().Complete())
+	l := b.Limit.of().Complete()
 	s := l.Add(bucket.Level{}, units, bucket.Moment{})
 	q.Reply = []int64{s.Clear, s.Rest}
 	outcomes, _, err := q.outcomes(nil)
