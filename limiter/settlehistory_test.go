@@ -207,7 +207,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 				old.run(len(old.line), true)
 			}
 			what := rapid.SampledFrom([]string{
-				"begin", "begin", "begin", "end", "end", "end", "take", "look", "serve", "serve", "pass", "pass", "late", "in time", "cut", "down", "up", "scripts", "data", "sleep", "move", "close",
+				"begin", "begin", "begin", "end", "end", "end", "take", "look", "serve", "serve", "pass", "pass", "late", "in time", "cut", "error", "down", "up", "scripts", "data", "sleep", "move", "close",
 			}).Draw(t, "what")
 			switch what {
 			case "begin", "take", "look":
@@ -244,6 +244,8 @@ func TestSettledOnceInHistories(t *testing.T) {
 				w.late = what == "late"
 			case "cut":
 				w.cut(rapid.IntRange(0, len(w.line)).Draw(t, "run"))
+			case "error": // of a call that the server has run, at least in part
+				w.run(1, false)
 			case "down":
 				w.cut(rapid.IntRange(0, len(w.line)).Draw(t, "run"))
 				w.down = true
