@@ -49,11 +49,11 @@ func (n *tabs) letGo(t *tab, replaced bool) {
 	for _, k := range held {
 		delete(t.open, k)
 		if k.counted {
-			t.ended += k.cost()
+			t.add(k.cost(), 0)
 		}
 		k.inServer = false
 		if !replaced {
-			t.charged += k.cost()
+			t.add(0, k.cost())
 			t.paid = true
 		}
 	}

@@ -12,8 +12,14 @@ import (
 // outcome is known. Its zero value is ready for use in one [Request].
 type Held struct {
 	mu     sync.Mutex
-	settle []func(charge int64) // by the index of the bucket; nil if it holds nothing
-	kept   []*kept              // what Redis stores hold for it
+	settle []settling // by the index of the bucket
+	kept   []*kept    // what Redis stores hold for it
+}
+
+// settling is how to settle what one bucket holds, and the most that this may charge.
+type settling struct {
+	by   func(charge int64) // nil if it holds nothing
+	most int64
 }
 
 // Settle ends that the bucket with the given index in the Request holds units, and
@@ -30,25 +36,27 @@ type Held struct {
 // Each bucket has to be settled at some time, whatever becomes of the request.
 func (h *Held) Settle(bucket int, charge int64) {
 	h.mu.Lock()
-	var settle func(int64)
+	var settle settling
 	if bucket < len(h.settle) {
-		settle, h.settle[bucket] = h.settle[bucket], nil
+		settle, h.settle[bucket] = h.settle[bucket], settling{}
 	}
 	h.mu.Unlock()
-	if settle != nil {
-		settle(max(charge, 0))
+	if settle.by != nil {
+		settle.by(min(max(charge, 0), settle.most))
 	}
 }
 
-// hold records how to settle what the bucket with the given index holds. of is the
-// number of buckets.
-func (h *Held) hold(bucket, of int, settle func(charge int64)) {
+// hold records how to settle what the i-th of some buckets holds. More than its cost, or twice
+// its size, it can't be charged: with that an empty bucket has a debt of its size. What is larger
+// would only make sums of charges too large to be told.
+func (h *Held) hold(i int, buckets []Bucket, settle func(charge int64)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.settle == nil {
-		h.settle = make([]func(int64), of)
+		h.settle = make([]settling, len(buckets))
 	}
-	h.settle[bucket] = settle
+	b := &buckets[i]
+	h.settle[i] = settling{settle, max(b.Cost, 2*b.Limit.Size)}
 }
 
 // charger is a store that charges n units of b, whether there is room for them or not.
@@ -64,7 +72,7 @@ func (req *Request) keepLater(decisions []Decision, in charger) {
 		if d := &decisions[i]; req.Buckets[i].later && !d.Denied && d.Borrowed == d.Pool {
 			b := req.Buckets[i]
 			b.Watches, b.Borrows, b.Pool = 0, false, false
-			req.Held.hold(i, len(req.Buckets), func(n int64) {
+			req.Held.hold(i, req.Buckets, func(n int64) {
 				if n > 0 {
 					in.chargeLater(b, min(n, MaxUnits))
 				}
@@ -135,7 +143,7 @@ func (m *Memory) heldElsewhere(places []place, buckets []Bucket, dst []int64) []
 func (m *Memory) hold(req Request, i int, p *place) {
 	b := req.Buckets[i]
 	m.holding.add(p.hash, b.Cost)
-	req.Held.hold(i, len(req.Buckets), func(charge int64) { m.chargeBeside(b, charge) })
+	req.Held.hold(i, req.Buckets, func(charge int64) { m.chargeBeside(b, charge) })
 }
 
 // chargeLater implements charger.

@@ -36,10 +36,10 @@ local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4,
 
 -- parse returns the record in a text from an offset on, or nothing if it is none.
 local function parse(text, offset)
-  local record, total = {}, 0
+  local record = {}
   for i = 1, (#text + 1 - offset) / 8 / FIELDS do
     local tab = {read('>ddddddd', text, offset)}
-    offset, total = tab[FIELDS + 1], total + tab[HELD]
+    offset = tab[FIELDS + 1]
     for field = 1, FIELDS do
       local n = tab[field]
       if not (n >= 0 and n < 2 ^ 53 and n % 1 == 0) then
@@ -48,7 +48,7 @@ local function parse(text, offset)
     end
     record[i] = tab
   end
-  return total <= HORIZON and record or nil
+  return record
 end
 
 -- text returns a record as it is stored.
@@ -84,7 +84,7 @@ local function present(record, algorithm, clear, rest, size, period, drip, phase
       if tab[SEEN] + LAPSE <= now and (not first or tab[SEEN] < record[first][SEEN]) then
         first = i
       end
-      held = held + tab[HELD]
+      held = min(held + tab[HELD], HORIZON)
     end
     if first then -- the oldest first
       local tab = table.remove(record, first)
@@ -130,7 +130,7 @@ end
 -- hold adds units to a tab, and returns the record and the tab's receipt.
 local function hold(record, asked, units)
   local tab, all = open(record, asked, now)
-  tab[HELD] = tab[HELD] + units
+  tab[HELD] = min(tab[HELD] + units, HORIZON)
   return all, tab[RECEIPT]
 end
 
@@ -175,7 +175,7 @@ local function renew(record, asked, units)
         table.remove(all, i)
       end
     end
-    tab[RECEIPT], tab[HELD] = 0, tab[HELD] + units
+    tab[RECEIPT], tab[HELD] = 0, min(tab[HELD] + units, HORIZON)
   end
   local gone2, charge2 = total(tab, asked[ENDED_NOW], asked[CHARGED_NOW])
   return all, known, gone + gone2, charge + charge2
@@ -193,7 +193,7 @@ end
 local function held(record)
   local n = 0
   for _, tab in ipairs(record) do
-    n = n + tab[HELD]
+    n = min(n + tab[HELD], HORIZON)
   end
   return n
 end

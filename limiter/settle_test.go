@@ -3,6 +3,8 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"math"
+	"strconv"
 	"testing"
 	"time"
 
@@ -393,5 +395,33 @@ func TestClockGoesOnAsleep(t *testing.T) {
 		} else {
 			last = got
 		}
+	}
+}
+
+// TestHugeCharges guards that the sum of charges that are far above the size of a bucket
+// leaves a bucket that is full, with a debt of its size, and not one that the script can't read.
+func TestHugeCharges(t *testing.T) {
+	for _, size := range []int64{100, MaxUnits / 2} {
+		t.Run(strconv.FormatInt(size, 10), func(t *testing.T) {
+			r := newTestRedis(t, redistest.Start(t), func(opt *RedisOptions) { opt.Fallback = NewMemory() })
+			b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Second, DripSize: max(size/3600, 1)}, Cost: 1}
+			var running []inProgress
+			for range 40 {
+				running = append(running, beginThere(t, r, b))
+			}
+			for _, h := range running[1:] {
+				h.held.Settle(0, math.MaxInt64)
+			}
+			redistest.WaitFor(t, 5*time.Second, func() error {
+				if l, err := r.Peek(t.Context(), b); err != nil || l.Units < size {
+					return fmt.Errorf("%d of %d units, error %v", l.Units, size, err)
+				}
+				return nil
+			})
+			if d, _ := begin(t, r, b); !d.Denied {
+				t.Errorf("admitted: %+v", d)
+			}
+			running[0].held.Settle(0, 0)
+		})
 	}
 }

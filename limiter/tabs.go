@@ -51,6 +51,12 @@ type tab struct {
 // totals are how many units the requests of a tab have let go and been charged.
 type totals struct{ ended, charged int64 }
 
+// add adds to t, up to what the script can count: then the bucket has long been full.
+func (t *totals) add(ended, charged int64) {
+	const most = 1<<53 - 1
+	t.ended, t.charged = min(t.ended+ended, most), min(t.charged+charged, most)
+}
+
 // tabName names a tab of a process.
 type tabName struct{ number, receipt int64 }
 
@@ -290,7 +296,7 @@ func (n *tabs) forget(k *kept) {
 	t := k.tab
 	delete(t.open, k)
 	if k.number != t.number {
-		t.ended += k.cost()
+		t.add(k.cost(), 0)
 	}
 }
 
@@ -347,11 +353,11 @@ func (n *tabs) ended(k *kept, charge int64) *tab {
 		t.running--
 		delete(t.open, k)
 		if k.counted {
-			t.ended += k.cost()
+			t.add(k.cost(), 0)
 		}
 	}
 	if !here {
-		t.charged += charge
+		t.add(0, charge)
 	}
 	n.mu.Unlock()
 	switch {
@@ -384,7 +390,7 @@ func (r *Redis) hand(req Request, outcomes []outcome) {
 		if outcomes[i].by == DecidedByFallback {
 			r.tabs.advance(k.tab, false)
 		}
-		req.Held.hold(i, len(req.Buckets), k.settle)
+		req.Held.hold(i, req.Buckets, k.settle)
 	}
 }
 
