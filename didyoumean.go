@@ -227,7 +227,7 @@ func matcherOption(words []string) string {
 	if len(words) == 0 {
 		return ""
 	}
-	words = splitWords(words)
+	words = append(splitWords(words[:1]), words[1:]...)     // but query a=b is a matcher
 	if strings.HasPrefix(words[0], "@") && len(words) > 1 { // the definition of a named matcher
 		words = words[1:]
 	}

@@ -19,11 +19,11 @@ type line struct{ level, msg string }
 // lines are the lines that requests cause, by the function that logs them. Functions with
 // none run when a config is loaded, or beside requests.
 var lines = map[string][]line{
-	"App.Provision":        nil,
-	"App.logStoreChange":   nil,
-	"Handler.setZones":     nil,
-	"Handler.warnReplaced": nil,
-	"App.warnUnintended":   nil,
+	"App.Provision":      nil,
+	"App.logStoreChange": nil,
+	"Handler.setZones":   nil,
+	"Handler.warnZones":  nil,
+	"App.warnUnintended": nil,
 	"Reporter.noKey": {
 		{"warn", "a request has no value for the key of this limit, using the client's address"},
 		{"warn", "a request has neither a value for the key of this limit nor a client address, " +
@@ -42,7 +42,7 @@ var lines = map[string][]line{
 	"Handler.refuse":          {{"debug", "request rejected"}},
 	"Handler.logExceeded":     {{"info", "rate limit exceeded"}},
 
-	"Process.Redis":       nil,
+	"logRedis":            nil,
 	"clientLogger.Printf": nil,
 	"emitter.warn":        nil, // by a request that bans, see TestBlockedEventHandler
 	"emitter.emit":        nil,

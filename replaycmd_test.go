@@ -51,7 +51,7 @@ api         0         1  192.0.2.1
 		t.Errorf("got  %s\nwant %s", text, want)
 	}
 
-	const hostile, escaped = "/%C2%9B2J%E2%80%AE%00", `"/\u009b2J\u202e\u0000"`
+	const hostile, escaped = "/%C2%9B2J%E2%80%AE%00", `"/\u009b2j\u202e\u0000"`
 	byPath := configFile(t, strings.Replace(replaySite, "size 3", "key {path}\nsize 3", 1))
 	shown := runCommand(t, "replay", "--config", byPath, "--json", "--show-keys", logFile(t, logLine(0, "192.0.2.1", hostile)))
 	if strings.ContainsAny(shown.out, "\u009b\u202e") || !strings.Contains(shown.out, escaped) || shown.status != 0 {
