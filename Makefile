@@ -73,7 +73,7 @@ HISTORIES = 20000
 traces: programs
 	go test -count=1 -run '^Test(Redis(Buckets|Windows|SlidingWindows|WarmUp|Logs)|StoresAgree(OnLogs)?)$$' \
 		./limiter -args -traces $(TRACES)
-	go test -count=1 -run '^TestHeldUnitsOfManyNodes$$' ./limiter -args -traces $(HISTORIES)
+	go test -count=1 -run '^Test(HeldUnitsOfManyNodes|SettledOnceInHistories)$$' ./limiter -args -traces $(HISTORIES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a
 # real Prometheus, reports in a real browser, what documents say of nginx with one,
