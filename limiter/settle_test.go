@@ -263,7 +263,8 @@ func answerWith(t *testing.T, r *Redis, q *query, b Bucket, units int64) {
 	t.Helper()
 	l := b.Limit.of().Complete()
 	s := l.Add(bucket.Level{}, units, bucket.Moment{})
-	q.Reply = []int64{s.Clear, s.Rest}
+	q.Reply = make([]int64, q.replies()) // nothing is held
+	q.Reply[0], q.Reply[1] = s.Clear, s.Rest
 	outcomes, _, err := q.outcomes(nil)
 	if err != nil {
 		t.Fatal(err)
