@@ -321,9 +321,6 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 		t.Fatalf("Len() = %d after %d keys", got, keys+stay)
 	}
 	full := heapInUse(t)
-	if full-empty < keys*24 {
-		t.Fatalf("heap grew by %d B with %d keys: not measured", full-empty, keys)
-	}
 
 	now += time.Minute
 	for i := range 1100 {
@@ -333,7 +330,8 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 	if got := m.Len(); got < stay || got > stay+others {
 		t.Errorf("Len() = %d eleven seconds after %d of %d buckets drained", got, keys, keys+stay)
 	}
-	if after := heapInUse(t); after-empty > (full-empty)/10 {
+	// What earlier tests left may still go meanwhile, so what is freed is what counts.
+	if after := heapInUse(t); full-after < keys*24 || after-empty > (full-after)/10 {
 		t.Errorf("heap: %d B before, %d B with the keys, %d B after they drained", empty, full, after)
 	}
 	for key := range stay {
@@ -849,7 +847,8 @@ func TestSweepWithoutRequests(t *testing.T) {
 	if got := m.Len(); got != stay {
 		t.Errorf("Len() = %d eleven seconds after %d of %d buckets drained", got, keys, keys+stay)
 	}
-	if after := heapInUse(t); after-empty > (full-empty)/10 {
+	// What earlier tests left may still go meanwhile, so what is freed is what counts.
+	if after := heapInUse(t); full-after < keys*24 || after-empty > (full-after)/10 {
 		t.Errorf("heap: %d B before, %d B with the keys, %d B after they drained", empty, full, after)
 	}
 	runtime.KeepAlive(m)
