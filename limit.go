@@ -135,7 +135,8 @@ type Limit struct {
 	// The number of units that a request adds, or `body`: one for each byte of the
 	// request's body as its `Content-Length` says, at least 1. A request with a body of
 	// unknown length gets a 411 then. A request that costs 0 is charged nothing and always
-	// passes, unless its key is banned: it tells what is left. Default: 1.
+	// passes, unless its key is banned: it tells what is left. So use no placeholder that
+	// clients choose. Default: 1.
 	Cost Number `json:"cost,omitempty"`
 
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,

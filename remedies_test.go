@@ -92,6 +92,9 @@ func TestRemedies(t *testing.T) {
 			{site: "vars n {query.n}\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}" + end},
 			{site: "route {\nvars n 2\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}\n}" + end},
 		}, times(3, "/?n=9"), [2]string{"200 200 200", "200 200 429"}},
+		{"chosen cost", advice.NumberChosen, "map", [2]config{
+			{site: limit("cost {query.n}") + end}, {site: "map {path} {n} {\n/free 0\ndefault 1\n}\n" + limit("cost {n}") + end},
+		}, append(times(3, "/?n=0"), "/free"), [2]string{"200 200 200 400", "200 200 429 200"}},
 
 		{"behind what answers", advice.Unreachable, "rate_limit", [2]config{
 			{site: "route {\nrespond ok\n" + limit("") + "}"}, {site: "route {\n" + limit("") + "respond ok\n}"},

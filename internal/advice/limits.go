@@ -97,18 +97,26 @@ func onLimit(l *rule.Limit, around *routes.Around) (found []Advice) {
 // number is a number of a bucket that may depend on the request.
 type number struct {
 	option, template string
-	identity         bool // whether each of its values has buckets of its own
-	limits           bool // whether it says how much is admitted
+	effect           chosenEffect
 }
+
+// chosenEffect is what clients gain who choose a number.
+type chosenEffect string
+
+const (
+	choosesLimit   chosenEffect = "so they choose their own limit"
+	choosesBucket  chosenEffect = "each of its values has its own buckets, so they can get a fresh one for each request"
+	choosesNothing chosenEffect = "with 0, all of their requests pass"
+)
 
 // numbersOf returns the numbers of a bucket.
 func numbersOf(b *rule.Bucket) []number {
 	return []number{
-		{b.Rate.Option, b.Rate.Template, true, true},
-		{b.Drip.Option, b.Drip.Template, true, true},
-		{b.Size.Option, b.Size.Template, false, true},
-		{"factor", b.Factor.Template, false, true},
-		{"cost", b.Cost.Template, false, false},
+		{b.Rate.Option, b.Rate.Template, choosesBucket},
+		{b.Drip.Option, b.Drip.Template, choosesBucket},
+		{b.Size.Option, b.Size.Template, choosesLimit},
+		{"factor", b.Factor.Template, choosesLimit},
+		{"cost", b.Cost.Template, choosesNothing},
 	}
 }
 
@@ -120,14 +128,10 @@ func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
 				found = append(found, a)
 			}
 		}
-		if name := controlled(n.template, around); name != "" && n.limits {
-			effect := "so they choose their own limit"
-			if n.identity {
-				effect = "each of its values has its own buckets, so they can get a fresh one for each request"
-			}
+		if name := controlled(n.template, around); name != "" {
 			found = append(found, Advice{
-				Kind: NumberChosen, OnCheck: !n.identity,
-				Problem: fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", n.option, name, effect),
+				Kind: NumberChosen, OnCheck: n.effect != choosesBucket,
+				Problem: fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", n.option, name, n.effect),
 				Remedy:  "Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.",
 			})
 		}
@@ -137,7 +141,7 @@ func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
 
 // NumbersChosen reports whether clients can choose any number of a bucket.
 func NumbersChosen(b *rule.Bucket, around *routes.Around) bool {
-	return slices.ContainsFunc(numbersOf(b), func(n number) bool { return n.limits && controlled(n.template, around) != "" })
+	return slices.ContainsFunc(numbersOf(b), func(n number) bool { return controlled(n.template, around) != "" })
 }
 
 // onUnauthorized returns advice on a limit that counts failed logins where it sees none.
