@@ -175,23 +175,30 @@ func pathSegment(path string, n int) string {
 }
 
 // canonicalCredentials returns the value of Authorization with its scheme in lower case,
-// and one space behind it (RFC 9110, section 11). A value without a scheme stays as it is.
-// What is base64 has several spellings, by its unused bits and by what decoders leave out.
+// and one space behind it (RFC 9110, section 11). What is base64 has several spellings, by its
+// unused bits and by what decoders leave out.
 func canonicalCredentials(v string) string {
 	i := strings.IndexAny(v, " \t")
 	if i < 0 {
-		return v
+		return canonicalToken(v)
 	}
 	scheme, rest := strings.ToLower(v[:i]), textproto.TrimString(v[i:])
-	switch scheme {
-	case "basic":
+	if scheme == "basic" {
 		rest = base64.StdEncoding.EncodeToString(decodeBase64(rest))
-	case "bearer":
-		if i := strings.LastIndexByte(rest, '.'); strings.HasPrefix(rest, "ey") && strings.Count(rest, ".") == 2 { // a JWT, whose signature covers the rest
-			rest = rest[:i+1] + base64.RawURLEncoding.EncodeToString(decodeBase64(rest[i+1:]))
-		}
+	} else {
+		rest = canonicalToken(rest)
 	}
 	return strings.TrimSuffix(scheme+" "+rest, " ")
+}
+
+// canonicalToken returns a token, as it stands behind Bearer, DPoP or no scheme at all, as it is,
+// and if it is a JWT, with one spelling of the signature, which covers the rest.
+func canonicalToken(v string) string {
+	if !strings.HasPrefix(v, "ey") || strings.Count(v, ".") != 2 {
+		return v
+	}
+	i := strings.LastIndexByte(v, '.') + 1
+	return v[:i] + base64.RawURLEncoding.EncodeToString(decodeBase64(v[i:]))
 }
 
 // decodeBase64 returns what lenient decoders make of a text, in either alphabet. What no

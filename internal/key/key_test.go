@@ -456,6 +456,16 @@ func TestSpellings(t *testing.T) {
 			},
 		},
 		{
+			"{http.request.header.Authorization}", // a JWT behind another scheme
+			[]string{"/; Authorization: DPoP eyJh.eyJi.c2ln-w", "/; Authorization: dpop eyJh.eyJi.c2ln-x"},
+			[]string{"/; Authorization: Bearer eyJh.eyJi.c2ln-w", "/; Authorization: DPoP user.no.1"},
+		},
+		{
+			"{http.request.header.Authorization}", // and behind none
+			[]string{"/; Authorization: eyJh.eyJi.c2ln-w", "/; Authorization: eyJh.eyJi.c2ln-x", "/; Authorization: eyJh.eyJi.c2ln-w=="},
+			[]string{"/; Authorization: Bearer eyJh.eyJi.c2ln-w", "/; Authorization: user.no.1", "/; Authorization: eyJh.c2ln-w"},
+		},
+		{
 			"{http.rate_limit.basic_user}",
 			[]string{
 				"/; Authorization: Basic " + alice, "/; Authorization: Basic YWxpY2U6Z3Vlc3M=", "/; Authorization: Basic QUxJQ0U6", // ALICE:
