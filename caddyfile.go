@@ -190,7 +190,7 @@ func (p *limitParser) parseOption(l *Limit, h *Handler, text *string, flag *bool
 		child := new(Limit)
 		p.note(child, blockToken)
 		args := p.RemainingArgs()
-		if len(args) != 1 || isMatcherToken(args[0]) {
+		if len(args) != 1 || isMatcherToken(args[0]) || kinds["units"].pattern.MatchString(args[0]) {
 			return p.WrapErr(option.Bad(name, strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
 		}
 		child.Name = args[0]
@@ -228,6 +228,8 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	case len(args) > 1 && (slices.Contains(secrets, name) ||
 		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
 		return "", d.Errf("%s: %d words given; use one, in quotes if it has spaces", name, len(args))
+	case name == "key" && len(args) > 1 && !slices.ContainsFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "{") || !strings.HasSuffix(arg, "}") }):
+		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), `"key `+strings.Join(args, ",")+`"`))
 	case inOneLine(args):
 		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value, and "+ownLine))
 	}

@@ -34,7 +34,8 @@ var hints = []hint{
 	{inLimits, "max_concurrent|limit_conn|max_connections|connections|in_flight", `"concurrency <n=10>"`},
 	{inLimits, "ban_duration|ban_time|bantime|block|block_duration", `"ban <d=10m>"`},
 	{inLimits, "methods", `"match method <w...=POST>"`},
-	{inLimits, "allow|allowlist|exclude|except|ignore|whitelist", `"match not client_ip <network...=10.0.0.0/8>"`},
+	{inLimits, "allow|allowlist|bypass|exclude|except|ignore|skip|whitelist <path>", `"match not path <path...>"`},
+	{inLimits, "allow|allowlist|bypass|exclude|except|ignore|skip|whitelist", `"match not client_ip <network...=10.0.0.0/8>"`},
 	{inLimits, "by_header", `"key {header.<w=X-Api-Key>}"`},
 	{inLimits, "sourcecriterion|source_criterion", `"key {client_ip}", or another placeholder`},
 	{inLimits, "error_codes|status_codes", `"count status <status...=401>"`},
@@ -48,11 +49,13 @@ var hints = []hint{
 		option.Docs + "directive.md#denied-requests"},
 	{inLimits, "count <status>", `"count status <status...>"`},
 	{inLimits, "count not header <w>", `"count header !<w>" for responses without it`},
+	{inLimits, "limit <units>", `"rate <units>"`},
 	{inLimits, "limit <matcher>", `"limit <name>" with "match <matcher>" in it`},
 	{[]*scope{limitScope}, "distributed|storage", "redis in the global option, for all limits"},
 	{inBlocks, "header <field>", `"match header <field> *" for requests that have it, or "key {header.<field>}" for a bucket for each of its values; the directive stands after the }`},
 	{inBlocks, "match path <url>", `"match path <path...>"`},
 	{inBlocks, "match not <path>", `"match not path <path...>"`},
+	{inBlocks, "match <negated>", "match not <negated>, and the rest of the line after it"},
 
 	{inZones, "max|max_events|requests|max_requests|limit|capacity|tokens|size", `"events <n=10>"`},
 	{inZones, "events <n>", `"events <n>" and "window <window>"`},
@@ -77,7 +80,7 @@ var hints = []hint{
 	{[]*scope{besideRateScope}, "<n>", `"size <n>"`},
 	{[]*scope{besideRequestsScope}, "<n>", `"max_keys <n>"`},
 	{[]*scope{besideRateScope, besideRequestsScope}, "<memory>", "nothing for memory, which is used as needed"},
-	{[]*scope{besideNameScope}, "all|everyone|global|static", `"key static"`},
+	{[]*scope{besideNameScope}, "all|everyone|global|static", `"key all"`},
 }
 
 // What stands beside the directive depends on what else does.
@@ -116,6 +119,8 @@ var kinds = map[string]struct {
 	"network": {regexp.MustCompile(`^([0-9a-fA-F:.]*[.:][0-9a-fA-F:.]*(?:/[0-9]+)?|private_ranges)$`), nil},
 	"host":    {regexp.MustCompile(`^([A-Za-z][A-Za-z0-9.-]*|[0-9]+(?:\.[0-9]+){3})$`), nil},
 	"server":  {regexp.MustCompile(`^([A-Za-z0-9.-]+:[0-9]+)$`), nil},
+	"units":   {regexp.MustCompile(`^([0-9.]+[a-z]*/.+)$`), nil},
+	"negated": {regexp.MustCompile(`^!([a-z_]+)$`), nil},
 	"url":     {regexp.MustCompile(`^(https?://.*)$`), nil},
 	"path":    {regexp.MustCompile(`^(/.*|https?://.*)$`), asPath},
 	"matcher": {regexp.MustCompile(`^([/@].*[A-Za-z0-9].*)$`), asMatcher},
