@@ -155,7 +155,7 @@ func (d *draft) setGroup() error {
 		}
 	}
 	if d.Limits.IsZero() {
-		return errors.New("it sets no limit; use rate, size, max or nested limits")
+		return errors.New("it sets no limit; use rate, size, max, min_interval, concurrency or nested limits")
 	}
 	return nil
 }

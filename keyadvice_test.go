@@ -78,6 +78,8 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"{geoip2.country_code}", "", ""},
 		{"{http.vars.user}", "", ""},
 		{"{json.user}", "", ""},
+		{"cookie:sid", `Its key is the text "cookie:sid", not`, "Write {cookie.sid}."},
+		{"a:b", "", ""},
 		{"header.X-Api-Key", `Its key is the text "header.X-Api-Key", not`, "Write {header.X-Api-Key}."},
 	} {
 		forms := map[string]config{

@@ -321,7 +321,7 @@ func TestDocumentsInErrors(t *testing.T) {
 // hintSamples are words of the kinds of hints.
 var hintSamples = map[string]string{
 	"n": "5", "rate": "10rps", "status": "401", "denial": "503", "memory": "10m", "w": "X-A", "field": "X-A",
-	"host": "localhost", "units": "5/m", "negated": "!path", "path": "/a", "url": "https://a.com/b?c", "matcher": "/a/b",
+	"host": "localhost", "units": "5/m", "negated": "!path", "defined": "@a", "path": "/a", "url": "https://a.com/b?c", "matcher": "/a/b",
 }
 
 // TestHints guards that each hint applies: what it says to write loads in place of what was written.

@@ -310,6 +310,8 @@ func MeantBy(text string) string {
 		return text
 	case longName(text) != "":
 		return text
+	case longName(strings.Replace(text, ":", ".", 1)) != "":
+		return strings.Replace(text, ":", ".", 1)
 	case strings.HasPrefix(text, "$"):
 		return "client_ip"
 	case slices.Contains(missing[0].names, strings.ReplaceAll(lower, "-", "_")), lower == "client-ip":
