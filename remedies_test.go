@@ -69,6 +69,10 @@ func TestRemedies(t *testing.T) {
 		{"chosen key", advice.KeyChosen, "limit", [2]config{
 			{site: limit("key {cookie.id}") + end}, {site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
 		}, cookies, [2]string{"200 200 200 200 200", "200 200 200 200 429"}},
+		{"chosen key beside what always passes", advice.KeyChosen, "limit", [2]config{
+			{site: "rate_limit {\n" + within("a", "key {cookie.id}") + strings.Replace(address, "}", "cost 0\n}", 1) + "}" + end},
+			{site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
+		}, cookies, [2]string{"200 200 200 200 200", "200 200 200 200 429"}},
 		{"chosen key by map", advice.KeyChosen, "{client_ip}", [2]config{
 			{site: "map {cookie.id} {session} {\n~(.+) $1\ndefault none\n}\n" + limit("key {session}") + end}, {site: limit("key {client_ip}") + end},
 		}, cookies, [2]string{"200 200 200 200 200", "200 200 429 429 429"}},
@@ -182,6 +186,9 @@ func TestRemedies(t *testing.T) {
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
 		{"one at once", advice.OneAtOnce, "size", [2]config{
 			{site: "rate_limit a {\nsize 1\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
+		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
+		{"one in an interval", advice.OneAtOnce, "size", [2]config{
+			{site: "rate_limit a {\nmin_interval 5m\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
 		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
 		{"consistency without redis", advice.ConsistencyUnused, "", [2]config{
 			{site: "rate_limit a {\nsize 3\ndrip_rate 1m\nconsistency eventual 1s\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 1m\n}" + end},

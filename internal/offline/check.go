@@ -201,7 +201,7 @@ func (c *checker) chosen(l *Limit) (name, source string) {
 
 // bounds reports whether no client gets around a limit by its key or its numbers.
 func (c *checker) bounds(l *Limit) bool {
-	return !slices.ContainsFunc(c.around[l.Path], func(a *routes.Around) bool {
+	return !l.Free() && !slices.ContainsFunc(c.around[l.Path], func(a *routes.Around) bool {
 		return !advice.Bounds(l.Key(), a) || advice.NumbersChosen(l.Bucket, a)
 	})
 }
@@ -298,7 +298,7 @@ func (c *checker) checkNumbers(h *handler, l *Limit) {
 		c.hint(advice.Advice{
 			Kind: advice.OneAtOnce, Of: "limit", Name: l.Path,
 			Problem: "It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
-			Remedy:  "Give it a size of what a page needs, or a matcher for the requests that it is meant for.",
+			Remedy:  "Give it a size of what a page needs, in place of a min_interval, or a matcher for the requests that it is meant for.",
 		})
 	}
 }
@@ -307,7 +307,7 @@ func (c *checker) checkNumbers(h *handler, l *Limit) {
 func (l *Limit) deniesTwoAtOnce() bool {
 	size, _ := l.Sizes()
 	of := l.Limit
-	return size == 1 && of.Soft == 0 && of.MaxDelay == 0 && !of.Settlement.HoldOff && !of.DryRun && of.Lender == nil
+	return size == 1 && !l.Free() && of.Soft == 0 && of.MaxDelay == 0 && !of.Settlement.HoldOff && !of.DryRun && of.Lender == nil
 }
 
 // selective reports whether routes select requests for the handler by more than
