@@ -113,6 +113,10 @@ else
   -- In milliseconds from now, as not all servers take a time: at most one more
   -- than the bucket takes to be empty, and never less.
   local expires = last - now
-  expires = max((expires - expires % 1000) / 1000 + 1, 1) -- 1 if the bucket is empty already
-  call('SET', keys[key + i], stored, 'PX', string.format('%.0f', expires))
+  expires = (expires - expires % 1000) / 1000 + 1
+  if expires < 1 then
+    expires = 1 -- the bucket is empty already
+  end
+  -- %u takes less time, and has 32 bits on some servers.
+  call('SET', keys[key + i], stored, 'PX', string.format(expires < 4e9 and '%u' or '%.0f', expires))
 end
