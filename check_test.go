@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -325,7 +326,7 @@ func TestCheckAsksRedis(t *testing.T) {
 	}
 	gone := redistest.FreeAddr(t)
 	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-	if text := strings.ReplaceAll(got.out, "\n  ", " "); got.status != 2 || !strings.HasSuffix(text, "\n1 warning.\n") ||
+	if text := strings.ReplaceAll(got.out, "\n  ", " "); got.status != 2 || !strings.Contains(text, "\n1 warning.\n") ||
 		!strings.HasPrefix(text, "redis: It was not checked: redis at "+gone+" can't be connected to: dial tcp "+gone+": connect: connection refused. Run this") {
 		t.Errorf("with a Redis that is gone: got %+v", got)
 	}
@@ -338,6 +339,9 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 	plain, secure := redistest.Start(t), redistest.StartTLS(t, authority, false)
 	sentinel, cluster := redistest.StartSentinel(t), redistest.StartCluster(t, 3)
 	trust := "tls_trust_pool file " + authority.CAFile
+	if err := plain.Client().Do(t.Context(), "ACL", "SETUSER", "others", "on", ">right", "~other:*", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
 	noInfo := redistest.StartFront(t, cluster.Nodes[0], func(command []string) string {
 		if command[0] == "info" {
 			return "NOPERM User limiter has no permissions to run the 'info' command"
@@ -357,8 +361,14 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 		"master_name": {sentinel.Sentinels[0].Addr, []string{"master_name nobody"}, []string{
 			"redis at nobody of the sentinels at ", "is not known to them: no server has this master_name. Correct master_name: it is the name after",
 		}},
-		"a sentinel":     {sentinel.Sentinels[0].Addr, nil, []string{"It is a sentinel, and not a server. Add master_name,"}},
-		"wrong password": {plain.Addr, []string{"username nobody", "password wrong"}, []string{"does not accept the user or password: WRONGPASS. Correct username and password."}},
+		"a sentinel": {sentinel.Sentinels[0].Addr, nil, []string{"It is a sentinel, and not a server. Add master_name,"}},
+		"master_name of no sentinel": {plain.Addr, []string{"master_name mymaster"}, []string{
+			"With master_name, give the addresses of sentinels, whose port is not that of the server.",
+		}},
+		"cluster of a single server": {plain.Addr, []string{"cluster"}, []string{"If it is a single server, give its address alone, without the option cluster."}},
+		"no such database":           {plain.Addr, []string{"db 999"}, []string{"has no database of this number", "Correct db:"}},
+		"no right to the keys":       {plain.Addr, []string{"username others", "password right"}, []string{"NOPERM. Give the user the permissions that", "and the keys ~rl:*."}},
+		"wrong password":             {plain.Addr, []string{"username nobody", "password wrong"}, []string{"does not accept the user or password: WRONGPASS. Correct username and password."}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 3 {
@@ -369,11 +379,35 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 						t.Errorf("got %s, want %q", text, want)
 					}
 				}
-				if got.status != 2 || !strings.HasSuffix(text, "\n1 warning.\n") || strings.Contains(text, `\n`) {
+				if got.status != 2 || !strings.Contains(text, "\n1 warning.\n") || strings.Contains(text, `\n`) {
 					t.Errorf("got status %d, and %s", got.status, text)
 				}
 			}
 		})
+	}
+}
+
+// TestCheckNamesServers guards that check names each server that it has asked once, in order, by
+// what the config knows it by.
+func TestCheckNamesServers(t *testing.T) {
+	sentinel, cluster := redistest.StartSentinel(t), redistest.StartCluster(t, 3)
+	for name, tc := range map[string]struct {
+		global  string
+		servers []string
+	}{
+		"cluster":   {redisGlobal(cluster.Nodes[0].Addr, "cluster"), cluster.Addrs()},
+		"sentinels": {redisGlobal(sentinel.Sentinels[0].Addr, "master_name "+redistest.MasterName), []string{redistest.MasterName}},
+	} {
+		want := ""
+		for _, server := range slices.Sorted(slices.Values(tc.servers)) {
+			want += "Note: The server at " + server + " is Redis VERSION.\n"
+		}
+		for range 5 {
+			got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+tc.global+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+			if text := regexp.MustCompile(`is \w+ [0-9.]+\n`).ReplaceAllString(got.out+got.errors, "is Redis VERSION.\n"); !strings.Contains(text, want) {
+				t.Errorf("%s: got %s, want %s", name, text, want)
+			}
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -40,7 +41,7 @@ func (c *checker) askRedis(ctx context.Context) {
 	// As requests do: an error has the words of the log.
 	failed := tryBuckets(ctx, store, c.hasLogs())
 	if failed != nil && slices.Contains(unreachable, reason(failed)) {
-		c.advise("redis", "It was not checked: "+why(failed)+".", remedy(failed))
+		c.advise("redis", "It was not checked: "+why(failed)+".", remedy(failed, &opt))
 		return
 	}
 
@@ -62,14 +63,14 @@ func (c *checker) askRedis(ctx context.Context) {
 		c.advise("redis", "It is a sentinel, and not a server.", "Add master_name, with the name that the sentinels monitor the server by.")
 		return
 	}
-	c.askInfo(ctx, client)
+	c.askInfo(ctx, client, opt.MasterName)
 	if missing := c.missingRights(ctx, client, opt.KeyPrefix); missing != nil {
 		c.advise("redis", "Its user may not call "+strings.ToUpper(strings.Join(missing, ", "))+", which the limits need.",
 			"Give the user +"+strings.Join(missing, " +")+".")
 		return
 	}
 	if failed != nil {
-		c.advise("redis", "A request could not be decided: "+why(failed)+".", remedy(failed))
+		c.advise("redis", "A request could not be decided: "+why(failed)+".", remedy(failed, &opt))
 	}
 }
 
@@ -98,8 +99,10 @@ func modeOf(ctx context.Context, client redis.UniversalClient) string {
 	return ""
 }
 
-// askInfo advises on how the servers are set up.
-func (c *checker) askInfo(ctx context.Context, client redis.UniversalClient) {
+// askInfo advises on how the servers are set up, which sentinels know by a name unless it is "".
+func (c *checker) askInfo(ctx context.Context, client redis.UniversalClient, masterName string) {
+	var mu sync.Mutex
+	infos := make(map[string]map[string]string) // by server
 	ask := func(ctx context.Context, server *redis.Client) error {
 		reply := server.InfoMap(ctx)
 		err := reply.Err()
@@ -108,17 +111,22 @@ func (c *checker) askInfo(ctx context.Context, client redis.UniversalClient) {
 			for _, section := range reply.Val() {
 				maps.Copy(info, section)
 			}
-			c.Notes = append(c.Notes, "The server at "+server.Options().Addr+" is "+serverName(info)+".")
-			c.checkInfo(server.Options().Addr, info)
+			mu.Lock()
+			infos[cmp.Or(masterName, server.Options().Addr)] = info
+			mu.Unlock()
 		}
 		return err
 	}
 	var err error
 	switch client := client.(type) {
 	case *redis.ClusterClient:
-		err = client.ForEachMaster(ctx, ask)
+		err = client.ForEachMaster(ctx, ask) // all at once
 	case *redis.Client:
 		err = ask(ctx, client)
+	}
+	for _, server := range slices.Sorted(maps.Keys(infos)) {
+		c.Notes = append(c.Notes, "The server at "+server+" is "+serverName(infos[server])+".")
+		c.checkInfo(server, infos[server])
 	}
 	switch {
 	case err == nil:
@@ -248,6 +256,7 @@ var remedies = map[string]string{
 	"credentials": "Correct username and password.",
 	"nomaster":    "Correct master_name: it is the name after \"sentinel monitor\" in the sentinels' config.",
 	"dns":         "Correct the address.",
+	"db":          "Correct db: it is lower than the number of databases in the server's config.",
 	"tls":         "Correct the address, which has another port with TLS than without, or the options tls, tls_server_name, tls_trust_pool and tls_client_auth.",
 	"reply":       "Correct the address. If the server wants TLS, add tls.",
 	"closed":      "Correct the address. If the server wants TLS, add tls.",
@@ -256,9 +265,19 @@ var remedies = map[string]string{
 	"maxclients":  "Raise its maxclients.",
 }
 
-// remedy returns what to do about a request that a server could not decide.
-func remedy(err error) string {
-	return cmp.Or(remedies[reason(err)], "Use a server that "+option.Docs+"redis.md lists, and a user with the permissions there.")
+// remedy returns what to do about a request that a server with opt could not decide.
+func remedy(err error, opt *limiter.RedisOptions) string {
+	listed := "Use a server that " + option.Docs + "redis.md lists, and a user with the permissions there."
+	switch why := reason(err); {
+	case why == "noperm":
+		return "Give the user the permissions that " + option.Docs + "redis.md lists, and the keys ~" + opt.KeyPrefix + "*."
+	case why == "unsupported" && opt.Cluster: // it knows nothing of clusters
+		return "If it is a single server, give its address alone, without the option cluster. " + listed
+	case why == "unsupported" && opt.MasterName != "":
+		return "With master_name, give the addresses of sentinels, whose port is not that of the server. " + listed
+	default:
+		return cmp.Or(remedies[why], listed)
+	}
 }
 
 // checkInfo advises on how a Redis server is set up.

@@ -226,6 +226,8 @@ func lookAt(reason string) zap.Field {
 		options = "cluster"
 	case "nomaster":
 		options = "master_name"
+	case "db":
+		options = "db"
 	case "dns":
 		options = "the address after redis"
 	case "tls":

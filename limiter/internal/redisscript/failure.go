@@ -198,8 +198,8 @@ var replyTexts = map[string]ServerError{
 	"max number of clients":     {reason: "maxclients", text: "has too many clients", counts: true},
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"ACL failure in script":     {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
-	"DB index is out of range":  {reason: "error", text: "has no database of this number", counts: true},
-	"SELECT is not allowed":     {reason: "error", text: "is a cluster's, which has only database 0", counts: true},
+	"DB index is out of range":  {reason: "db", text: "has no database of this number", counts: true, lasts: true},
+	"SELECT is not allowed":     {reason: "db", text: "is a cluster's, which has only database 0", counts: true, lasts: true},
 }
 
 // newFailure converts err to a ServerError for callers that have waited for the

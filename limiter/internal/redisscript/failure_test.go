@@ -78,6 +78,8 @@ func TestFailureReasons(t *testing.T) {
 		{replyError("CLUSTERDOWN The cluster is down"), "clusterdown", "unrun"},
 		{replyError("ERR max number of clients + cluster connections reached"), "maxclients", "counts"},
 		{replyError("ERR unknown command"), "unsupported", "counts"},
+		{replyError("ERR DB index is out of range"), "db", "counts"},
+		{replyError("ERR SELECT is not allowed in cluster mode"), "db", "counts"},
 		{replyError("OOMS no such word"), "error", "counts"},
 		{replyError(""), "error", "counts"},
 		{redis.Nil, "nomaster", "counts"},
