@@ -26,6 +26,9 @@ type ServerStats struct {
 	// The server's address.
 	Address string
 
+	// Whether it stands for all servers of a cluster, which are not known yet.
+	Cluster bool
+
 	// ServerConnecting, ServerUp or ServerDown.
 	State string
 

@@ -148,6 +148,32 @@ func TestLossesOutliveStores(t *testing.T) {
 			l.are("second", limiter.ServerUp, "b:1", "b:2")
 			l.lookForReturns()
 		}, []string{back + "a:1 after 1m0s", "rate_limit_redis_back a:1"}},
+		"a cluster, of which it is a server that is still down": {func(l *lossesTest) {
+			l.are("second", limiter.ServerConnecting, "a:1, b:1")
+			l.states[l.store("second")][0].Cluster = true
+			l.use("second")
+			l.lookForReturns()
+			l.are("second", limiter.ServerConnecting, "a:1", "b:1")
+			l.lookForReturns()
+			l.is("second", limiter.EventDown, "a:1", "refused")
+			l.lookForReturns()
+			l.is("second", limiter.EventRecovered, "a:1", "")
+		}, []string{still + "a:1 after 1m0s", back + "a:1 after 1m0s", "rate_limit_redis_back a:1"}},
+		"a cluster, of which it is a server that is up": {func(l *lossesTest) {
+			l.are("second", limiter.ServerConnecting, "b:1")
+			l.states[l.store("second")][0].Cluster = true
+			l.use("second")
+			l.are("second", limiter.ServerUp, "a:1", "b:1")
+			l.lookForReturns()
+		}, []string{back + "a:1 after 1m0s", "rate_limit_redis_back a:1"}},
+		"a cluster, of which it is none": {func(l *lossesTest) {
+			l.are("second", limiter.ServerConnecting, "b:1")
+			l.states[l.store("second")][0].Cluster = true
+			l.use("second")
+			l.lookForReturns()
+			l.are("second", limiter.ServerUp, "b:1", "c:1")
+			l.lookForReturns()
+		}, []string{unused + "a:1 after 1m0s", "rate_limit_redis_back a:1"}},
 		"no config": {func(l *lossesTest) {
 			l.use("none")
 			l.is("first", limiter.EventRecovered, "a:1", "")

@@ -71,6 +71,10 @@ type loss struct {
 	// Whether an older store has lost it, and the newest one has not told of it yet. It tells
 	// of no return then, since it has not lost it.
 	inherited bool
+
+	// Whether the newest store has named it. One of a cluster names its servers once it knows
+	// them, which takes a connection.
+	named bool
 }
 
 // Redis logs an event of a Redis server and passes it on, once for however many requests it
@@ -141,14 +145,12 @@ func (p *Process) follow() {
 		return
 	}
 	l.store = newest.Redis
-	now, servers := p.opt.Now(), p.servers(newest)
-	for _, name := range slices.Sorted(maps.Keys(l.lost)) {
-		if s, named := servers[name]; named {
-			l.lost[name].inherited = s.Breaker == breakerClosed
-		} else {
-			p.findBack(newest, limiter.Event{Server: name, Kind: eventUnused, Downtime: now.Sub(l.lost[name].since)})
-		}
+	servers := p.servers(newest)
+	for name, lost := range l.lost {
+		s, named := servers[name]
+		lost.named, lost.inherited = named, !named || s.Breaker == breakerClosed
 	}
+	p.findReturns(newest, servers)
 	for _, name := range slices.Sorted(maps.Keys(servers)) {
 		if s := servers[name]; s.Breaker != breakerClosed && l.lost[name] == nil { // before its store was the newest one
 			p.lose(newest, limiter.Event{Server: name, Kind: limiter.EventDown, Reason: s.Reason, Err: s.Err}, s.DownSince)
@@ -180,12 +182,25 @@ func (p *Process) lookForReturns() {
 	if newest == nil || newest.Redis != l.store || len(l.lost) == 0 {
 		return
 	}
-	servers := p.servers(newest)
-	for _, name := range slices.Sorted(maps.Keys(l.lost)) {
-		s, named := servers[name]
-		if lost := l.lost[name]; lost.inherited && (!named || s.State == limiter.ServerUp) {
-			p.findBack(newest, limiter.Event{Server: name, Kind: limiter.EventRecovered, Downtime: p.opt.Now().Sub(lost.since)})
+	p.findReturns(newest, p.servers(newest))
+}
+
+// findReturns tells of servers that an older store has lost, and that the newest one, which
+// has these servers, has reached or does not use. The lock of losses must be held.
+func (p *Process) findReturns(newest *Config, servers map[string]limiter.ServerStats) {
+	unknown := false
+	for _, s := range servers {
+		unknown = unknown || s.Cluster
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.losses.lost)) {
+		lost, kind := p.losses.lost[name], limiter.EventRecovered
+		switch s, named := servers[name]; {
+		case !lost.inherited, named && s.State != limiter.ServerUp, !named && unknown:
+			continue
+		case !named && !lost.named:
+			kind = eventUnused
 		}
+		p.findBack(newest, limiter.Event{Server: name, Kind: kind, Downtime: p.opt.Now().Sub(lost.since)})
 	}
 }
 

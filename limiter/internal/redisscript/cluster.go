@@ -275,7 +275,9 @@ func (c *cluster) stats() []Stats {
 	select {
 	case <-c.known:
 	default:
-		return []Stats{c.breaker.stats()}
+		all := c.breaker.stats()
+		all.Cluster = true
+		return []Stats{all}
 	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -15,6 +15,9 @@ type Stats struct {
 	// The server's address.
 	Address string
 
+	// Whether it stands for all servers of a cluster, which are not known yet.
+	Cluster bool
+
 	// Connecting, Up or Down.
 	State string
 
