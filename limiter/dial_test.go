@@ -119,6 +119,47 @@ func TestDialFails(t *testing.T) {
 	}
 }
 
+// TestStuckWhileConnecting guards that a Dial or Credentials that never returns is given up, and
+// called again: what it waits for may have been mended.
+func TestStuckWhileConnecting(t *testing.T) {
+	server := redistest.Start(t)
+	for name, stuck := range map[string]func(opt *RedisOptions, wait func()){
+		"Dial": func(opt *RedisOptions, wait func()) {
+			opt.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				wait()
+				return new(net.Dialer).DialContext(ctx, network, addr)
+			}
+		},
+		"Credentials": func(opt *RedisOptions, wait func()) {
+			opt.Credentials = func(context.Context) (username, password string, err error) {
+				wait()
+				return "", "", nil
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls atomic.Int64
+			forever := make(chan struct{})
+			t.Cleanup(func() { close(forever) })
+			opt := RedisOptions{Addresses: []string{server.Addr}, Fallback: NewMemory()}
+			stuck(&opt, func() {
+				if calls.Add(1) == 1 {
+					<-forever
+				}
+			})
+			r := mustNewRedis(t, opt)
+			t.Cleanup(func() { _ = r.Close() })
+			redistest.WaitFor(t, 20*time.Second, func() error {
+				if d := mustTake(t, r, Request{Buckets: []Bucket{hourly(1000)}})[0]; d.By != DecidedByRedis {
+					return errors.New("Redis is not asked")
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // TestDefaultTimeout guards what a Redis has whose options say no timeout.
 func TestDefaultTimeout(t *testing.T) {
 	r := mustNewRedis(t, RedisOptions{Addresses: []string{"127.0.0.1:1"}})

@@ -66,16 +66,45 @@ func (g *greeter) greet(ctx context.Context) (*connection, error) {
 	return c, nil
 }
 
-// credentials marks the errors of a function that returns credentials, which may be nil.
+// maxLogins is how many calls for credentials may run. Some may never return, and may each keep
+// a thread.
+const maxLogins = 64
+
+// credentials marks the errors of a function that returns credentials, which may be nil. It
+// gives up on a call that goes on after its context: a server is connected to by one
+// goroutine at a time, so a file that can't be read, or a request without an answer, would
+// keep it down for good.
 func credentials(get func(context.Context) (string, string, error)) func(context.Context) (string, string, error) {
 	if get == nil {
 		return nil
 	}
+	type login struct {
+		username, password string
+		err                error
+	}
+	running := make(chan struct{}, maxLogins)
 	return func(ctx context.Context) (username, password string, err error) {
-		if username, password, err = get(ctx); err != nil {
-			err = noCredentials{err}
+		ctx, cancel := context.WithTimeout(ctx, connectWithin)
+		defer cancel()
+		logins := make(chan login, 1)
+		select {
+		case running <- struct{}{}:
+			go func() {
+				defer func() { <-running }()
+				username, password, err := get(ctx)
+				if err != nil {
+					err = noCredentials{err}
+				}
+				logins <- login{username, password, err}
+			}()
+		case <-ctx.Done():
 		}
-		return username, password, err
+		select {
+		case got := <-logins:
+			return got.username, got.password, got.err
+		case <-ctx.Done():
+			return "", "", noCredentials{ctx.Err()}
+		}
 	}
 }
 
