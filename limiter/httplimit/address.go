@@ -24,6 +24,9 @@ var clients = clientip.Prefixes{IPv4: 32, IPv6: 64}
 func Address(proxies ...netip.Prefix) func(*http.Request) string {
 	trusted := func(ip netip.Addr) bool {
 		for _, p := range proxies {
+			if a := p.Addr(); a.Is4In6() { // as the addresses of requests are not
+				p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+			}
 			if p.Contains(ip) {
 				return true
 			}

@@ -390,6 +390,7 @@ func TestAddress(t *testing.T) {
 		{"the peer is not trusted", proxies, "203.0.113.7:1234", []string{"198.51.100.1, 10.0.0.1"}, "203.0.113.7"},
 		{"a proxy", proxies, "10.0.0.1:1234", []string{"203.0.113.7"}, "203.0.113.7"},
 		{"a proxy by IPv4 in IPv6", proxies, "[::ffff:10.0.0.1]:1234", []string{"203.0.113.7"}, "203.0.113.7"},
+		{"a prefix by IPv4 in IPv6", []netip.Prefix{netip.MustParsePrefix("::ffff:10.0.0.0/104")}, "10.0.0.1:1234", []string{"203.0.113.7"}, "203.0.113.7"},
 		{"a proxy by IPv6", proxies, "[2001:db8:f::1]:1234", []string{"2001:db8:1:2:3:4:5:6"}, "2001:db8:1:2::/64"},
 		{"two proxies", proxies, "10.0.0.1:1234", []string{"203.0.113.7, 10.0.0.2"}, "203.0.113.7"},
 		{"two fields", proxies, "10.0.0.1:1234", []string{"203.0.113.7", "192.0.2.1,10.0.0.2"}, "203.0.113.7"},
