@@ -260,17 +260,19 @@ func matchersIn(words []string) (matchers []string) {
 
 // useOneMatch returns what to use instead of two lines of the option match, given their matchers.
 func useOneMatch(lines ...string) string {
-	for i, line := range lines {
+	matchers := make([]string, 0, len(lines))
+	for _, line := range lines {
 		switch {
 		case line == "":
 			return "one block, with all matchers"
 		case line[0] == '@' || line[0] == '*':
 			return "one @name, with all matchers in its definition"
 		case line[0] == '/':
-			lines[i] = "path " + line
+			line = "path " + line
 		}
+		matchers = append(matchers, line)
 	}
-	return "a block with a line for each matcher: " + quotedLines(lines)
+	return "a block with a line for each matcher: " + quotedLines(matchers)
 }
 
 // isURL reports whether a word is a URL, as no path is.

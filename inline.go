@@ -74,12 +74,14 @@ func readLine(args []string) (in inLine, use string) {
 		in.names = words
 		return in, ""
 	}
-	for taken := 0; len(words) > 0; words = words[max(taken, 1):] {
-		if use, taken = in.meantBy(words); use == "" {
+	for len(words) > 0 {
+		use, taken := in.meantBy(words)
+		if use == "" {
 			in.names = append(in.names, words[0])
 		} else {
 			in.use(use)
 		}
+		words = words[max(taken, 1):]
 	}
 	return in, ""
 }

@@ -340,9 +340,9 @@ func TestHints(t *testing.T) {
 	}
 	for _, h := range hints {
 		written := []string{""}
-		for _, pattern := range strings.Fields(h.written) {
+		for pattern := range strings.FieldsSeq(h.written) {
 			var longer []string
-			for _, word := range strings.Split(pattern, "|") {
+			for word := range strings.SplitSeq(pattern, "|") {
 				if s := slot.FindStringSubmatch(word); s != nil {
 					if word = hintSamples[s[1]]; word == "" {
 						t.Fatalf("no sample of %s", s[0])
@@ -473,7 +473,7 @@ func applications(src string, err error) (all []string) {
 		return all
 	}
 	wrong, opens := strings.CutSuffix(wrong, " {")
-	for _, alternative := range strings.Split(use[1], ", or ") {
+	for alternative := range strings.SplitSeq(use[1], ", or ") {
 		var quotes []string
 		for _, m := range inText.FindAllString(alternative, -1) {
 			line, err := strconv.Unquote(m)
@@ -482,7 +482,7 @@ func applications(src string, err error) (all []string) {
 			}
 			quotes = append(quotes, line)
 		}
-		first := ""
+		var first string
 		switch {
 		case len(quotes) == 0:
 			continue

@@ -395,7 +395,7 @@ func TestURLNeedsHost(t *testing.T) {
 		"redis://:canary@", "rediss://:canary@/1",
 	} {
 		c := config{global: redisGlobal(address), site: "respond ok"}
-		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(c.caddyfile(s.addr, s.logPath)), nil)
+		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(c.caddyfile(s.addr, s.logPath), nil)
 		if err == nil { // it depends on a placeholder
 			err = s.load(c)
 		}

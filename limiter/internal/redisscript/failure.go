@@ -53,7 +53,7 @@ func (f *ServerError) Error() string {
 // The rest may contain anything that was sent to the server, including the user
 // and password.
 func describe(err error) string {
-	switch own := (noCredentials{}); {
+	switch own := (credentialsError{}); {
 	case errors.As(err, &own):
 		return own.Error()
 	case errors.Is(err, redis.Nil):
@@ -99,8 +99,8 @@ var otherCodes = []string{
 // cannot come from the script. Its text is shown.
 type corrupt struct{ error }
 
-// noCredentials is the error of Options.Credentials. Its text is shown, whatever it wraps.
-type noCredentials struct{ error }
+// credentialsError is the error of Options.Credentials. Its text is shown, whatever it wraps.
+type credentialsError struct{ error }
 
 // ownErrors are errors with known texts.
 var ownErrors = []error{
@@ -216,7 +216,7 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 	switch {
 	case errors.As(err, new(corrupt)):
 		f = ServerError{reason: "corrupt"}
-	case errors.As(err, new(noCredentials)):
+	case errors.As(err, new(credentialsError)):
 		f.reason, f.text = "credentials", "can't be logged in to"
 	case errors.Is(err, redis.Nil): // nothing but sentinels replies that to what is asked here
 		f.reason, f.text, f.lasts = "nomaster", "is not known to them", true

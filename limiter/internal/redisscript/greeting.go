@@ -93,7 +93,7 @@ func credentials(get func(context.Context) (string, string, error)) func(context
 				defer func() { <-running }()
 				username, password, err := get(ctx)
 				if err != nil {
-					err = noCredentials{err}
+					err = credentialsError{err}
 				}
 				logins <- login{username, password, err}
 			}()
@@ -103,7 +103,7 @@ func credentials(get func(context.Context) (string, string, error)) func(context
 		case got := <-logins:
 			return got.username, got.password, got.err
 		case <-ctx.Done():
-			return "", "", noCredentials{ctx.Err()}
+			return "", "", credentialsError{ctx.Err()}
 		}
 	}
 }
