@@ -138,9 +138,11 @@ func fits(a bucket.Limit, soft int64, b bucket.Limit) bool {
 	var atMost func(t time.Duration) float64
 	intervals := func(t time.Duration) float64 { return float64((t - 1) / a.DripInterval) }
 	size := float64(a.Size)
+	// A drip soon after the first of some units makes room for all but one of its own.
+	early := min(a.DripSize, a.Size) - 1
 	switch a.Algorithm {
 	case bucket.Leaky:
-		atMost = func(t time.Duration) float64 { return size + float64(a.DripSize)*intervals(t) }
+		atMost = func(t time.Duration) float64 { return size + float64(early) + float64(a.DripSize)*intervals(t) }
 	case bucket.Log:
 		atMost = func(t time.Duration) float64 { return size * (intervals(t) + 1) }
 	case bucket.Fixed, bucket.Sliding: // of a sliding window, no part that begins by the clock admits more
@@ -161,8 +163,8 @@ func fits(a bucket.Limit, soft int64, b bucket.Limit) bool {
 	case bucket.Leaky:
 		// What it holds is largest right after a burst, if it drips no less than is admitted.
 		if a.Algorithm == bucket.Leaky {
-			return a.Size <= b.Size && a.DripInterval >= b.DripInterval && a.DripSize <= b.DripSize ||
-				a.Size+b.DripSize <= b.Size && perHour(a) <= perHour(b)
+			return a.Size <= b.Size && a.DripInterval >= b.DripInterval && a.DripSize == 1 ||
+				a.Size+early+b.DripSize <= b.Size && perHour(a) <= perHour(b)
 		}
 		return atMost(1) <= float64(b.Size) && size <= float64(b.DripSize)*float64(a.DripInterval/b.DripInterval)
 	case bucket.WarmUp, bucket.Bans:

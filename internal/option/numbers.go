@@ -22,7 +22,7 @@ func Units(text string) (int64, string) {
 	switch n, use := Cost(text); {
 	case isBytes(text):
 		return 0, "a whole number of at least 1, or bytes in a limit with actual_cost bytes or cost body"
-	case use == useCost || use == "" && n < 1:
+	case use == useWhole || use == "" && n < 1:
 		return 0, "a whole number of at least 1"
 	default:
 		return n, use
@@ -47,8 +47,8 @@ var byteSize = regexp.MustCompile(`(?i)^[0-9]+(?:\.[0-9]+)?(?:[kmgt]i?)?b$`)
 // isBytes reports whether a text is a number of bytes with its unit.
 func isBytes(text string) bool { return byteSize.MatchString(text) }
 
-// useCost describes a cost, which may be 0.
-const useCost = "a whole number, body"
+// useWhole describes a whole number that may be 0.
+const useWhole = "a whole number"
 
 // Cost parses the units that a request costs, which may be none.
 func Cost(text string) (int64, string) {
@@ -57,7 +57,7 @@ func Cost(text string) (int64, string) {
 	case errors.Is(err, strconv.ErrRange) || err == nil && n > bucket.MaxUnits:
 		return 0, fmt.Sprintf("a whole number of at most %d", int64(bucket.MaxUnits))
 	case err != nil:
-		return 0, useCost
+		return 0, useWhole
 	}
 	return int64(n), ""
 }
