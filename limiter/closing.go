@@ -10,8 +10,8 @@ import (
 // close has the servers charge what requests still hold, as they would in the end, so that
 // others need not wait for that: the process ends, and the requests with it. If another store
 // goes on with the Memory, they only let it go. Requests that end later are charged here. It
-// waits until the servers know all that, but no longer than a request would. What is owed then no longer
-// counts as in flight, but as charged: no answer is followed any more.
+// waits until the servers know all that, but no longer than a request would. What is owed
+// then no longer counts as in flight, but as charged: no answer is followed any more.
 func (n *tabs) close() {
 	until := time.Now().Add(n.store.timeout)
 	f := n.store.fallback
