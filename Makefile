@@ -110,14 +110,14 @@ FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
 	for f in FuzzPlaceholderNumbers FuzzCaddyfile; do \
 		$(call FUZZ,3000) "^$$f$$" . || exit; done
-	$(call FUZZ,3000) '^FuzzRate$$' ./internal/option
+	$(call FUZZ,3000) '^FuzzRate$$' ./internal/config/option
 	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
-	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/adminapi
-	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/convert
+	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/admin/adminapi
+	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/cli/convert
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
 	$(call FUZZ,5000) '^FuzzStoredValue$$' ./limiter
 	for f in FuzzCaddyLine FuzzCommonLine FuzzURI FuzzUnwrap; do \
-		$(call FUZZ,150000) "^$$f$$" ./internal/accesslog || exit; done
+		$(call FUZZ,150000) "^$$f$$" ./internal/cli/accesslog || exit; done
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript
 
 # Cause every fault for as long as test/faults/results.md says, and write its

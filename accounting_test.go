@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"testing"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestCountDeniedInOrder guards that limits which are asked in order count a denied

@@ -4,7 +4,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 )
 
 // adminAPI adds endpoints to Caddy's admin API that show what rate limits do, and

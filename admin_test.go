@@ -25,9 +25,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // admin sends requests to an admin endpoint.

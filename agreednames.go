@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 

@@ -4,11 +4,11 @@ import (
 	"fmt"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -13,10 +13,10 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -9,9 +9,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 

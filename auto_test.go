@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // loadOf returns what the limit of a path that follows the load does now.

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // bans is a limit of one request that bans for a minute, then for ten.

@@ -16,9 +16,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 

@@ -16,9 +16,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // ran is what a command came to.

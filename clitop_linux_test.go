@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 )
 
 // pty is a terminal that a command runs on.

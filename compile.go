@@ -10,13 +10,13 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminapi"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

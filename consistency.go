@@ -7,7 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )

@@ -15,7 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/convert"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
 )
 
 // envoyDescriptor is a descriptor of envoyproxy/ratelimit, as its service reads it.
@@ -313,7 +313,7 @@ func TestConvertCommand(t *testing.T) {
 		}
 		return file
 	}
-	text, err := os.ReadFile("internal/convert/testdata/login.yaml")
+	text, err := os.ReadFile("internal/cli/convert/testdata/login.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func TestConvertCommand(t *testing.T) {
 		t.Errorf("a guess: got %+v", r)
 	}
 	runCommand(t, "convert", write("marked", "\ufeff"+string(text)), "--descriptor", "auth_type={vars.auth_type}").want(t, 0, mapped)
-	seed, err := os.ReadFile("internal/convert/testdata/seedtree.yaml")
+	seed, err := os.ReadFile("internal/cli/convert/testdata/seedtree.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/costtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/costtest"
 )
 
 // The tests in this file guard what a request costs, as limiter/costs_test.go does.

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestRequestsAreCountedOnce guards that a request is counted once, however many

@@ -7,9 +7,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
 // scope is a place in a Caddyfile where options stand.

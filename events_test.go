@@ -16,8 +16,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -14,12 +14,12 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestNewFamilies guards what the headers option may say.

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 

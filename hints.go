@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
 // hint is something that people write where it is no option, or no value of one, and what to

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
 // setInLine sets what stands beside the directive: a name, a key and a rate, in any order.

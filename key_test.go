@@ -12,9 +12,9 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 )
 
 // Guards the prefixes that count unless others are set, and that they are the

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 )
 
 // TestKeysThatLimitNothing guards that a key which can't be meant so is told when the

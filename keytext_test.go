@@ -10,8 +10,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 )
 
 // TestAnyKeyIsNamedAsShown guards that operators can name each key that clients can send, by

@@ -17,11 +17,11 @@ func TestLayers(t *testing.T) {
 	t.Parallel()
 	const root = `"github.com/seed-387a6c65/caddy-ratelimit"`
 	for dir, forbidden := range map[string]func(path string) bool{
-		"limiter":            func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
-		"internal":           func(path string) bool { return path == root },
-		"internal/fieldtext": func(path string) bool { return strings.Contains(path, "/caddyserver/") }, // for httplimit
-		"internal/clientip":  func(path string) bool { return strings.Contains(path, ".") },             // likewise
-		"internal/bucket":    func(path string) bool { return strings.Contains(path, ".") },
+		"limiter":                    func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
+		"internal":                   func(path string) bool { return path == root },
+		"internal/outcome/fieldtext": func(path string) bool { return strings.Contains(path, "/caddyserver/") }, // for httplimit
+		"internal/request/clientip":  func(path string) bool { return strings.Contains(path, ".") },             // likewise
+		"internal/bucket":            func(path string) bool { return strings.Contains(path, ".") },
 		"limiter/internal/redisscript": func(path string) bool {
 			return strings.Contains(path, "/caddyserver/") || strings.HasSuffix(path, `/limiter"`)
 		},

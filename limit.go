@@ -6,7 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 )
 
 // Limit is a leaky bucket for each key, such as each client address. The

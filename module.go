@@ -31,10 +31,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/command"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/convert"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/replay"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 )
 
 func init() {

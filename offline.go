@@ -5,7 +5,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

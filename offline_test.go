@@ -17,7 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 

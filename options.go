@@ -4,7 +4,7 @@ import (
 	"reflect"
 	"strings"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
 // limitOptions are the names of the options of a Limit in a Caddyfile, in the order of

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

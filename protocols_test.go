@@ -22,7 +22,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestVirtualRequests guards that the requests which Caddy makes itself, for a

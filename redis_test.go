@@ -23,9 +23,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestWaysToReachRedis guards that buckets in Redis work as those in the process

@@ -21,9 +21,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )

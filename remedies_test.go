@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestRemedies guards that advice helps: once a remedy is applied, there is no advice any more,

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/accesslog"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/offline"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/replay"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/accesslog"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

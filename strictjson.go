@@ -7,7 +7,7 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
 // UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown

@@ -1,7 +1,7 @@
 package ratelimit
 
 import (
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -19,11 +19,11 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
 )
 
 // Zones are the options of mholt/caddy-ratelimit, so that a config for it can be

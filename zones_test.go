@@ -16,10 +16,10 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // bansModel is a plain model of bans of one key: what has happened, in µs.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // newTestCluster returns a store in the given cluster.

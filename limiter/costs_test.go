@@ -6,8 +6,8 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/costtest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/costtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // The tests in this file guard what a request costs. Each ceiling is the present

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestDelayKeepsBound guards what requests that may wait pass: in any time, and at any

@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 

@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // inProgress is a request that holds units of one bucket.

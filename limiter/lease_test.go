@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // fleet is several nodes that share a server, on one virtual clock.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestLuaAlgorithmsStandAlone guards that the functions which each call of the script

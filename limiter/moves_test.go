@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 )
 
 // TestMovesKeepCharges guards a process whose buckets move while requests are in progress, as

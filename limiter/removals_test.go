@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // settledRemovals waits until the store's removals are complete.

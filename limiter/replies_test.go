@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestShortReplies guards a server that replies fewer numbers than it is asked

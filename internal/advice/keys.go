@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 

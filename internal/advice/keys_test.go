@@ -9,8 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
 )
 
 // templateOf returns a template that stands in a Caddyfile.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )

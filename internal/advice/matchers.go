@@ -9,7 +9,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 )
 
 // TestWarmUpValidate guards the numbers of limits that warm up.

@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
 // One value can be written in several ways, which Caddy, or an upstream, takes for equal. So it

@@ -13,10 +13,10 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
 // Key is a parsed key template, which determines the bucket of a request.

@@ -14,9 +14,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"pgregory.net/rapid"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 )
 
 // request returns a request from 192.0.2.1, and its replacer.

@@ -9,8 +9,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
 // newTestKey parses a template with the default prefix lengths.

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/costtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/costtest"
 )
 
 // TestSizes guards the sizes of what is kept for each request. An outcome has room for

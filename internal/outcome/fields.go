@@ -9,7 +9,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -15,9 +15,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )

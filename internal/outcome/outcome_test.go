@@ -10,8 +10,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -15,7 +15,7 @@ import (
 	caddymap "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
 // Around tells which placeholders are set before a handler, and which behind it, by those

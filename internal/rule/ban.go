@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/keytext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )

@@ -9,9 +9,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/calendar"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

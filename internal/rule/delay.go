@@ -9,8 +9,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/hangup"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/hangup"
 )
 
 // lookEvery is how often a request that waits looks whether its client is still there.

@@ -9,12 +9,12 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/toplist"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 )
 
 // Limit is a compiled limit. It does not change once its config is loaded.

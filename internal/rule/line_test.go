@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 )
 

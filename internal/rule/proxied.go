@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
 // proxyWatch finds out whether the key of a limit is a proxy's address, so that all its

@@ -15,7 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

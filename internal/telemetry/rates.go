@@ -5,7 +5,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

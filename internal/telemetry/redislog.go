@@ -13,9 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/logqueue"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
 )
 
 // clients are the prefixes of addresses that count as one client: with IPv6 they are what a

@@ -28,7 +28,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/fieldtext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // accessFaults are faults in gaining access to Redis.

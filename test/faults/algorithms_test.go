@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // algorithmFaults are faults while limits of all algorithms decide.

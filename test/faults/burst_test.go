@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // burstFaults are faults that affect many concurrent requests, or many

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // dataFaults are faults in what Redis holds, or accepts.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // farFaults are faults of connections: that they are closed while idle, and that

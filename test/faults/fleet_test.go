@@ -18,7 +18,7 @@ import (
 
 	"github.com/quic-go/quic-go/http3"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

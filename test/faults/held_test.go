@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // heldFaults are faults while requests hold units until they end.

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // localFaults are faults while nodes decide by themselves, with a Redis that is far away.

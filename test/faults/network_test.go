@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // networkFaults are faults between nodes and Redis.

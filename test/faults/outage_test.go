@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // perServer is the most connections that a node has to a server: one, and one that is

@@ -3,7 +3,7 @@ package faults
 import (
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // serverFaults are faults of a single server.

@@ -10,8 +10,8 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // node is a Caddy process.

@@ -18,7 +18,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/seed-387a6c65/caddy-ratelimit"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 )
 
 const (

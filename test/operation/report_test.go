@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/report"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/report/reporttest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report/reporttest"
 )
 
 var (

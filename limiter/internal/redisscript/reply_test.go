@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // pieces is what is left to read, which comes in pieces.

@@ -1,0 +1,206 @@
+package adminapi
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
+)
+
+// maxBody is the size of the largest body: keys may be as long as header fields.
+const maxBody = 64 << 10
+
+// useBody says in errors what to send.
+const useBody = `an object such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
+
+// readAsked reads the body of a request about one bucket. Its errors do not
+// show what the body has, which may be a key: Caddy logs them.
+func readAsked(w http.ResponseWriter, r *http.Request) (adminjson.Asked, error) {
+	body, err := readBody(w, r, useBody)
+	if err != nil {
+		return adminjson.Asked{}, err
+	}
+	return parseAsked(body)
+}
+
+// readBody reads a body. use says in errors what to send.
+func readBody(w http.ResponseWriter, r *http.Request, use string) ([]byte, error) {
+	if r.URL.RawQuery != "" {
+		return nil, badRequest("query: not valid here; use a body with %s", use)
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, newError(http.StatusRequestEntityTooLarge, "body: too large; use at most %d bytes", maxBody)
+	case err != nil:
+		return nil, badRequest("body: reading it: %v", err)
+	case len(body) == 0:
+		return nil, badRequest("body: none given; use %s", use)
+	case !utf8.Valid(body):
+		return nil, badRequest("body: not UTF-8; use %s", use)
+	}
+	return body, nil
+}
+
+// useBan says in errors what to send to ban a key.
+const useBan = `an object such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
+
+// errNoBanLimit rejects a request about a ban of no limit.
+var errNoBanLimit = badRequest("limit: none given; use the path of a limit with ban, such as \"login\"")
+
+// parseBan parses the body of a request to ban a key.
+func parseBan(body []byte) (asked adminjson.Asked, d time.Duration, err error) {
+	sent, err := readFields(body, useBan, "limit", "key", "address", "duration")
+	if err != nil {
+		return asked, 0, err
+	}
+	if asked, err = askedOf(sent); err != nil {
+		return asked, 0, err
+	}
+	if asked.Limit == "" {
+		return asked, 0, errNoBanLimit
+	}
+	var text string
+	if !jsonString(sent["duration"], &text) {
+		text = ""
+	}
+	if d, err = caddy.ParseDuration(text); err != nil || d < time.Second || d > maxBan {
+		return asked, 0, badRequest(`duration: not valid; use a text from "1s" to "%dd", such as "10m"`, maxBan/(24*time.Hour))
+	}
+	return asked, d, nil
+}
+
+// maxBan is the longest ban.
+const maxBan = 6000 * 24 * time.Hour
+
+// parseAsked parses a body.
+func parseAsked(body []byte) (adminjson.Asked, error) {
+	sent, err := readFields(body, useBody, "limit", "key", "address")
+	if err != nil {
+		return adminjson.Asked{}, err
+	}
+	return askedOf(sent)
+}
+
+// readFields returns the fields of a body, which may have each of the known ones once, in
+// just this case: encoding/json would take the last of several. use says in errors what to
+// send.
+func readFields(body []byte, use string, known ...string) (map[string]json.RawMessage, error) {
+	switch {
+	case !json.Valid(body):
+		return nil, badRequest("body: malformed JSON; use %s", use)
+	case !bytes.HasPrefix(bytes.TrimSpace(body), []byte("{")):
+		return nil, badRequest("body: not valid; use %s", use)
+	}
+	sent := make(map[string]json.RawMessage)
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	_, _ = decoder.Token() // the brace
+	for decoder.More() {
+		token, err := decoder.Token()
+		name, isName := token.(string)
+		var value json.RawMessage
+		if err = cmp.Or(err, decoder.Decode(&value)); err != nil || !isName {
+			return nil, badRequest("body: malformed JSON; use %s", use)
+		}
+		inCase := slices.IndexFunc(known, func(k string) bool { return strings.EqualFold(k, name) })
+		switch {
+		case inCase < 0:
+			last := len(known) - 1
+			return nil, badRequest("body: unknown field; use %s or %s", strings.Join(known[:last], ", "), known[last])
+		case known[inCase] != name:
+			return nil, badRequest("%s: not in lower case; use lower case", known[inCase])
+		case sent[name] != nil:
+			return nil, badRequest("%s: given twice; use it once", name)
+		}
+		sent[name] = value
+	}
+	return sent, nil
+}
+
+// askedOf returns what the fields of a body ask for.
+func askedOf(sent map[string]json.RawMessage) (asked adminjson.Asked, err error) {
+	limit, key, address := sent["limit"], sent["key"], sent["address"]
+	switch {
+	case limit == nil && key == nil && address == nil:
+		return asked, badRequest("body: neither limit, key nor address given; use %s", useBody)
+	case limit != nil && key != nil && address != nil:
+		return asked, badRequest("address: can't be combined with limit and key; use one of key and address")
+	}
+	if limit != nil && (!jsonString(limit, &asked.Limit) || asked.Limit == "") {
+		return asked, badRequest(`limit: not valid; use the path of a limit as text, such as "api" or "api/search"`)
+	}
+	if key != nil {
+		if key[0] == '[' {
+			err = jsonKeys(key, &asked.Values)
+		} else {
+			asked.Key = new(string)
+			err = jsonKey(key, asked.Key)
+		}
+		if err != nil {
+			return asked, badRequest("key: %w", err)
+		}
+	}
+	if address != nil {
+		asked.Address = new(string)
+		if !jsonString(address, asked.Address) {
+			return asked, badRequest(`address: not valid; use the address of a client as text, such as "203.0.113.7", or "" for all that have none`)
+		}
+		if limit == nil && !isAddress(*asked.Address) {
+			return asked, badRequest(`address: not valid; use an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
+		}
+	}
+	return asked, nil
+}
+
+// isAddress reports whether a text is an address, a prefix, or empty.
+func isAddress(text string) bool {
+	_, notAddress := netip.ParseAddr(text)
+	_, notPrefix := netip.ParsePrefix(text)
+	return text == "" || notAddress == nil || notPrefix == nil
+}
+
+// jsonString decodes a string, if it is one.
+func jsonString(raw json.RawMessage, into *string) bool {
+	return len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, into) == nil
+}
+
+// errNotKey is the error for what can't be a key.
+var errNotKey = errors.New("not valid; use a text, or an array of texts, one for each placeholder in the limit's key")
+
+// jsonKey decodes the text of a key.
+func jsonKey(raw json.RawMessage, into *string) (err error) {
+	var text string
+	if !jsonString(raw, &text) {
+		return errNotKey
+	}
+	*into, err = keytext.Parse(text)
+	return err
+}
+
+// jsonKeys decodes an array of them.
+func jsonKeys(raw json.RawMessage, into *[]string) error {
+	var elements []json.RawMessage
+	if err := json.Unmarshal(raw, &elements); err != nil {
+		return err
+	}
+	*into = make([]string, len(elements))
+	for i, element := range elements {
+		if err := jsonKey(element, &(*into)[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

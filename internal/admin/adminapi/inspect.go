@@ -1,0 +1,254 @@
+package adminapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// peek answers with what buckets hold.
+func (s server) peek(w http.ResponseWriter, r *http.Request) error { return s.inspect(w, r, false) }
+
+// reset empties buckets and answers with what they held.
+func (s server) reset(w http.ResponseWriter, r *http.Request) error { return s.inspect(w, r, true) }
+
+// inspect looks at the bucket of a limit or those of all limits, or empties them.
+func (s server) inspect(w http.ResponseWriter, r *http.Request, reset bool) error {
+	asked, err := readAsked(w, r)
+	if err != nil {
+		return err
+	}
+	if asked.Limit == "" {
+		answer, err := s.newest().inspectAll(r.Context(), asked, reset)
+		if err != nil {
+			return err
+		}
+		return writeJSON(w, statusOf(answer.Error), answer)
+	}
+	answer, err := s.newest().inspect(r.Context(), asked, reset)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, statusOf(answer.Error), answer)
+}
+
+// inspect looks at the bucket that is asked for, or empties it, and returns what it holds, or
+// held.
+func (c *Config) inspect(ctx context.Context, asked adminjson.Asked, reset bool) (adminjson.Level, error) {
+	b, err := c.find(asked.Limit)
+	if err != nil {
+		return adminjson.Level{}, err
+	}
+	return c.inspectBucket(ctx, b, asked, reset)
+}
+
+// inspectAll is inspect for the buckets of all limits whose keys can be made from what is
+// asked. It empties none that all requests share: one client is to be let in, and not the
+// others too.
+func (c *Config) inspectAll(ctx context.Context, asked adminjson.Asked, reset bool) (answer adminjson.Levels, err error) {
+	answer.Buckets, answer.NotAsked = []adminjson.Level{}, []adminjson.NotAsked{}
+	all := c.numbered()
+	if len(all) == 0 {
+		return answer, errNoLimits
+	}
+	not := func(b *bucket, why string) {
+		answer.NotAsked = append(answer.NotAsked, adminjson.NotAsked{Limit: b.title, Why: why})
+	}
+	seen := make(map[string]bool)
+	for i := range all {
+		b := &all[i]
+		if seen[b.title] {
+			continue // it stands in several places
+		}
+		seen[b.title] = true
+		requests, why := requestsFor(&asked, b.title, b.Limit.Key)
+		if reset && len(b.Limit.Key.Placeholders()) == 0 {
+			requests, why = nil, "all requests share its bucket; to empty that, name the limit"
+		}
+		for _, request := range requests {
+			one, err := c.inspectBucket(ctx, b, request, reset)
+			var notLocated caddy.APIError
+			switch {
+			case errors.As(err, &notLocated):
+				why = err.Error()
+				continue
+			case err != nil:
+				return answer, err
+			}
+			answer.Asked++
+			answer.Error = cmp.Or(answer.Error, one.Error)
+			if one.Notable() {
+				answer.Buckets = append(answer.Buckets, one)
+			}
+		}
+		if why != "" {
+			not(b, why)
+		}
+	}
+	return answer, nil
+}
+
+// inspectBucket looks at a bucket and its ban, or empties both.
+func (c *Config) inspectBucket(ctx context.Context, b *bucket, asked adminjson.Asked, reset bool) (adminjson.Level, error) {
+	at, err := locate(b.Bucket, asked)
+	if err != nil {
+		return adminjson.Level{}, err
+	}
+	if b.Limit.Load != nil {
+		if reset {
+			return adminjson.Level{}, badRequest("limit: it follows the load, and has nothing to empty")
+		}
+		return b.loadLevel(at), nil
+	}
+	found, err := c.look(ctx, at, reset)
+	if err != nil {
+		return adminjson.Level{}, err
+	}
+	answer := b.level(at, found)
+	if b.Limit.Bans == nil {
+		return answer, nil
+	}
+	ban, err := c.look(ctx, b.BanOf(&at), reset)
+	if answer.Banned = adminjson.Seconds(ban.RetryAfter); answer.Banned > 0 && answer.Size != nil {
+		*answer.Remaining, *answer.RetryAfter = 0, max(*answer.RetryAfter, answer.Banned)
+	}
+	if answer.Node != nil && ban.node != nil {
+		answer.Node.Remembered = answer.Node.Remembered || ban.node.Remembered
+	}
+	answer.Error = cmp.Or(answer.Error, ban.error)
+	return answer, err
+}
+
+// loadLevel returns the answer for a limit that follows the load: its size is what it allows
+// now, and its level what is in progress.
+func (b *bucket) loadLevel(at limiter.Bucket) adminjson.Level {
+	s := b.Limit.Load.Controllers.Peek(at.Key, time.Now())
+	size, left := int64(s.Limit), int64(max(s.Limit-s.InProgress, 0))
+	return adminjson.Level{
+		Limit: b.title, Key: shownKey(at.Key, at.Name == b.AddressName), Policies: b.ShownPolicies(), From: "memory",
+		Size: &size, Level: int64(s.InProgress), Remaining: &left, InProgress: left == 0,
+	}
+}
+
+// found is what was found in a bucket, or what it held before it was emptied.
+type found struct {
+	limiter.Level
+	from  string          // the store
+	node  *adminjson.Node // what this process knows of it; nil if it is the store
+	error string          // why Redis did not answer, so that Level is from this process
+}
+
+// look looks at a bucket, or empties it, in the store of the config. If Redis does not
+// answer, it does so in this process alone.
+func (c *Config) look(ctx context.Context, at limiter.Bucket, reset bool) (f found, err error) {
+	if c.Redis == nil {
+		look := c.Memory.Peek
+		if reset {
+			look = c.Memory.Reset
+		}
+		f.from = "memory"
+		f.Level, err = look(ctx, at)
+		return f, err
+	}
+
+	// The store must stay open, as for a request that a handler decides.
+	c.InUse.Add(1)
+	defer c.InUse.Add(-1)
+	here, remembered, err := c.Redis.PeekHere(at)
+	if err != nil {
+		return f, err
+	}
+	look := c.Redis.Peek
+	if reset {
+		look = c.Redis.Reset
+	}
+	f.from = "redis"
+	f.Level, err = look(ctx, at)
+	if errors.Is(err, limiter.ErrUnavailable) {
+		f.from, f.Level, f.error, err = "node", here, unavailable(err), nil
+		if reset {
+			err = c.Redis.ResetHere(at)
+		}
+	}
+	f.node = &adminjson.Node{Level: here.Units, Remembered: remembered, Leased: here.Leased, Unreported: here.Unreported}
+	return f, err
+}
+
+// unavailable returns what answers say if Redis did not answer.
+func unavailable(err error) string { return "redis unavailable: " + err.Error() }
+
+// locate returns the bucket in stores that was asked for.
+func locate(b *rule.Bucket, asked adminjson.Asked) (at limiter.Bucket, err error) {
+	switch {
+	case b.Off:
+		return at, badRequest("limit: its factor is 0, so it has no buckets")
+	case b.Rate.IsDynamic():
+		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.Rate.Option)
+	case b.Drip.IsDynamic():
+		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.Drip.Option)
+	}
+	if at, err = identify(b, asked); err != nil {
+		return at, err
+	}
+	at.Limit = b.Stored(time.Now())
+	at.Cost = b.UsualCost()
+	at.Limit.Size += b.Headroom(&at.Limit, at.Cost)
+	if b.Limit.ShareWhenFull {
+		// Known only if it is the client's address that was typed.
+		if network := clientip.NetworkOf(asked.Text()); network != clientip.NoNetwork {
+			at.ShareKey = network
+		}
+	}
+	return at, nil
+}
+
+// identify returns a bucket with the name and the key of the one that was asked for.
+func identify(b *rule.Bucket, asked adminjson.Asked) (at limiter.Bucket, err error) {
+	at.Name, at.MaxKeys, at.DryRun, at.Consistency = b.Name, b.Limit.MaxKeys, b.Limit.DryRun, b.Consistency
+	if asked.Address != nil {
+		at.Name = b.AddressName
+	}
+	at.Key, err = keyOf(&asked, b.Limit.Key)
+	return at, err
+}
+
+// level returns the answer for b, of whose bucket at that was found.
+func (b *bucket) level(at limiter.Bucket, level found) adminjson.Level {
+	answer := adminjson.Level{
+		Error: level.error, Limit: b.title, From: level.from, Level: level.Units, Held: level.Held, Clear: adminjson.Seconds(level.Clear),
+		Key: shownKey(at.Key, at.Name == b.AddressName), Policies: b.ShownPolicies(), Node: level.node,
+	}
+	if !b.SizeIsDynamic() {
+		wait, above := adminjson.Seconds(level.RetryAfter), b.Headroom(&at.Limit, at.Cost)
+		size, remaining := at.Limit.Size-above, max(level.Remaining-above, 0)
+		answer.Size, answer.Remaining, answer.RetryAfter = &size, &remaining, &wait
+		answer.Never = at.Cost > size
+	}
+	if b.Policy.Concurrency { // when it is clear is up to the requests in progress
+		answer.InProgress = answer.RetryAfter != nil && *answer.RetryAfter > 0
+		if answer.Clear = 0; answer.InProgress {
+			answer.RetryAfter = nil
+		}
+	}
+	return answer
+}
+
+// shownKey returns a key, or a client's address that replaces it, as it is shown.
+func shownKey(key string, address bool) adminjson.Key {
+	text := keytext.Of(key)
+	if address {
+		return adminjson.Key{Address: &text}
+	}
+	return adminjson.Key{Key: &text, NotUTF8: !utf8.ValidString(key)}
+}

@@ -1,0 +1,151 @@
+package adminapi
+
+import (
+	"cmp"
+	"net/http"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// status answers with the state of the store and the counts of the limits.
+func (s server) status(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, s.newest().status(s.counted))
+}
+
+// limits answers with all limits.
+func (s server) limits(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, adminjson.Limits{Limits: s.newest().limits(s.counted)})
+}
+
+// status returns the state of the store and the counts of the limits.
+func (c *Config) status(counted *telemetry.Process) adminjson.Status {
+	now := time.Now()
+	status := adminjson.Status{
+		Version: telemetry.Version(), Servers: []adminjson.Server{}, Limits: []adminjson.Counts{},
+		Requests: make(map[string]uint64),
+	}
+	for what, n := range counted.Requests() {
+		status.Requests[what.String()] = n
+	}
+	if c == nil {
+		return status
+	}
+	status.Configured, status.Store, status.OnError = true, "memory", string(c.OnError)
+	status.Memory = &adminjson.Memory{Buckets: c.Memory.Len(), MaxKeys: c.MaxKeys}
+	if c.Redis != nil {
+		status.Store = "redis"
+		for _, s := range counted.ServerStats(c.Redis) {
+			status.Servers = append(status.Servers, serverAnswerOf(&s, now))
+		}
+	}
+	var counters []*telemetry.Counters // of each path, once
+	seen := make(map[string]bool)
+	for l := range c.buckets() {
+		if !seen[l.Path] {
+			seen[l.Path] = true
+			counters = append(counters, l.Policy.Counters)
+			if load := l.Limit.Load; load != nil {
+				status.Load = append(status.Load, loadAnswerOf(l.Path, load.Controllers, now))
+			}
+		}
+	}
+	var over time.Duration
+	status.Limits, over = counted.Counts(counters)
+	status.RatesOver = adminjson.Seconds(over)
+	return status
+}
+
+// serverAnswerOf returns the answer for a Redis server.
+func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
+	answer := adminjson.Server{
+		Address: s.Address, State: s.State, Breaker: s.Breaker, Reason: s.Reason,
+		Connections: map[string]int{"idle": s.Idle, "in_use": s.InUse, "connecting": s.Connecting},
+		Calls:       s.Calls, Requests: s.Requests, Failures: s.Failures,
+	}
+	if answer.Failures == nil {
+		answer.Failures = map[string]uint64{}
+	}
+	if !s.DownSince.IsZero() {
+		down := adminjson.Seconds(now.Sub(s.DownSince))
+		answer.Down = &down
+	}
+	return answer
+}
+
+// loadAnswerOf returns the answer for a limit that follows the load.
+func loadAnswerOf(path string, c *adaptive.Controllers, now time.Time) adminjson.Load {
+	s := c.State(now)
+	answer := adminjson.Load{
+		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Mean: adminjson.Seconds(s.Mean),
+		Latency: adminjson.Seconds(c.Options.Latency), State: s.Verdict.String(), Shed: make(map[string]uint64), AtMin: adminjson.Seconds(s.AtMin),
+	}
+	for class, n := range s.Shed {
+		answer.Shed[adaptive.Class(class).String()] = n //nolint:gosec // there are few
+	}
+	return answer
+}
+
+// limits returns what there is to say of all limits.
+func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
+	limits := []adminjson.Limit{}
+	if c == nil {
+		return limits
+	}
+	sites := routes.Sites[rule.Module](c.HTTP)
+	held := make(map[string]int)
+	for _, usage := range c.Memory.Usage() {
+		held[usage.Name] += usage.Buckets
+	}
+	for _, b := range c.numbered() {
+		answer := b.answer(c.MaxKeys)
+		answer.Scope = b.scope(sites[b.module])
+		answer.Buckets = held[b.Name] + held[b.AddressName]
+		answer.Results = counted.Results(b.Policy.Counters)
+		limits = append(limits, answer)
+	}
+	return limits
+}
+
+// answer returns what b's config says of it, given the maximum number of buckets of all limits.
+func (b bucket) answer(maxKeys int) adminjson.Limit {
+	l, handler := b.Limit, b.module.Compiled()
+	answer := adminjson.Limit{
+		Numbers: b.Shown(),
+		Path:    b.Path, Name: b.title, Handler: b.index, Off: b.Off, Cost: b.ShownCost(),
+		Key: l.Key.String(), IPv4Prefix: l.Key.Prefixes.IPv4, IPv6Prefix: l.Key.Prefixes.IPv6,
+		MaxKeys: l.MaxKeysOf(maxKeys), WhenFull: l.WhenFull(), TrackTop: l.TrackTop,
+		Accounting: string(handler.Accounting), OnError: string(handler.OnError),
+	}
+	for _, outer := range b.Around {
+		answer.Parent = cmp.Or(outer.Path, answer.Parent)
+	}
+	return answer
+}
+
+// scope returns which requests b's limit applies to, given where its handler stands.
+func (b bucket) scope(site routes.Site) adminjson.Scope {
+	scope := adminjson.Scope{Server: site.Server, Hosts: site.Hosts, Match: b.Limit.Match, RouteMatches: site.Matches}
+	for _, outer := range b.Around {
+		if outer.Match != nil {
+			scope.ParentMatches = append(scope.ParentMatches, outer.Match)
+		}
+	}
+	return scope
+}
+
+// scopes returns those of all limits that share a list of bans.
+func (c *Config) scopes(bans *rule.BanList) (scopes []adminjson.Scope) {
+	sites := routes.Sites[rule.Module](c.HTTP)
+	for _, b := range c.numbered() {
+		if b.IsMain() && b.Limit.Bans != nil && b.Limit.Bans.List == bans {
+			scopes = append(scopes, b.scope(sites[b.module]))
+		}
+	}
+	return scopes
+}

@@ -1,0 +1,129 @@
+package command
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+)
+
+// adminTimeout is how long commands wait for an answer of the admin endpoint.
+const adminTimeout = 10 * time.Second
+
+// addAdminFlags adds the flags of commands that ask a running Caddy.
+func addAdminFlags(cmd *cobra.Command) {
+	cmd.Flags().String("address", "", "The address of the admin endpoint, such as localhost:2019 or unix//run/caddy.sock")
+	cmd.Flags().StringP("config", "c", "", "The config file that has the address of the admin endpoint")
+	cmd.Flags().StringP("adapter", "a", "", "The adapter of the config file, if it is neither JSON nor a Caddyfile")
+	cmd.Flags().Bool("json", false, "Print the answer as JSON")
+}
+
+// newClient returns a client for the address that the flags of cmd tell.
+func newClient(cmd *cobra.Command, timeout time.Duration) (*adminClient, error) {
+	address, err := adminAddress(cmd)
+	if err != nil {
+		return nil, err
+	}
+	return newAdminClient(address, timeout)
+}
+
+// adminAddress returns the address of the admin endpoint.
+func adminAddress(cmd *cobra.Command) (string, error) {
+	address, _ := cmd.Flags().GetString("address")
+	file, _ := cmd.Flags().GetString("config")
+	adapter, _ := cmd.Flags().GetString("adapter")
+	if address != "" || file == "" {
+		if adapter != "" && file == "" {
+			return "", errors.New("adapter: needs a config file; use --config")
+		}
+		return cmp.Or(address, caddy.DefaultAdminListen), nil
+	}
+	text, err := ReadConfig(file, adapter)
+	if err != nil {
+		return "", err
+	}
+	var cfg struct {
+		Admin caddy.AdminConfig `json:"admin"`
+	}
+	if err := json.Unmarshal(text, &cfg); err != nil {
+		return "", fmt.Errorf("%s: decoding the config: %w", file, err)
+	}
+	if cfg.Admin.Disabled {
+		return "", fmt.Errorf("%s: the admin endpoint is off, and a running Caddy can't be asked without it", file)
+	}
+	return cmp.Or(caddy.NewReplacer().ReplaceAll(cfg.Admin.Listen, ""), caddy.DefaultAdminListen), nil
+}
+
+// show prints an answer as JSON if the user wants it so, or decodes it for print, which
+// returns the command's error.
+func show(cmd *cobra.Command, answer []byte, into any, print func(w io.Writer) error) error {
+	if err := json.Unmarshal(answer, into); err != nil {
+		return fmt.Errorf("the admin endpoint's answer can't be read: %w", err)
+	}
+	w := cmd.OutOrStdout()
+	if asJSON, _ := cmd.Flags().GetBool("json"); !asJSON {
+		return print(w)
+	}
+	var text bytes.Buffer
+	if err := json.Indent(&text, answer, "", "  "); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, terminal.SafeJSON(strings.TrimSpace(text.String()))+"\n")
+	if err != nil {
+		return err
+	}
+	return print(io.Discard) // for its error
+}
+
+// askAndShow asks a running Caddy and shows the answer.
+func askAndShow(cmd *cobra.Command, path string, send, into any, print func(w io.Writer) error) error {
+	client, err := newClient(cmd, adminTimeout)
+	if err != nil {
+		return err
+	}
+	answer, err := client.fetch(cmd.Context(), path, send)
+	if err != nil {
+		return err
+	}
+	return show(cmd, answer, into, print)
+}
+
+// completeLimit completes the path of a limit by asking the running Caddy.
+func completeLimit(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return limitPaths(cmd, func(*adminjson.Limit) bool { return true }), cobra.ShellCompDirectiveNoFileComp
+}
+
+// limitPaths returns the names of those limits of the running Caddy that are wanted;
+// none if it does not answer at once.
+func limitPaths(cmd *cobra.Command, wanted func(*adminjson.Limit) bool) (paths []string) {
+	client, err := newClient(cmd, time.Second)
+	if err != nil {
+		return nil
+	}
+	answer, err := client.fetch(context.Background(), "limits", nil)
+	var limits adminjson.Limits
+	if err != nil || json.Unmarshal(answer, &limits) != nil {
+		return nil
+	}
+	for i := range limits.Limits {
+		if l := &limits.Limits[i]; wanted(l) && !slices.Contains(paths, l.Name) {
+			paths = append(paths, l.Name)
+		}
+	}
+	return paths
+}

@@ -1,0 +1,476 @@
+package offline
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
+)
+
+// Config is a config that is loaded only to find out which limits a request
+// would have to pass: nothing is listened on, logged or connected to. Of the
+// handlers, it only has those of this module, those that contain others, and
+// those that change the request on its way to a limit.
+type Config struct {
+	Name    string    // of the file
+	Servers []*Server // by name
+	MaxKeys int       // of all limits together
+	Redis   Redis     // as configured, though it is not used; nil without
+
+	// What differs from the config as Caddy would run it, one sentence each.
+	Warnings []string
+
+	module Module
+	text   []byte // in JSON
+	ctx    caddy.Context
+	cancel func()
+
+	// Its HTTP app: all of it once it was validated, until then without what is cut away.
+	http *caddyhttp.App
+}
+
+// Load loads a config file. The adapter is guessed as by other commands
+// of Caddy if it is empty, and file may be "-" for standard input. The config must
+// be closed.
+//
+// Logs of this process are discarded from now on.
+func Load(m Module, file, adapter string) (*Config, error) {
+	text, err := command.ReadConfig(file, adapter)
+	if err != nil {
+		return nil, err
+	}
+	d, err := New(m, text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	d.Name = file
+	return d, nil
+}
+
+// decodeAs decodes JSON into v if Caddy can load it as what module is. Caddy refuses
+// options that it does not know: they may have been meant to hold limits.
+func decodeAs(module any, text []byte, v any) error {
+	if err := caddy.StrictUnmarshalJSON(text, module); err != nil {
+		return err
+	}
+	return json.Unmarshal(text, v)
+}
+
+// New loads a config in JSON. It must be closed.
+func New(m Module, text []byte) (*Config, error) {
+	var cfg struct {
+		Apps map[string]json.RawMessage `json:"apps"`
+	}
+	if err := decodeAs(new(caddy.Config), caddy.RemoveMetaFields(text), &cfg); err != nil {
+		return nil, fmt.Errorf("decoding the config: %w", err)
+	}
+	var http struct {
+		HTTPPort  int                                   `json:"http_port,omitempty"`
+		HTTPSPort int                                   `json:"https_port,omitempty"`
+		Servers   map[string]map[string]json.RawMessage `json:"servers,omitempty"`
+	}
+	if raw := cfg.Apps["http"]; raw != nil {
+		if err := decodeAs(new(caddyhttp.App), raw, &http); err != nil {
+			return nil, fmt.Errorf("decoding the http app: %w", err)
+		}
+	}
+	d := &Config{module: m, text: text}
+	for _, name := range slices.Sorted(maps.Keys(http.Servers)) {
+		s, err := newServer(name, http.Servers[name], cmp.Or(http.HTTPPort, caddyhttp.DefaultHTTPPort),
+			cmp.Or(http.HTTPSPort, caddyhttp.DefaultHTTPSPort))
+		if err != nil {
+			return nil, fmt.Errorf("server %q: %w", name, err)
+		}
+		if http.Servers[name], err = s.cut(d); err != nil {
+			return nil, fmt.Errorf("server %q: %w", name, err)
+		}
+		d.Servers = append(d.Servers, s)
+	}
+	own, err := d.cutRedis(cfg.Apps[moduleName])
+	if err != nil {
+		return nil, err
+	}
+	httpApp, err := json.Marshal(http)
+	if err != nil {
+		return nil, err
+	}
+	return d, d.provision(map[string]json.RawMessage{"http": httpApp, moduleName: own})
+}
+
+// cutRedis returns the app's config without Redis.
+func (d *Config) cutRedis(raw json.RawMessage) (json.RawMessage, error) {
+	options := make(map[string]json.RawMessage)
+	if raw != nil {
+		if err := json.Unmarshal(raw, &options); err != nil {
+			return nil, fmt.Errorf("decoding the rate_limit app: %w", err)
+		}
+	}
+	if config := options["redis"]; config != nil && string(config) != "null" {
+		var err error
+		if d.Redis, err = d.module.Redis(config); err != nil {
+			return nil, fmt.Errorf("decoding the rate_limit app: %w", err)
+		}
+	}
+	delete(options, "redis")
+	return json.Marshal(options)
+}
+
+// discardLogs is a logging config with which nothing is logged. It has the writer
+// of the default one, since Caddy would log that it is another.
+func discardLogs() *caddy.Logging {
+	return &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "FATAL"}},
+	}}
+}
+
+// provision provisions the apps and compiles the routes of the servers.
+func (d *Config) provision(apps map[string]json.RawMessage) error {
+	cfg := &caddy.Config{Logging: discardLogs()}
+	base, err := caddy.ProvisionContext(cfg)
+	if err != nil {
+		return err
+	}
+	cfg.AppsRaw = apps
+	// A context of our own, since only Caddy can cancel the other.
+	ctx, cancel := caddy.NewContext(base)
+	d.ctx, d.cancel = ctx, cancel
+	if err := d.compile(ctx); err != nil {
+		cancel()
+		return err
+	}
+	return nil
+}
+
+// compile provisions the apps and compiles the routes of the servers.
+func (d *Config) compile(ctx caddy.Context) error {
+	own, err := ctx.App(moduleName)
+	if err != nil {
+		return err
+	}
+	d.MaxKeys = d.module.MaxKeys(own.(caddy.App))
+	app, err := ctx.App("http")
+	if err != nil {
+		return err
+	}
+	d.http = app.(*caddyhttp.App)
+	for _, s := range d.Servers {
+		s.server = d.http.Servers[s.Name]
+		if err := s.compile(); err != nil {
+			return fmt.Errorf("server %q: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// Validate returns why Caddy would not load the config: it provisions all of it, as
+// caddy validate does, but opens no logs, so their files are not created.
+func (d *Config) Validate() error {
+	cfg := new(caddy.Config)
+	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(d.text), cfg); err != nil {
+		return fmt.Errorf("decoding the config: %w", err)
+	}
+	if err := d.discardWriters(cfg); err != nil {
+		return err
+	}
+	apps := cfg.AppsRaw
+	cfg.AppsRaw = nil
+	base, err := caddy.ProvisionContext(cfg)
+	if err != nil {
+		return err
+	}
+	cfg.AppsRaw = apps
+	ctx, cancel := caddy.NewContext(base) // as in provision
+	cut := d.cancel
+	d.cancel = func() { cancel(); cut() }
+	for name := range apps {
+		if _, err := ctx.App(name); err != nil {
+			return err
+		}
+	}
+	if app, err := ctx.AppIfConfigured("http"); err == nil {
+		d.http = app.(*caddyhttp.App)
+	}
+	return nil
+}
+
+// discardWriters has the logs of a config written nowhere. It returns an error if Caddy
+// would not load a writer.
+func (d *Config) discardWriters(cfg *caddy.Config) error {
+	ctx, cancel := caddy.NewContext(d.ctx)
+	defer cancel()
+	logging := cmp.Or(cfg.Logging, new(caddy.Logging))
+	cfg.Logging = discardLogs()
+	discard := func(about string, log *caddy.BaseLog) error {
+		if log.WriterRaw != nil {
+			if _, err := ctx.LoadModule(log, "WriterRaw"); err != nil {
+				return fmt.Errorf("setting up %s: loading log writer module: %w", about, err)
+			}
+		}
+		log.WriterRaw = json.RawMessage(`{"output":"discard"}`)
+		return nil
+	}
+	if cfg.Logging.Sink = logging.Sink; logging.Sink != nil {
+		if err := discard("sink log", &logging.Sink.BaseLog); err != nil {
+			return err
+		}
+	}
+	for name, log := range logging.Logs {
+		if cfg.Logging.Logs[name] = log; log == nil {
+			return fmt.Errorf("setting up custom log %q: it is null; use a log", name)
+		}
+		if err := discard(fmt.Sprintf("custom log %q", name), &log.BaseLog); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close releases what the config uses.
+func (d *Config) Close() { d.cancel() }
+
+// warn adds a warning, unless it is known.
+func (d *Config) warn(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(d.Warnings, text) {
+		d.Warnings = append(d.Warnings, text)
+	}
+}
+
+// cut returns the server's config with all removed that does not decide which
+// limits a request meets.
+func (s *Server) cut(d *Config) (map[string]json.RawMessage, error) {
+	kept := map[string]json.RawMessage{"automatic_https": json.RawMessage(`{"disable":true}`)}
+	for _, option := range []string{"listen", "client_ip_headers", "trusted_proxies_strict", "trusted_proxies_unix"} {
+		if raw, ok := s.raw[option]; ok {
+			kept[option] = raw
+		}
+	}
+	if raw, ok := s.raw["trusted_proxies"]; ok {
+		var module struct {
+			Source string `json:"source"`
+		}
+		if _ = json.Unmarshal(raw, &module); module.Source == "static" {
+			kept["trusted_proxies"] = raw
+		} else {
+			d.warn("Server %s: trusted_proxies %s is not asked for its addresses, so the client's address is the one of the connection.", s.Name, module.Source)
+		}
+	}
+	c := cutter{Config: d, server: s.Name, limited: make(map[string]bool)}
+	c.findLimited(s.named)
+	for name, route := range s.named {
+		c.route(route, true)
+		s.named[name] = route
+	}
+	s.routes, _ = c.routes(s.routes, false)
+	if c.limitsIn(s.raw["errors"]) {
+		d.warn("Server %s: limits in error routes are left out.", s.Name)
+	}
+	kept["routes"], _ = json.Marshal(s.routes)
+	if len(s.named) > 0 {
+		kept["named_routes"], _ = json.Marshal(s.named)
+	}
+	return kept, c.err
+}
+
+// rawRoute is a route in JSON.
+type rawRoute map[string]json.RawMessage
+
+// cutter removes what does not decide which limits a request meets from the
+// routes of a server.
+type cutter struct {
+	*Config
+	server  string
+	limited map[string]bool // the named routes that have limits
+	err     error           // for a subroute that Caddy would not load; nil if there is none
+}
+
+// findLimited finds the named routes that have limits, or invoke one that has.
+func (c *cutter) findLimited(named map[string]rawRoute) {
+	for range named { // a route may invoke others, to a depth of all
+		for name, route := range named {
+			c.limited[name] = c.limited[name] || c.hasLimits(route["handle"])
+		}
+	}
+}
+
+// limitsIn reports whether limits are anywhere in a JSON value, without those of named
+// routes.
+func (c *cutter) limitsIn(raw json.RawMessage) bool {
+	return (&cutter{Config: c.Config}).hasLimits(raw)
+}
+
+// hasLimits reports whether limits are anywhere in a JSON value, or it invokes a
+// named route that has some.
+func (c *cutter) hasLimits(raw json.RawMessage) bool {
+	var value any
+	return json.Unmarshal(raw, &value) == nil && c.contains(value)
+}
+
+// contains is hasLimits for a decoded value.
+func (c *cutter) contains(value any) bool {
+	switch value := value.(type) {
+	case []any:
+		return slices.ContainsFunc(value, c.contains)
+	case map[string]any:
+		switch value["handler"] {
+		case moduleName:
+			return true
+		case "invoke":
+			name, _ := value["name"].(string)
+			return c.limited[name]
+		}
+		for _, v := range value {
+			if c.contains(v) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// routes cuts routes. after tells whether requests may meet a limit after them;
+// found, whether they may meet one in them.
+func (c *cutter) routes(routes []rawRoute, after bool) (kept []rawRoute, found bool) {
+	for _, route := range slices.Backward(routes) {
+		has := c.route(route, after)
+		if !has && !after || len(route["handle"]) == 0 && len(route["terminal"]) == 0 && len(route["match"]) == 0 {
+			continue
+		}
+		kept = append(kept, route)
+		found, after = found || has, true
+	}
+	slices.Reverse(kept)
+	return kept, found
+}
+
+// route cuts a single route, like routes does.
+func (c *cutter) route(route rawRoute, after bool) (found bool) {
+	if string(route["terminal"]) == "true" {
+		after = false
+	}
+	var handlers, kept []map[string]json.RawMessage
+	_ = json.Unmarshal(route["handle"], &handlers) // if it is invalid, there are none
+	for _, h := range slices.Backward(handlers) {
+		has := false
+		switch name := handlerName(h); c.kindOf(name, h) {
+		case keepHandler:
+			has = name == moduleName || name == "invoke" && c.limited[stringIn(h, "name")]
+			if name == "subroute" {
+				has = c.subroute(h, after)
+			}
+			if has || after {
+				kept = append(kept, h)
+			}
+		case skipHandler:
+		case guessHandler:
+			if c.limitsIn(marshal(h)) {
+				c.warn("Server %s: limits in the handler %s are left out.", c.server, name)
+			}
+			if after {
+				c.warn("Server %s: the handler %s is not run; it is assumed to pass all requests on, as they are.", c.server, name)
+				if !slices.Contains([]string{"reverse_proxy", "file_server", "intercept"}, name) {
+					kept = append(kept, map[string]json.RawMessage{"handler": marshal("vars"), mayAuthenticate: marshal(name)})
+				}
+			}
+		case endHandler:
+			if c.limitsIn(marshal(h)) {
+				c.warn("Server %s: limits in the handler %s are left out.", c.server, name)
+			}
+			if found {
+				c.warn("Server %s: limits after the handler %s are left out, since it passes no request on.", c.server, name)
+			}
+			kept, found, after = nil, false, false
+			route["terminal"] = json.RawMessage("true")
+		}
+		found, after = found || has, after || has
+	}
+	slices.Reverse(kept)
+	delete(route, "handle")
+	if len(kept) > 0 {
+		route["handle"] = marshal(kept)
+	}
+	return found
+}
+
+// subroute cuts a subroute, like routes does routes.
+func (c *cutter) subroute(h map[string]json.RawMessage, after bool) (found bool) {
+	if c.limitsIn(h["errors"]) {
+		c.warn("Server %s: limits in error routes are left out.", c.server)
+	}
+	delete(h, "errors")
+	options := maps.Clone(h)
+	delete(options, "handler")
+	var subroute struct {
+		Routes []rawRoute `json:"routes"`
+	}
+	if err := decodeAs(new(caddyhttp.Subroute), marshal(options), &subroute); err != nil {
+		c.err = cmp.Or(c.err, fmt.Errorf("decoding a subroute: %w", err))
+	}
+	routes, found := c.routes(subroute.Routes, after)
+	h["routes"] = marshal(routes)
+	return found
+}
+
+// mayAuthenticate is the variable whose setting takes the place of a handler that is
+// not run and may authenticate users: that of Caddy, or one of another plugin.
+const mayAuthenticate = "rate_limit.may_authenticate"
+
+// handlerKind is what becomes of a handler in a Config.
+type handlerKind uint8
+
+const (
+	keepHandler  handlerKind = iota // it runs
+	skipHandler                     // it passes requests on, and does not change what limits see of them
+	guessHandler                    // it may do anything, and is assumed to pass requests on
+	endHandler                      // it passes no request on
+)
+
+// kindOf returns what becomes of a handler. It may remove options from it.
+func (c *cutter) kindOf(name string, h map[string]json.RawMessage) handlerKind {
+	switch name {
+	case moduleName, "subroute", "invoke", "vars", "map", "rewrite":
+		return keepHandler
+	case "headers":
+		delete(h, "response")
+		if _, ok := h["request"]; !ok {
+			return skipHandler
+		}
+		return keepHandler
+	case "encode", "templates", "tracing", "log_append", "request_body", "push", "timeouts", "copy_response_headers":
+		return skipHandler
+	case "static_response", "error", "metrics", "copy_response":
+		return endHandler
+	case "file_server":
+		if string(h["pass_thru"]) == "true" {
+			return guessHandler
+		}
+		return endHandler
+	case "reverse_proxy":
+		// Routes for its responses may pass requests on: so does forward_auth.
+		if len(h["handle_response"]) > 0 {
+			return guessHandler
+		}
+		return endHandler
+	}
+	return guessHandler
+}
+
+// handlerName returns the module name of a handler in JSON.
+func handlerName(h map[string]json.RawMessage) string { return stringIn(h, "handler") }
+
+// stringIn returns the text of an option, empty if it has none.
+func stringIn(options map[string]json.RawMessage, option string) (text string) {
+	_ = json.Unmarshal(options[option], &text)
+	return text
+}
+
+// marshal returns the JSON of what was decoded from JSON.
+func marshal(value any) json.RawMessage {
+	raw, _ := json.Marshal(value)
+	return raw
+}

@@ -1,0 +1,373 @@
+package offline
+
+import (
+	"cmp"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// ExplainCommand returns the command explain.
+func ExplainCommand(m Module) *cobra.Command {
+	cmd := command.Runs(&cobra.Command{
+		Use:   "explain [FILE] [METHOD] URL",
+		Short: "Shows which limits of a config a request would meet",
+		Long: `
+Shows which limits of a config a request would meet, with which keys, at what cost,
+and why it would not meet the others. FILE is the config, as in --config, and METHOD, in
+capitals, is GET by default.
+
+It does not need a running Caddy. The matchers, keys and numbers of the config are
+evaluated, and the handlers vars, map, rewrite and request_header run. Other handlers are
+assumed to pass the request on unchanged, and are listed.`,
+		Example: `  caddy rate-limit explain https://example.com/search
+  caddy rate-limit explain Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login`,
+		Args: cobra.RangeArgs(1, 3),
+	}, func(cmd *cobra.Command, args []string) error { return runExplain(m, cmd, args) })
+	addConfigFlags(cmd)
+	cmd.Flags().StringArrayP("header", "H", nil, "A header field of the request, as 'Name: value'; may be repeated")
+	cmd.Flags().String("client-ip", "192.0.2.1", "The address that the request comes from")
+	cmd.Flags().String("user", "", "The user that is logged in, for {http.auth.user.id}")
+	return cmd
+}
+
+// addConfigFlags adds the flags of commands that read a config file.
+func addConfigFlags(cmd *cobra.Command) {
+	cmd.Flags().StringP("config", "c", "", command.ConfigUsage)
+	cmd.Flags().StringP("adapter", "a", "", "The adapter of the config file, if it is neither JSON nor a Caddyfile")
+	cmd.Flags().Bool("json", false, "Print the result as JSON")
+}
+
+// loadConfigOf loads the config that the flags of a command name, or its argument FILE, which
+// may be "".
+func loadConfigOf(m Module, cmd *cobra.Command, argument string) (*Config, error) {
+	file, err := command.ConfigFile(cmd, argument)
+	if err != nil {
+		return nil, err
+	}
+	adapter, _ := cmd.Flags().GetString("adapter")
+	return Load(m, file, adapter)
+}
+
+// explanation is what explain finds.
+type explanation struct {
+	Request string   `json:"request"`
+	From    string   `json:"from"`
+	Server  string   `json:"server"`
+	Listen  []string `json:"listen"`
+
+	Limits  []explainedLimit `json:"limits"`  // that the request meets, in their order
+	Others  []explainedOther `json:"others"`  // that it does not meet
+	Refused string           `json:"refused"` // why it is rejected before any limit decides, empty if it is not
+	Status  int              `json:"status,omitempty"`
+	Notes   []string         `json:"notes"`
+}
+
+// explainedLimit is a limit that a request meets.
+type explainedLimit struct {
+	Limit string `json:"limit"`
+	Key   string `json:"key"`
+	NoKey bool   `json:"no_key,omitempty"` // it has none, so the key is the client's address
+	Cost  int64  `json:"cost"`
+
+	adminjson.Numbers // a period's window is as long as it is now
+}
+
+// explainedOther is a limit that a request does not meet.
+type explainedOther struct {
+	Limit string `json:"limit"`
+	Why   string `json:"why"`
+}
+
+// runExplain runs the command explain.
+func runExplain(m Module, cmd *cobra.Command, args []string) error {
+	file := ""
+	if n := len(args); n == 3 || n == 2 && args[0] != strings.ToUpper(args[0]) && !cmd.Flags().Changed("config") {
+		file, args = args[0], args[1:]
+	}
+	req, err := requestOf(cmd, args)
+	if err != nil {
+		return err
+	}
+	d, err := loadConfigOf(m, cmd, file)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	e, err := d.explain(req)
+	if err != nil {
+		return err
+	}
+	if asJSON, _ := cmd.Flags().GetBool("json"); asJSON {
+		return terminal.PrintJSON(cmd.OutOrStdout(), e)
+	}
+	e.print(cmd.OutOrStdout())
+	return nil
+}
+
+// requestOf returns the request that the arguments and flags describe.
+func requestOf(cmd *cobra.Command, args []string) (req request, err error) {
+	method, target := http.MethodGet, args[len(args)-1]
+	if len(args) > 1 {
+		method = args[0]
+	}
+	at, err := url.Parse(target)
+	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
+		return req, fmt.Errorf("URL: %q is not valid; use one such as https://example.com/search?q=x", target)
+	}
+	r, err := http.NewRequestWithContext(cmd.Context(), method, target, http.NoBody)
+	if err != nil {
+		return req, fmt.Errorf("METHOD: %q is not valid; use one such as GET or POST", method)
+	}
+	r.Body = http.NoBody
+	r.Host = at.Host
+	r.URL.Scheme, r.URL.Host, r.URL.Fragment, r.URL.RawFragment = "", "", "", ""
+	if r.URL.Path == "" {
+		r.URL.Path = "/"
+	}
+	r.RequestURI = r.URL.RequestURI()
+	if at.Scheme == "https" {
+		r.TLS = &tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13, ServerName: at.Hostname()}
+	}
+	headers, _ := cmd.Flags().GetStringArray("header")
+	for _, field := range headers {
+		name, value, ok := strings.Cut(field, ":")
+		value = textproto.TrimString(value)
+		if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return req, fmt.Errorf("header: %q is not valid; use a field such as 'X-Api-Key: abc'", field)
+		}
+		if strings.EqualFold(name, "Host") {
+			r.Host = value
+		} else {
+			r.Header.Add(name, value)
+		}
+	}
+	address, _ := cmd.Flags().GetString("client-ip")
+	if _, err := netip.ParseAddr(address); err != nil {
+		return req, fmt.Errorf("client-ip: %q is not valid; use an IP address", address)
+	}
+	r.RemoteAddr = net.JoinHostPort(address, "50000")
+	user, _ := cmd.Flags().GetString("user")
+	return request{Request: r, userID: user}, nil
+}
+
+// explain finds out which limits a request meets.
+func (d *Config) explain(req request) (*explanation, error) {
+	s, _ := d.ServerOf(req.Host, req.TLS != nil)
+	if s == nil {
+		return nil, errors.New("the config has no HTTP server")
+	}
+	scheme := "http"
+	if req.TLS != nil {
+		scheme = "https"
+	}
+	e := &explanation{
+		Request: req.Method + " " + scheme + "://" + req.Host + req.RequestURI, Server: s.Name,
+		From:   req.RemoteAddr[:strings.LastIndexByte(req.RemoteAddr, ':')],
+		Limits: []explainedLimit{}, Others: []explainedOther{}, Notes: []string{}, Listen: []string{},
+	}
+	for _, a := range s.listen {
+		e.Listen = append(e.Listen, a.String())
+	}
+	if s.TLS != (req.TLS != nil) || !s.accepts(req.Host, req.TLS != nil) {
+		e.Refused = "No server of the config listens at that address; " + s.Name + " listens at " + strings.Join(e.Listen, " and ")
+		if s.TLS && req.TLS == nil {
+			e.Refused += ", for HTTPS. Caddy redirects plain HTTP to it by default, before any limit"
+		}
+		e.Refused += "."
+		return e, nil
+	}
+	x := &explainer{explanation: e, reached: make(map[*Handler]bool), routes: make(map[*route]string)}
+	run := s.newRun(nil)
+	run.inspect, run.passedBy = x.inspect, x.passedBy
+	if err := run.serve(req); err != nil {
+		x.refuse(err)
+	}
+	for _, h := range s.handlers {
+		if !x.reached[h.limits] {
+			x.reached[h.limits] = true
+			x.addOthers(h.limits.buckets, x.whyNot(h))
+		}
+	}
+	e.Notes = append(e.Notes, d.Warnings...)
+	return e, nil
+}
+
+// explainer explains a request while it passes through the routes.
+type explainer struct {
+	*explanation
+	reached map[*Handler]bool
+	routes  map[*route]string // that the request passed by, and why
+}
+
+// passedBy notes why a request passes by a route.
+func (x *explainer) passedBy(rt *route, r *http.Request, other bool) {
+	x.routes[rt] = "another handle block was chosen"
+	if !other {
+		x.routes[rt] = "its route does not match: " + failedMatchers(rt.MatcherSets, r)
+	}
+}
+
+// whyNot returns why a request did not reach a handler.
+func (x *explainer) whyNot(h *handler) string {
+	for _, rt := range h.routes {
+		if why := x.routes[rt]; why != "" {
+			return why
+		}
+	}
+	if x.Refused != "" {
+		return "the request is rejected before"
+	}
+	return "an earlier handler ends the request"
+}
+
+// inspect explains the limits of a handler.
+func (x *explainer) inspect(h *Handler, r *http.Request) bool {
+	x.reached[h] = true
+	q, err := rule.Evaluate(r, h.Limits, time.Time{})
+	defer q.Release()
+	met := make(map[*rule.Bucket]*rule.Entry)
+	for _, entries := range [][]rule.Entry{q.Entries(), q.Loads()} {
+		for i := range entries {
+			met[entries[i].Bucket] = &entries[i]
+		}
+	}
+	for _, l := range h.buckets {
+		if e := met[l.Bucket]; e != nil {
+			x.addMet(l, e)
+			continue
+		}
+		failed, failure := l.failed(r)
+		switch {
+		case failed != nil && failure == nil:
+			x.addOthers([]*Limit{l}, "its matcher does not match: "+failedMatchers(failed, r))
+		case err == nil && l.Limit.Pool && !l.Off:
+			x.addOthers([]*Limit{l}, "no limit that the request meets borrows from it")
+		case err == nil:
+			x.addOthers([]*Limit{l}, "it is off: its factor is 0")
+		default: // the request is rejected here
+			x.refuse(err)
+			return false
+		}
+	}
+	return true
+}
+
+// addMet adds a limit that the request meets.
+func (x *explainer) addMet(l *Limit, e *rule.Entry) {
+	numbers := e.Ask.Limit
+	numbers.Size = e.Size()
+	x.Limits = append(x.Limits, explainedLimit{
+		Limit: l.Path, Key: keytext.Of(e.Ask.Key), NoKey: e.ByAddress(), Cost: e.Estimate, Numbers: l.ShownFor(&numbers),
+	})
+}
+
+// addOthers adds limits that the request does not meet.
+func (x *explainer) addOthers(limits []*Limit, why string) {
+	for _, l := range limits {
+		x.Others = append(x.Others, explainedOther{l.Path, why})
+	}
+}
+
+// refuse notes why the request is rejected.
+func (x *explainer) refuse(err error) {
+	x.Refused, x.Status = err.Error(), http.StatusInternalServerError
+	if ref := (interface{ StatusCode() int })(nil); errors.As(err, &ref) {
+		x.Status = ref.StatusCode()
+	} else if refused := (caddyhttp.HandlerError{}); errors.As(err, &refused) {
+		x.Status = cmp.Or(refused.StatusCode, x.Status)
+	}
+}
+
+// failedMatchers describes the first matcher of each set that r does not match.
+func failedMatchers(sets caddyhttp.MatcherSets, r *http.Request) string {
+	var failed []string
+	for _, set := range sets {
+		for _, m := range set {
+			if matches, err := (caddyhttp.MatcherSet{m}).MatchWithError(r); err == nil && matches {
+				continue
+			}
+			if text := describeMatcher(m); !slices.Contains(failed, text) {
+				failed = append(failed, text)
+			}
+			break
+		}
+	}
+	return strings.Join(failed, ", ")
+}
+
+// describeMatcher returns the name of a matcher and what it matches.
+func describeMatcher(m any) string {
+	module, ok := m.(caddy.Module)
+	if !ok {
+		return fmt.Sprintf("%T", m)
+	}
+	name := module.CaddyModule().ID.Name()
+	switch text, err := json.Marshal(m); {
+	case err != nil, string(text) == "{}", string(text) == "null":
+		return name
+	default:
+		return name + " " + string(text)
+	}
+}
+
+// print prints the explanation.
+func (e *explanation) print(w io.Writer) {
+	fmt.Fprintf(w, "%s from %s, handled by %s\n", terminal.Safe(e.Request), e.From, terminal.Safe(e.Server))
+	if len(e.Limits) > 0 {
+		met := terminal.NewTable("LIMIT", "KEY", "COST", "ALGORITHM", "SIZE", adminjson.PaceTitle, adminjson.OptionsTitle)
+		for i := range e.Limits {
+			l := &e.Limits[i]
+			key := terminal.Safe(l.Key)
+			if l.NoKey {
+				key += " (no key)"
+			}
+			met.Add(false, l.Limit, key, l.Cost, l.Algorithm, terminal.Number(adminjson.Number(l.Size)), l.Pace(), strings.Join(l.Options(), ", "))
+		}
+		met.DropEmpty()
+		fmt.Fprintln(w)
+		met.Print(w)
+	}
+	if e.Status > 0 {
+		fmt.Fprintf(w, "\nThe request is rejected with status %d: %s\n", e.Status, terminal.Safe(e.Refused))
+	} else if e.Refused != "" {
+		fmt.Fprintf(w, "\n%s\n", terminal.Safe(e.Refused))
+	} else if len(e.Limits) == 0 {
+		fmt.Fprintln(w, "\nNo limit applies to this request.")
+	}
+	if len(e.Others) > 0 {
+		others := terminal.NewTable("NOT APPLIED", "REASON")
+		for _, o := range e.Others {
+			others.Add(false, o.Limit, terminal.Safe(o.Why))
+		}
+		fmt.Fprintln(w)
+		others.Print(w)
+	}
+	if len(e.Notes) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, note := range e.Notes {
+		fmt.Fprintln(w, "Note: "+terminal.Safe(note))
+	}
+}

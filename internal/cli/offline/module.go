@@ -1,0 +1,93 @@
+// Package offline loads a config without starting it, finds out which limits a request
+// would meet, and has the commands explain and check, which tell it.
+package offline
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// moduleName is the name of the handler and of the app.
+const moduleName = "rate_limit"
+
+// Module is what the root package tells of Caddy's modules, which can't be imported from
+// here.
+type Module interface {
+	// MaxKeys returns the option max_keys of the provisioned app.
+	MaxKeys(app caddy.App) int
+
+	// Redis reads the option redis of the app.
+	Redis(config json.RawMessage) (Redis, error)
+}
+
+// Redis returns the options of a config's Redis, or an error if they are invalid.
+type Redis func(caddy.Context) (limiter.RedisOptions, error)
+
+// Handler is a handler of limits.
+type Handler struct {
+	rule.Handler
+	buckets []*Limit // in the order in which requests meet them
+}
+
+// newHandler returns h as a handler of limits, or nil if it is another module's.
+func newHandler(h caddyhttp.MiddlewareHandler) *Handler {
+	module, ok := h.(rule.Module)
+	if !ok {
+		return nil
+	}
+	own := &Handler{Handler: module.Compiled()}
+	for b := range rule.Buckets(own.Limits) {
+		own.buckets = append(own.buckets, &Limit{b})
+	}
+	return own
+}
+
+// Limit is a bucket of a limit, and where that stands.
+type Limit struct{ rule.Placed }
+
+// Key returns the template of the key.
+func (l *Limit) Key() key.Template { return l.Limit.Key.Template() }
+
+// Sizes returns the size in force and the one that is written, which a factor divides; 0 if
+// they depend on the request.
+func (l *Limit) Sizes() (inForce, written int64) {
+	if l.SizeIsDynamic() {
+		return 0, 0
+	}
+	inForce, _, _ = l.EffectiveSize(nil) // it is complete
+	return inForce, l.Size.Constant
+}
+
+// Numbers returns the numbers as the config has them.
+func (l *Limit) Numbers() adminjson.Numbers {
+	n := l.Shown()
+	if inForce, written := l.Sizes(); inForce != written {
+		n.Size = l.Size.String() + " / " + l.Factor.String()
+	}
+	return n
+}
+
+// failed returns the matchers of l, or of the outermost limit around it, that do not
+// match r, or nil if all match.
+func (l *Limit) failed(r *http.Request) (caddyhttp.MatcherSets, error) {
+	for _, outer := range append(slices.Clip(l.Around), l.Limit) {
+		if matches, err := outer.Matchers.AnyMatchWithError(r); err != nil || !matches {
+			return outer.Matchers, err
+		}
+	}
+	return nil, nil
+}
+
+// always reports whether all requests that reach the handler meet l.
+func (l *Limit) always() bool {
+	return !slices.ContainsFunc(append(slices.Clip(l.Around), l.Limit), func(l *rule.Limit) bool { return len(l.Matchers) > 0 })
+}

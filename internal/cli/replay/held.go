@@ -1,0 +1,134 @@
+package replay
+
+import (
+	"container/heap"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// What a request is charged may depend on its response, or it counts only while it is in
+// progress. As in a Caddy, it then holds units from its arrival to its end, and is settled
+// by its response. The log tells both, or that it does not.
+
+// heldUnits is what a request holds of one bucket, in both stores.
+type heldUnits struct {
+	limit  *replayedLimit
+	held   *rule.Held
+	roomy  *limiter.Held
+	index  int // of the bucket in roomy
+	end    time.Duration
+	charge int64
+}
+
+// inProgress is a heap of what requests hold, by their end.
+type inProgress []heldUnits
+
+func (h inProgress) Len() int           { return len(h) }
+func (h inProgress) Less(i, j int) bool { return h[i].end < h[j].end }
+func (h inProgress) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *inProgress) Push(x any)        { *h = append(*h, x.(heldUnits)) }
+
+func (h *inProgress) Pop() any {
+	last := len(*h) - 1
+	x := (*h)[last]
+	(*h)[last] = heldUnits{}
+	*h = (*h)[:last]
+	return x
+}
+
+// goTo sets the clock. Requests that end until then are settled on the way.
+func (p *replay) goTo(now time.Duration) {
+	for len(p.inProgress) > 0 && p.inProgress[0].end <= now {
+		p.now = p.inProgress[0].end
+		h := heap.Pop(&p.inProgress).(heldUnits)
+		h.held.Settle(h.charge)
+		h.roomy.Settle(h.index, h.charge)
+	}
+	p.now = now
+}
+
+// keep notes when what the request holds is settled, and what it is charged then.
+func (p *replay) keep(run *offline.Run) {
+	for i := range p.held[:p.rejected] {
+		p.settleAfter(0, &p.held[i], &p.rejection)
+	}
+	held, e := p.held[p.rejected:], p.entry
+	logged, answered := rule.Response{Status: e.Status, Bytes: e.Bytes}, true
+	switch {
+	case e.Status == 0, e.Status == http.StatusTooManyRequests:
+		logged, answered = rule.Response{}, false // a limit of then may have denied it
+	case e.Status == statusClientLeft:
+		logged = rule.Response{Unknown: true}
+	case slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.ReadsHeader() }):
+		if logged.Header = e.ResponseHeader(); logged.Header != nil {
+			run.SetResponse(logged.Header)
+		}
+	}
+	rejected := p.refused || p.isDenied()
+	for i := range held {
+		l := held[i].limit
+		known := p.settleAfter(time.Duration(max(e.Duration, 0)), &held[i], &logged)
+		if rejected {
+			continue // only a larger size would have admitted it
+		}
+		if e.Duration < 0 {
+			l.untimed++
+		}
+		switch {
+		case !answered:
+			l.unanswered++
+		case l.settlement.Count != nil && len(l.settlement.Count.Headers) > 0 && logged.Header == nil && logged.Status != 0:
+			l.unmatched++
+		case !known:
+			l.estimated++
+		}
+	}
+}
+
+// statusClientLeft is that of requests without a response, since their client has left.
+const statusClientLeft = 499
+
+// settleAfter settles h after a time, by the response. It returns whether that tells what
+// to charge.
+func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *rule.Response) (known bool) {
+	h.charge, known = h.held.Charge(r)
+	h.end = p.now + d
+	heap.Push(&p.inProgress, *h)
+	return known
+}
+
+// reject notes that a handler has rejected the request, with which response if that is
+// known. What the request holds of limits before is settled by that.
+func (p *replay) reject(with rule.Response) {
+	p.rejected, p.rejection = len(p.held), with
+}
+
+// untold returns what the log did not tell of the requests that l admitted, and what was
+// assumed instead, one sentence each.
+func (l *replayedLimit) untold() (text []string) {
+	add := func(n int64, format string) {
+		if n > 0 {
+			text = append(text, fmt.Sprintf(format, humanize.Comma(n)))
+		}
+	}
+	add(l.untimed, "%s requests ended at once, because the log does not say how long they took.")
+	instead := "did not count"
+	switch {
+	case l.settlement.InProgress:
+		instead = "ended when they did in the log"
+	case l.settlement.Count == nil:
+		instead = "cost what was estimated"
+	}
+	add(l.unanswered, "%s requests passed that were denied with 429 in the log, or have no status there: their outcome is unknown, and they "+instead+".")
+	add(l.unmatched, "%s requests did not count, because the log does not have the header fields of their responses.")
+	add(l.estimated, "%s requests cost what was estimated, because the log does not say what they cost.")
+	return text
+}

@@ -1,0 +1,462 @@
+// Package replay is the command replay: it decides the requests of access logs by the
+// limits of a config.
+package replay
+
+import (
+	"cmp"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/accesslog"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// replay decides the requests of access logs by the limits of one config, on the
+// clock of the logs. It is the real thing: the matchers, keys and numbers of the
+// config, and the store that decides in a Caddy without Redis.
+type replay struct {
+	config    *offline.Config
+	store     *limiter.Memory
+	roomy     *roomyStore   // of the sizes that keys need
+	now       time.Duration // on the store's clock
+	limits    []*replayedLimit
+	following []*followingLimit
+	of        map[*rule.Bucket]*replayedLimit
+	host      string // of requests whose log does not tell
+
+	runs    map[*offline.Server]*offline.Run
+	servers map[replayedSite]*offline.Server // nil if no site has the host
+
+	// The request that is being replayed.
+	entry   *accesslog.Entry
+	at      int64
+	url     url.URL
+	values  []string
+	met     []metLimit
+	refused bool
+	held    []heldUnits
+
+	// How many of held are of handlers before the one that rejected the request, and how.
+	rejected  int
+	rejection rule.Response
+
+	inProgress inProgress // what requests hold that have not ended
+
+	taken                      int64
+	requests, admitted, denied int64 // that any limit applied to
+	undecided                  int64 // that a matcher or a value rejected
+	hostless                   int64 // whose log does not tell the host
+	addressless                int64 // whose log does not tell the client's address
+	unserved                   int64 // for hosts that no site of the config has
+	otherHosts                 []string
+
+	readsHeaders bool     // whether anything but a key does
+	headers      [3]int64 // requests whose log has these accesslog.Headers
+}
+
+// replayedSite is what decides which server handles a request.
+type replayedSite struct {
+	host string
+	tls  bool
+}
+
+// metLimit is a limit that the request has met.
+type metLimit struct {
+	limit  *replayedLimit
+	denied bool // by this limit
+	dryRun bool // and that denies nothing
+}
+
+// maxReplayedKeys is the most keys of which a replay keeps statistics.
+const maxReplayedKeys = 1_000_000
+
+// newReplay returns a replay by the limits of config.
+func newReplay(config *offline.Config, opt Options) *replay {
+	p := &replay{
+		config:  config,
+		of:      make(map[*rule.Bucket]*replayedLimit),
+		host:    opt.Host,
+		runs:    make(map[*offline.Server]*offline.Run),
+		servers: make(map[replayedSite]*offline.Server),
+	}
+	if p.host == "" {
+		p.host = config.OnlyHost()
+	}
+	p.store = limiter.NewMemoryWithClock(func() time.Duration { return p.now })
+	p.store.SetMaxKeys(config.MaxKeys)
+	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
+	for _, s := range config.Servers {
+		p.runs[s] = s.NewRun(p.visit)
+		p.readsHeaders = p.readsHeaders || s.ReadsHeaders()
+		p.addLimits(s.Limits(), opt)
+	}
+	for _, l := range p.limits {
+		l.keys.most = max(maxReplayedKeys/len(p.limits), 1)
+	}
+	return p
+}
+
+// addLimits adds limits. Those that share their buckets are one.
+func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
+	for _, l := range limits {
+		if l.Limit.Load != nil {
+			p.following = append(p.following, &followingLimit{path: l.Path, bucket: l.Bucket, latency: l.Limit.Load.Options.Latency})
+			continue
+		}
+		if l.Off || p.of[l.Bucket] != nil {
+			continue
+		}
+		i := slices.IndexFunc(p.limits, func(known *replayedLimit) bool { return known.bucket == l.Name })
+		if i < 0 {
+			i = len(p.limits)
+			p.limits = append(p.limits, newReplayedLimit(l, opt))
+		}
+		p.of[l.Bucket] = p.limits[i]
+	}
+}
+
+// take replays a request, as if it arrived at the given time, in nanoseconds since
+// 1970. Times must not go back.
+func (p *replay) take(e *accesslog.Entry, at int64) {
+	p.goTo(max(time.Duration(at), time.Hour)) // windows may be aligned to the clock
+	clear(p.held)
+	p.entry, p.at, p.met, p.refused, p.held, p.rejected = e, at, p.met[:0], false, p.held[:0], 0
+	p.taken++
+	run := p.prepare()
+	if run == nil {
+		return
+	}
+	p.headers[e.Headers]++
+	if e.ClientIP == "" {
+		p.addressless++
+	}
+	if err := run.Serve(time.Unix(0, at), e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
+		p.refused = true // a matcher failed, and the request with it
+		p.reject(rule.Response{})
+	}
+	if len(p.held) > 0 {
+		p.keep(run)
+	}
+	p.count()
+}
+
+// prepare makes the request, and returns the run of the server that handles it, or
+// nil if no site has its host.
+func (p *replay) prepare() *offline.Run {
+	e := p.entry
+	host, secure := e.Host, e.TLS
+	if host == "" {
+		host = p.host
+		p.hostless++
+	}
+	server, known := p.servers[replayedSite{host, secure}]
+	if !known {
+		if server, _ = p.config.ServerOf(host, secure); e.Host == "" && server != nil && server.TLS != secure {
+			server, _ = p.config.ServerOf(host, server.TLS) // the log does not tell of TLS either
+		}
+		if server != nil && !server.HasSite(host) {
+			server = nil
+		}
+		if len(p.servers) == 10_000 {
+			clear(p.servers) // clients choose the hosts that they ask for
+		}
+		p.servers[replayedSite{strings.Clone(host), secure}] = server
+	}
+	if server == nil {
+		p.addOtherHost(host)
+		return nil
+	}
+	run := p.runs[server]
+	r := run.Request
+	p.url = e.URL
+	r.Method, r.URL, r.RequestURI, r.Host, r.Proto = e.Method, &p.url, e.URI, host, e.Proto
+	if r.ProtoMajor, r.ProtoMinor = 1, 1; strings.HasPrefix(e.Proto, "HTTP/") {
+		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(e.Proto)
+	}
+	if r.RemoteAddr = e.RemoteIP; e.RemoteIP != "" && e.RemoteIP != "@" { // as on a unix socket
+		r.RemoteAddr = net.JoinHostPort(e.RemoteIP, cmp.Or(e.RemotePort, "0"))
+	}
+	if r.TLS = nil; secure || e.Host == "" && server.TLS {
+		r.TLS = &tlsOfReplay
+	}
+	p.values = e.HeaderTo(r.Header, p.values)
+	return run
+}
+
+// addOtherHost counts a request for a host that no site has. If the log does not tell
+// the host, that is counted already.
+func (p *replay) addOtherHost(host string) {
+	if host == "" {
+		return
+	}
+	p.unserved++
+	const shown = 3
+	if len(p.otherHosts) < shown && !slices.Contains(p.otherHosts, host) {
+		p.otherHosts = append(p.otherHosts, strings.Clone(host[:min(len(host), maxText)]))
+	}
+}
+
+// tlsOfReplay is what is known of the TLS connections of logs.
+var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13}
+
+// visit implements offline.Visit.
+func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
+	if err != nil {
+		p.refused = true
+		p.reject(rule.Response{})
+		return false
+	}
+	if p.time(q); len(q.Entries()) == 0 {
+		return true
+	}
+	if len(p.entry.Redacted) > 0 || p.entry.Headers != accesslog.AllHeaders {
+		if p.withhold(q) == len(q.Entries()) {
+			return true
+		}
+	}
+	if _, err := q.Decide(p.store, rule.How{Accounting: h.Accounting}); err != nil {
+		p.refused = true
+		return false
+	}
+	buckets, decided := make([]limiter.Bucket, 0, len(q.Entries())), make([]*rule.Entry, 0, len(q.Entries()))
+	before := len(p.held)
+	for i := range q.Entries() {
+		e := &q.Entries()[i]
+		if !e.Decided {
+			continue
+		}
+		if held := q.Held(i); held != nil {
+			p.held = append(p.held, heldUnits{limit: p.of[e.Bucket], held: held, index: len(buckets)})
+		}
+		ask := e.Ask
+		ask.Borrows, ask.Pool = false, false // each by itself
+		buckets, decided = append(buckets, ask), append(decided, e)
+	}
+	levels, err := p.roomy.fill(buckets)
+	for i := range p.held[before:] {
+		p.held[before+i].roomy = p.roomy.held
+	}
+	if err != nil {
+		p.refused = true
+		p.reject(rule.Response{})
+		return false
+	}
+	denied, leased := false, true
+	for i, e := range decided {
+		l := p.of[e.Bucket]
+		d := e.Decision.Denied
+		denied = denied || e.Denies()
+		recent := l.keys.add(&buckets[i], p.now, levels[i], d)
+		leased = leased && l.leasable && recent > leaseCalls && !d && e.Decision.Remaining >= leaseRoom
+		if e.ByAddress() && p.entry.ClientIP != "" {
+			l.keyless++
+		}
+		if e.Began {
+			l.bans++
+		} else if e.Banned > 0 {
+			l.banned++
+		}
+		if e.Decision.Borrowed && !e.Decision.Pool {
+			l.borrowed++
+		}
+		if e.Over {
+			l.over++
+		}
+		if e.Delay > 0 {
+			l.delayed++
+			l.longest = max(l.longest, e.Delay)
+		}
+		p.met = append(p.met, metLimit{l, d, e.Decision.DryRun})
+	}
+	for _, e := range decided {
+		if l := p.of[e.Bucket]; !denied { // as denials are remembered
+			l.asked++
+			if leased {
+				l.leased++
+			}
+		}
+	}
+	if denied {
+		p.rejected, p.rejection = before, rule.Response{Status: http.StatusTooManyRequests}
+	}
+	return !denied
+}
+
+// followingLimit is a limit that follows the load, which a log does not tell.
+type followingLimit struct {
+	path     string
+	bucket   *rule.Bucket
+	latency  time.Duration
+	answered int64
+	took     time.Duration // that all answers did, until they ended
+}
+
+// time notes how long the request took at the limits that follow the load, if it was answered.
+func (p *replay) time(q *rule.Request) {
+	e := p.entry
+	if e.Duration < 0 || e.Status < http.StatusOK || e.Status >= statusClientLeft || e.Status == http.StatusTooManyRequests {
+		return
+	}
+	for i := range q.Loads() {
+		for _, l := range p.following {
+			if l.bucket == q.Loads()[i].Bucket {
+				l.answered++
+				l.took += time.Duration(e.Duration)
+			}
+		}
+	}
+}
+
+// note returns what to know about l.
+func (l *followingLimit) note() string {
+	const enough, times = 30, 3
+	text := "Limit " + l.path + " follows the load, which a log does not tell: it denies nothing here."
+	if l.answered < enough {
+		return text
+	}
+	mean := (l.took / time.Duration(l.answered)).Round(time.Millisecond)
+	if times*mean <= l.latency {
+		return text
+	}
+	return text + fmt.Sprintf(" Its requests took %v on average. Its latency, %v, should be at least three times what is usual until responses begin: "+
+		"%v, unless the upstream was busy or sending took long.", mean, l.latency, min(times*mean, time.Minute))
+}
+
+// withhold leaves out the buckets whose key the log does not tell. It returns how many.
+func (p *replay) withhold(q *rule.Request) (n int) {
+	for i := range q.Entries() {
+		l := p.of[q.Entries()[i].Bucket]
+		if !slices.ContainsFunc(l.headers, p.entry.Withholds) {
+			continue
+		}
+		if p.entry.Headers == accesslog.AllHeaders {
+			l.redacted++
+		} else {
+			l.headerless++
+		}
+		q.Withhold(i)
+		n++
+	}
+	return n
+}
+
+// isDenied reports whether a limit has denied the request.
+func (p *replay) isDenied() bool {
+	return slices.ContainsFunc(p.met, func(m metLimit) bool { return m.denied && !m.dryRun })
+}
+
+// count counts the outcome of the request.
+func (p *replay) count() {
+	denied := p.isDenied()
+	switch {
+	case p.refused: // by what is behind the limits that it has met
+		p.undecided++
+	case len(p.met) == 0:
+	case denied:
+		p.requests++
+		p.denied++
+	default:
+		p.requests++
+		p.admitted++
+	}
+	for i := range p.met {
+		m := &p.met[i]
+		m.limit.count(p.at, p.entry.URL.Path, m.denied, !denied && !p.refused)
+		if denied && !m.denied && !p.refused {
+			m.limit.spared++
+		}
+	}
+}
+
+// Options are those of a replay that concern what it counts.
+type Options struct {
+	ShowKeys bool
+	Location *time.Location // for hours
+	Host     string         // of requests whose log does not tell
+}
+
+// With consistency lease 100ms, a node renews the lease of a key that is asked for often
+// about every quarter of that. So of the requests of one key in so long, that of the first
+// and a renewal ask Redis, and no others, if there is enough room to lease something. This
+// is a careful estimate: a busier key asks less often.
+const (
+	lease       = "lease 100ms"
+	leasePeriod = 25 * time.Millisecond
+	leaseCalls  = 2
+	leaseRoom   = 8
+)
+
+// leaseAdvice returns what a lease would spare if l is exact and most of its calls would be
+// spared, and otherwise "".
+func (p *replay) leaseAdvice(l *replayedLimit) string {
+	if p.config.Redis == nil || !l.exact || l.leased < l.asked/2+1 {
+		return ""
+	}
+	return fmt.Sprintf("Most of its requests follow others of their key closely: with consistency %s, one Caddy would decide about %s of the %s that pass without asking Redis.",
+		lease, humanize.Comma(l.leased), humanize.Comma(l.asked))
+}
+
+// unusual returns what to know about the numbers of l, one sentence each.
+func (p *replay) unusual(l *replayedLimit) (text []string) {
+	if l.redacted > 0 {
+		text = append(text, fmt.Sprintf("%s requests were left out, because the log redacts %s, which the key needs: "+
+			"to replay this limit, log requests with log_credentials.", humanize.Comma(l.redacted), strings.Join(l.headers, ", ")))
+	}
+	if l.headerless > 0 {
+		text = append(text, fmt.Sprintf("%s requests were left out, because the log does not have %s, which the key needs: "+
+			"to replay this limit, log requests in Caddy's JSON with their header fields.", humanize.Comma(l.headerless), strings.Join(l.headers, ", ")))
+	}
+	if l.keyless > 0 && l.keyless == l.requests && l.redacted+l.headerless == 0 {
+		text = append(text, fmt.Sprintf("No request had a value for the key %s, so clients were told apart by their addresses. "+
+			"If the log leaves out what the key is made of, these numbers mean nothing.", l.key))
+	}
+	if l.bans > 0 {
+		bans := "1 ban"
+		if l.bans > 1 {
+			bans = humanize.Comma(l.bans) + " bans"
+		}
+		text = append(text, fmt.Sprintf("It placed %s, which alone denied %s of the requests.", bans, humanize.Comma(l.banned)))
+	}
+	if l.dryRun {
+		text = append(text, "It is a dry run: requests that it denied here would have passed.")
+	}
+	if l.over > 0 {
+		text = append(text, fmt.Sprintf("%s requests passed above its size, by soft.", humanize.Comma(l.over)))
+	}
+	if l.delayed > 0 {
+		text = append(text, fmt.Sprintf("max_delay delayed %s requests, by at most %v.", humanize.Comma(l.delayed), l.longest.Round(time.Millisecond)))
+	}
+	text = append(text, l.untold()...)
+	if l.borrowed > 0 {
+		text = append(text, fmt.Sprintf("It had no room for %s requests, which its pool had.", humanize.Comma(l.borrowed)))
+	}
+	if l.factorVaries {
+		text = append(text, "The sizes are those after the division by factor, which depends on the request.")
+	}
+	if l.keys.folded > 0 {
+		text = append(text, fmt.Sprintf("There were more keys than the %d whose statistics are kept. "+
+			"Those that came back after a while count as new ones.", l.keys.most))
+	}
+	for _, u := range p.store.Usage() {
+		if u.Name != l.bucket {
+			continue
+		}
+		if u.Forgotten > 0 {
+			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d buckets were forgotten for those of new keys.", u.MaxKeys, u.Forgotten))
+		}
+		if u.Shared > 0 {
+			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d requests were decided by a bucket that keys share.", u.MaxKeys, u.Shared))
+		}
+	}
+	return text
+}

@@ -1,0 +1,106 @@
+// Package option parses the options of a configuration: numbers and durations, which may be
+// placeholders, and errors that name the option, what it got and what to write instead.
+package option
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
+)
+
+// Docs is where the documents are, for errors that name one.
+const Docs = "https://github.com/seed-387a6c65/caddy-ratelimit/blob/main/docs/"
+
+// Error is the error for an option: one line that says what is wrong with it.
+type Error struct {
+	Option  string // its name
+	problem string
+}
+
+// Errorf returns the error for an option.
+func Errorf(option, problem string, args ...any) *Error {
+	return &Error{option, fmt.Sprintf(problem, args...)}
+}
+
+// Error returns the option and what is wrong with it.
+func (e *Error) Error() string { return e.Option + ": " + e.problem }
+
+// Bad returns the error for an option whose value is wrong in itself, with what to use instead.
+func Bad(option, got, use string) error {
+	if got == "" {
+		return Errorf(option, "nothing given; use %s", use)
+	}
+	return Errorf(option, "%q is not valid; use %s", Shortened(Redacted(got)), use)
+}
+
+// Needs returns the error for an option that is right in itself but needs something beside it.
+func Needs(option, got, needed string) error {
+	return Errorf(option, "%sneeds %s", shown(got), needed)
+}
+
+// Clash returns the error for an option that is right in itself but does not go with something
+// else. Its last part is a sentence: what to do about it.
+func Clash(option, got, with, instead string) error {
+	return Errorf(option, "%scan't be combined with %s; %s", shown(got), with, instead)
+}
+
+// shown returns the value of an option that begins a sentence, without that of a flag.
+func shown(got string) string {
+	if got == "" || got == "true" {
+		return ""
+	}
+	return strconv.Quote(Shortened(Redacted(got))) + " "
+}
+
+// Shortened returns the beginning of a text that is long, for an error message: clients must
+// not be able to flood the log.
+func Shortened(text string) string {
+	const most = 64
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}
+
+// Setting is an option as it is written in a config.
+type Setting struct{ Option, Text string }
+
+// InWords lists words as a sentence does: "a, b or c".
+func InWords(words []string, conjunction string) string {
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], ", ") + " " + conjunction + " " + words[last]
+}
+
+// Described returns text that a request has given, such as a field of its header or one of
+// its response, for the log: itself if it could be a short number, and else how long it is.
+// What clients send does not belong there, nor can it be told from what others say.
+func Described(text string) string {
+	const most = 24
+	if len(text) <= most && strings.Trim(text, "0123456789+-.,eE") == "" {
+		return strconv.Quote(text)
+	}
+	return fmt.Sprintf("text of %d bytes", len(text))
+}
+
+// Redacted returns text for an error message, without the password of a URL.
+func Redacted(text string) string {
+	if strings.Contains(text, "://") {
+		return redisaddr.WithoutPassword(text)
+	}
+	return text
+}
+
+// Quote returns text for an error message that expected a word: quoted if it
+// has special characters, and without the password of a URL.
+func Quote(text string) string {
+	text = Redacted(text)
+	if quoted := strconv.Quote(text); quoted[1:len(quoted)-1] != text {
+		return quoted
+	}
+	return text
+}

@@ -1,0 +1,198 @@
+package option
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/textproto"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
+)
+
+// Value is the value of an option: a constant, or a template that is evaluated for
+// each request.
+type Value[T any] struct {
+	Option   string // its name
+	Constant T
+	Template string // empty for a constant
+	parse    Parser[T]
+	optional bool // whether Constant is the value where the template has none
+}
+
+// Parser parses the text of a value. If that is invalid, use describes what to use
+// instead, as it stands in Bad; otherwise it is empty.
+type Parser[T any] func(text string) (v T, use string)
+
+// NewValue parses an option, given its text or default.
+func NewValue[T any](resolve Resolver, option, text string, parse Parser[T]) (Value[T], error) {
+	v := Value[T]{Option: option, parse: parse}
+	resolved, err := resolve(option, text)
+	if errors.Is(err, ErrUnresolved) {
+		v.Template = text
+		return v, nil
+	}
+	if err != nil {
+		return v, err
+	}
+	if IsTemplate(resolved) {
+		v.Template = resolved
+		return v, nil
+	}
+	var use string
+	if v.Constant, use = parse(resolved); use != "" {
+		if text == resolved {
+			use += ", or a placeholder"
+		}
+		return v, BadNumber(option, text, resolved, use)
+	}
+	return v, nil
+}
+
+// NewOptional is NewValue for an option without which a limit is complete: where a template has
+// no value for a request, it has its default.
+func NewOptional[T any](resolve Resolver, option, text, byDefault string, parse Parser[T]) (Value[T], error) {
+	v, err := NewValue(resolve, option, cmp.Or(text, byDefault), parse)
+	if v.optional = v.IsDynamic(); v.optional {
+		v.Constant, _ = parse(byDefault)
+	}
+	return v, err
+}
+
+// Parse parses an option that is the same for all requests. resolve resolves its placeholders.
+func Parse[T any](resolve Resolver, option, text string, parse Parser[T]) (T, error) {
+	resolved, err := resolve(option, text)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	v, use := parse(resolved)
+	if use != "" {
+		return v, BadNumber(option, text, resolved, use)
+	}
+	return v, nil
+}
+
+// Resolver resolves the global placeholders in the text of an option.
+type Resolver func(option, text string) (string, error)
+
+// ErrUnresolved is the error of Later for a text with global placeholders.
+var ErrUnresolved = errors.New("known when the configuration is loaded")
+
+// Later is the Resolver while a Caddyfile is adapted, which may be elsewhere
+// than where its placeholders have their values.
+func Later(option, text string) (string, error) {
+	if !IsTemplate(text) {
+		return text, nil
+	}
+	if !placeholder.BracesBalance(text) {
+		return OnLoad(option, text) // which has the error
+	}
+	_, err := caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
+		if placeholder.IsGlobal(name) {
+			return nil, ErrUnresolved
+		}
+		return "", nil
+	})
+	return text, err
+}
+
+// OnLoad is the Resolver when a configuration is loaded. It is an error if a
+// placeholder has no value, or a value with braces, which would be a placeholder again.
+func OnLoad(option, text string) (string, error) {
+	if !IsTemplate(text) {
+		return text, nil
+	}
+	if !placeholder.BracesBalance(text) {
+		return text, Bad(option, text, "both braces of each placeholder")
+	}
+	known := caddy.NewReplacer()
+	resolved, err := caddy.NewEmptyReplacer().ReplaceFunc(text, func(name string, _ any) (any, error) {
+		if !placeholder.IsGlobal(name) {
+			return "{" + name + "}", nil
+		}
+		v, _ := known.GetString(name)
+		switch {
+		case v == "":
+			return nil, Errorf(option, "{%s} is empty; give it a value", name)
+		case strings.ContainsAny(v, "{}"):
+			return nil, Errorf(option, "{%s} has braces in its value; use one without", name)
+		}
+		return v, nil
+	})
+	if err != nil || resolved == "" {
+		return text, err
+	}
+	return resolved, nil
+}
+
+// IsTemplate reports whether text has placeholders. JSON has none, such as an
+// object that was given instead of a number.
+func IsTemplate(text string) bool { return HasPlaceholder(text) && !json.Valid([]byte(text)) }
+
+// BadNumber returns the error for an option whose resolved text is invalid. It does
+// not show the content of files.
+func BadNumber(option, text, resolved, use string) error {
+	switch {
+	case text == resolved:
+		return Bad(option, text, use)
+	case strings.Contains(text, "{file."):
+		return Bad(option, text, "a file that contains "+use)
+	}
+	return badFrom(option, strconv.Quote(Shortened(Redacted(resolved))), text, use)
+}
+
+// badFrom is Bad for what placeholders in a text have become.
+func badFrom(option, got, text, use string) error {
+	return Errorf(option, "%s from %s is not valid; use %s", got, Quote(text), use)
+}
+
+// ParseConstant parses an option that must not have placeholders.
+func ParseConstant[T any](option, text string, parse Parser[T]) (T, error) {
+	v, use := parse(text)
+	if use != "" {
+		return v, Bad(option, text, use)
+	}
+	return v, nil
+}
+
+// IsDynamic reports whether the value depends on the request.
+func (v *Value[T]) IsDynamic() bool { return v.Template != "" }
+
+// At returns the value for one request.
+func (v *Value[T]) At(repl *caddy.Replacer) (T, error) {
+	if v.Template == "" {
+		return v.Constant, nil
+	}
+	text := textproto.TrimString(repl.ReplaceAll(v.Template, "")) // header fields may have white space around them
+	if text == "" && v.optional {
+		return v.Constant, nil
+	}
+	got, use := v.parse(text)
+	if use != "" {
+		return got, badFrom(v.Option, Described(text), v.Template, use)
+	}
+	return got, nil
+}
+
+// String returns the constant, or the template.
+func (v *Value[T]) String() string {
+	if v.Template != "" {
+		return v.Template
+	}
+	return fmt.Sprint(v.Constant)
+}
+
+// HasPlaceholder reports whether Caddy would replace anything in text.
+func HasPlaceholder(text string) bool {
+	found := false
+	_, _ = caddy.NewEmptyReplacer().ReplaceFunc(text, func(string, any) (any, error) {
+		found = true
+		return nil, nil
+	})
+	return found
+}
