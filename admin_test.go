@@ -503,8 +503,8 @@ func TestAdminAllLimits(t *testing.T) {
 			s.get("/user")
 			check := func(answer map[string]any, asked int, holds []string) {
 				t.Helper()
-				if answer["asked"] != float64(asked) {
-					t.Errorf("%v buckets were looked at, want %d", answer["asked"], asked)
+				if answer["checked"] != float64(asked) {
+					t.Errorf("%v buckets were looked at, want %d", answer["checked"], asked)
 				}
 				buckets := answer["buckets"].([]any)
 				if len(buckets) != len(holds) {
@@ -524,16 +524,16 @@ func TestAdminAllLimits(t *testing.T) {
 			answer := a.ask("POST", "peek", tc.body)
 			check(answer, tc.asked, tc.holds)
 			for limit, why := range tc.not {
-				if !slices.ContainsFunc(answer["not_asked"].([]any), func(n any) bool {
+				if !slices.ContainsFunc(answer["skipped"].([]any), func(n any) bool {
 					return n.(map[string]any)["limit"] == limit && n.(map[string]any)["why"] == why
 				}) {
-					t.Errorf("%s: not as %q: %v", limit, why, answer["not_asked"])
+					t.Errorf("%s: not as %q: %v", limit, why, answer["skipped"])
 				}
 			}
 			own := slices.DeleteFunc(slices.Clone(tc.holds), func(h string) bool { return h == all })
 			answer = a.ask("POST", "reset", tc.body)
 			check(answer, tc.asked-1, own)
-			if text := fmt.Sprint(answer["not_asked"]); !strings.Contains(text, "all requests share its bucket; to empty that, name the limit") {
+			if text := fmt.Sprint(answer["skipped"]); !strings.Contains(text, "all requests share its bucket; to empty that, name the limit") {
 				t.Errorf("reset says %s", text)
 			}
 			check(a.ask("POST", "peek", tc.body), tc.asked, []string{all})

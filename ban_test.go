@@ -280,7 +280,7 @@ func TestAdminBans(t *testing.T) {
 		{"limit": "login", "address": "127.0.0.1", "left": 86300}, {"limit": "login", "key": "a", "left": 7100}, {"limit": "drips", "key": "x", "left": 500}]}`)
 	wantJSON(t, a.ask("GET", "bans?limit=drips", ""), `{"bans": [{"limit": "drips", "key": "x", "left": 500}]}`)
 	wantJSON(t, a.ask("POST", "peek", key), `{"level": 0, "remaining": 0, "banned": 7100, "retry_after": 7100}`)
-	wantJSON(t, a.ask("POST", "peek", `{"key": "a"}`), `{"asked": 1, "buckets": [{"limit": "login", "banned": 7100}]}`)
+	wantJSON(t, a.ask("POST", "peek", `{"key": "a"}`), `{"checked": 1, "buckets": [{"limit": "login", "banned": 7100}]}`)
 	wantJSON(t, a.ask("POST", "unban", key), `{"left": 7100}`)
 	wantJSON(t, a.ask("POST", "unban", key), `{"left": 0}`)
 	wantJSON(t, a.ask("POST", "peek", key), `{"remaining": 1, "retry_after": 0}`)

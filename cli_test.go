@@ -194,8 +194,8 @@ func TestCommandsAskAllLimits(t *testing.T) {
 		s.get("/search")
 	}
 	const not = "" +
-		"NOT ASKED  WHY\n" +
-		"tenant     it needs a value for each placeholder of its key: {http.request.header.X-Tenant} {http.request.header.X-Region}\n"
+		"SKIPPED  WHY\n" +
+		"tenant   it needs a value for each placeholder of its key: {http.request.header.X-Tenant} {http.request.header.X-Region}\n"
 	const buckets = "" +
 		"LIMIT       KEY        LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n" +
 		"api         127.0.0.1  2 of 5          3  0s           20s\n" +
@@ -205,13 +205,13 @@ func TestCommandsAskAllLimits(t *testing.T) {
 	runCommand(t, "peek", address, "--key", "acme", "--key", "eu").want(t, 0, ""+
 		"LIMIT   KEY      LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n"+
 		"tenant  acme,eu  1 of 3          2  0s           1s\n\n"+
-		"NOT ASKED   WHY\n"+
+		"SKIPPED     WHY\n"+
 		"api         it needs a value for each placeholder of its key: {http.vars.client_ip}\n"+
 		"api/search  it needs a value for each placeholder of its key: {http.vars.client_ip}\n")
 	runCommand(t, "reset", address, "--client-ip", "127.0.0.1", "--yes").want(t, 0,
 		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5          3  0s           20s", "3 of 5          2  0s           30s", 1))
 	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, "None of the 3 buckets of client 127.0.0.1 holds anything.\n\n"+not)
-	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "NOT ASKED") || r.errors != "Error: no limit could be asked with what was given\n" {
+	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "SKIPPED") || r.errors != "Error: no limit has a bucket for what was given\n" {
 		t.Errorf("a key of no limit: %+v", r)
 	}
 	if got := s.get("/search"); got.StatusCode != http.StatusOK {
@@ -341,13 +341,13 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		{[]string{"peek", address, "tenant", "a", "\ufffd"}, "key: U+FFFD stands for what is not UTF-8"},
 		{[]string{"peek", address, "--key", `"a`}, "key: a double quote begins it, but no quoted text; use "},
 		{[]string{"status", "--address", otherAddr}, "the Caddy at " + otherAddr + " has no endpoint for rate limits: it runs without this module, or with an older version"},
-		{[]string{"status", "--config", off}, off + ": the admin endpoint is off, and a running Caddy can't be asked without it"},
+		{[]string{"status", "--config", off}, off + ": the admin endpoint is off, and commands need it"},
 		{[]string{"status", "--config", "/nonexistent"}, "reading the config: open /nonexistent: no such file or directory"},
 		{[]string{"status", "--config", garbage}, garbage + ": not valid JSON; if it is in another format, name it with --adapter, such as --adapter caddyfile"},
 		{[]string{"status", "--config", garbage, "--adapter", "toml"}, `adapter: "toml" is not valid; use one that this Caddy has, such as caddyfile`},
 		{[]string{"status", "--adapter", "caddyfile"}, "adapter: needs a config file; use --config"},
-		{[]string{"peek", address}, "LIMIT: none given; use one, or --client-ip or --key to ask all limits"},
-		{[]string{"reset", address, "--yes"}, "LIMIT: none given; use one, or --client-ip or --key to ask all limits"},
+		{[]string{"peek", address}, "LIMIT: none given; use one, or --client-ip or --key for all limits"},
+		{[]string{"reset", address, "--yes"}, "LIMIT: none given; use one, or --client-ip or --key for all limits"},
 		{[]string{"peek", address, "", "acme"}, "LIMIT: empty; use one that the command limits lists, or none for all"},
 		{[]string{"peek", address, "tenant", "acme", "--key", "eu"}, "key: KEY can't be combined with --key; use one of them"},
 		{[]string{"peek", address, "tenant", "acme", "--client-ip", "192.0.2.1"}, "address: can't be combined with limit and key; use one of key and address"},

@@ -172,7 +172,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("the command peek: %s", out)
 	}
 	out = runCommand(t, "reset", "api", "often", "--yes", "--address", a.addr).out
-	if !strings.HasSuffix(out, "Other Caddys may still use units that they have leased, for at most 2m0s.\n") {
+	if !strings.HasSuffix(out, "Other instances may still use units that they have leased, for at most 2m0s.\n") {
 		t.Errorf("the command reset: %s", out)
 	}
 	wantJSON(t, a.ask("POST", "peek", `{"limit": "api", "key": "often"}`), `{"level": 0, "node": {"level": 0, "leased": null}}`)

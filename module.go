@@ -3,7 +3,7 @@
 // all Caddy instances share them. Other algorithms can be chosen for each limit.
 //
 // With this Caddyfile each client address has a burst of ten requests to the API and ten
-// more a second, and of five log-ins and five more a minute, on all Caddys together:
+// more a second, and of five log-ins and five more a minute, on all instances together:
 //
 //	{
 //		rate_limit {
@@ -52,7 +52,7 @@ func init() {
 
 // commands returns the subcommands of caddy rate-limit.
 func commands() []*cobra.Command {
-	return append(command.Asking(), offline.ExplainCommand(offlineModule{}), offline.CheckCommand(offlineModule{}),
+	return append(command.AdminCommands(), offline.ExplainCommand(offlineModule{}), offline.CheckCommand(offlineModule{}),
 		replay.Command(offlineModule{}), convert.Command())
 }
 

@@ -182,7 +182,7 @@ func TestRedisKeys(t *testing.T) {
 	}
 }
 
-// TestProcessesShareRedis guards the point of it all: however many Caddys stand
+// TestProcessesShareRedis guards the point of it all: however many instances stand
 // before one Redis, a flood of requests gets exactly one bucketful through.
 func TestProcessesShareRedis(t *testing.T) {
 	const processes, requests, size = 2, 400, 100

@@ -700,7 +700,7 @@ func TestZonesOfOneName(t *testing.T) {
 	}
 }
 
-// TestZonesInRedis guards that all Caddys that use one Redis count together, in the order
+// TestZonesInRedis guards that all instances that use one Redis count together, in the order
 // of zones, and that Redis holds no key of a client.
 func TestZonesInRedis(t *testing.T) {
 	server := redistest.Start(t)

@@ -223,7 +223,7 @@ func probed(p *corev1.Probe) intstr.IntOrString {
 	return p.TCPSocket.Port
 }
 
-// TestPodMonitor guards that a Prometheus of the operator finds the Caddys, by the port
+// TestPodMonitor guards that a Prometheus of the operator finds the instances, by the port
 // of their metrics.
 func TestPodMonitor(t *testing.T) {
 	caddy := workloads(readObjects(t, "caddy.yaml"))[0]

@@ -1,5 +1,5 @@
 // Package operation tests what operators use, with the programs that they use: a
-// real Prometheus scrapes real Caddys under load, answers every query of the
+// real Prometheus scrapes real instances under load, answers every query of the
 // dashboard and raises the alerts; a real Chromium opens the report of a replay; a real
 // nginx decides as the documents say. The files in deploy are checked as far as that is
 // possible without Docker, Kubernetes and Grafana.

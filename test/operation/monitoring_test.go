@@ -124,7 +124,7 @@ http://%s {
 `
 
 // TestMonitoring guards what operators see: a Prometheus with the configuration and
-// the alerts in deploy scrapes Caddys under load, every query of the dashboard has
+// the alerts in deploy scrapes instances under load, every query of the dashboard has
 // an answer, and the alerts fire when Redis is killed and stop when it is back.
 func TestMonitoring(t *testing.T) {
 	promtool := program(t, "promtool")

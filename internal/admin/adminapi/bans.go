@@ -22,23 +22,23 @@ func (s server) ban(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	asked, d, err := parseBan(body)
+	query, d, err := parseBan(body)
 	if err != nil {
 		return err
 	}
-	return writeBan(w, func() (adminjson.Ban, error) { return s.newest().ban(r.Context(), asked, d) })
+	return writeBan(w, func() (adminjson.Ban, error) { return s.newest().ban(r.Context(), query, d) })
 }
 
 // unban ends a ban and answers with what it was.
 func (s server) unban(w http.ResponseWriter, r *http.Request) error {
-	asked, err := readAsked(w, r)
+	query, err := readQuery(w, r)
 	if err != nil {
 		return err
 	}
-	if asked.Limit == "" {
+	if query.Limit == "" {
 		return errNoBanLimit
 	}
-	return writeBan(w, func() (adminjson.Ban, error) { return s.newest().unban(r.Context(), asked) })
+	return writeBan(w, func() (adminjson.Ban, error) { return s.newest().unban(r.Context(), query) })
 }
 
 // writeBan writes the answer of ban and unban.
@@ -65,8 +65,8 @@ func (s server) bans(w http.ResponseWriter, r *http.Request) error {
 }
 
 // ban bans the key that is asked for, for a time from now on.
-func (c *Config) ban(ctx context.Context, asked adminjson.Asked, d time.Duration) (adminjson.Ban, error) {
-	b, at, err := c.findBan(asked)
+func (c *Config) ban(ctx context.Context, query adminjson.BucketQuery, d time.Duration) (adminjson.Ban, error) {
+	b, at, err := c.findBan(query)
 	if err != nil {
 		return adminjson.Ban{}, err
 	}
@@ -96,8 +96,8 @@ func (c *Config) ban(ctx context.Context, asked adminjson.Asked, d time.Duration
 }
 
 // unban ends the ban of the key that is asked for, and returns what it was.
-func (c *Config) unban(ctx context.Context, asked adminjson.Asked) (adminjson.Ban, error) {
-	b, at, err := c.findBan(asked)
+func (c *Config) unban(ctx context.Context, query adminjson.BucketQuery) (adminjson.Ban, error) {
+	b, at, err := c.findBan(query)
 	if err != nil {
 		return adminjson.Ban{}, err
 	}
@@ -107,12 +107,12 @@ func (c *Config) unban(ctx context.Context, asked adminjson.Asked) (adminjson.Ba
 
 // findBan returns the limit that was asked for, which bans, and a bucket that has the name
 // and the key of its.
-func (c *Config) findBan(asked adminjson.Asked) (*bucket, limiter.Bucket, error) {
-	b, err := c.findBanning(asked.Limit)
+func (c *Config) findBan(query adminjson.BucketQuery) (*bucket, limiter.Bucket, error) {
+	b, err := c.findBanning(query.Limit)
 	if err != nil {
 		return nil, limiter.Bucket{}, err
 	}
-	at, err := identify(b.Bucket, asked)
+	at, err := identify(b.Bucket, query)
 	return b, at, err
 }
 

@@ -25,18 +25,18 @@ func (s server) reset(w http.ResponseWriter, r *http.Request) error { return s.i
 
 // inspect looks at the bucket of a limit or those of all limits, or empties them.
 func (s server) inspect(w http.ResponseWriter, r *http.Request, reset bool) error {
-	asked, err := readAsked(w, r)
+	query, err := readQuery(w, r)
 	if err != nil {
 		return err
 	}
-	if asked.Limit == "" {
-		answer, err := s.newest().inspectAll(r.Context(), asked, reset)
+	if query.Limit == "" {
+		answer, err := s.newest().inspectAll(r.Context(), query, reset)
 		if err != nil {
 			return err
 		}
 		return writeJSON(w, statusOf(answer.Error), answer)
 	}
-	answer, err := s.newest().inspect(r.Context(), asked, reset)
+	answer, err := s.newest().inspect(r.Context(), query, reset)
 	if err != nil {
 		return err
 	}
@@ -45,25 +45,25 @@ func (s server) inspect(w http.ResponseWriter, r *http.Request, reset bool) erro
 
 // inspect looks at the bucket that is asked for, or empties it, and returns what it holds, or
 // held.
-func (c *Config) inspect(ctx context.Context, asked adminjson.Asked, reset bool) (adminjson.Level, error) {
-	b, err := c.find(asked.Limit)
+func (c *Config) inspect(ctx context.Context, query adminjson.BucketQuery, reset bool) (adminjson.Level, error) {
+	b, err := c.find(query.Limit)
 	if err != nil {
 		return adminjson.Level{}, err
 	}
-	return c.inspectBucket(ctx, b, asked, reset)
+	return c.inspectBucket(ctx, b, query, reset)
 }
 
 // inspectAll is inspect for the buckets of all limits whose keys can be made from what is
 // asked. It empties none that all requests share: one client is to be let in, and not the
 // others too.
-func (c *Config) inspectAll(ctx context.Context, asked adminjson.Asked, reset bool) (answer adminjson.Levels, err error) {
-	answer.Buckets, answer.NotAsked = []adminjson.Level{}, []adminjson.NotAsked{}
+func (c *Config) inspectAll(ctx context.Context, query adminjson.BucketQuery, reset bool) (answer adminjson.Levels, err error) {
+	answer.Buckets, answer.Skipped = []adminjson.Level{}, []adminjson.Skipped{}
 	all := c.numbered()
 	if len(all) == 0 {
 		return answer, errNoLimits
 	}
 	not := func(b *bucket, why string) {
-		answer.NotAsked = append(answer.NotAsked, adminjson.NotAsked{Limit: b.title, Why: why})
+		answer.Skipped = append(answer.Skipped, adminjson.Skipped{Limit: b.title, Why: why})
 	}
 	seen := make(map[string]bool)
 	for i := range all {
@@ -72,7 +72,7 @@ func (c *Config) inspectAll(ctx context.Context, asked adminjson.Asked, reset bo
 			continue // it stands in several places
 		}
 		seen[b.title] = true
-		requests, why := requestsFor(&asked, b.title, b.Limit.Key)
+		requests, why := requestsFor(&query, b.title, b.Limit.Key)
 		if reset && len(b.Limit.Key.Placeholders()) == 0 {
 			requests, why = nil, "all requests share its bucket; to empty that, name the limit"
 		}
@@ -86,7 +86,7 @@ func (c *Config) inspectAll(ctx context.Context, asked adminjson.Asked, reset bo
 			case err != nil:
 				return answer, err
 			}
-			answer.Asked++
+			answer.Checked++
 			answer.Error = cmp.Or(answer.Error, one.Error)
 			if one.Notable() {
 				answer.Buckets = append(answer.Buckets, one)
@@ -100,8 +100,8 @@ func (c *Config) inspectAll(ctx context.Context, asked adminjson.Asked, reset bo
 }
 
 // inspectBucket looks at a bucket and its ban, or empties both.
-func (c *Config) inspectBucket(ctx context.Context, b *bucket, asked adminjson.Asked, reset bool) (adminjson.Level, error) {
-	at, err := locate(b.Bucket, asked)
+func (c *Config) inspectBucket(ctx context.Context, b *bucket, query adminjson.BucketQuery, reset bool) (adminjson.Level, error) {
+	at, err := locate(b.Bucket, query)
 	if err != nil {
 		return adminjson.Level{}, err
 	}
@@ -189,7 +189,7 @@ func (c *Config) look(ctx context.Context, at limiter.Bucket, reset bool) (f fou
 func unavailable(err error) string { return "redis unavailable: " + err.Error() }
 
 // locate returns the bucket in stores that was asked for.
-func locate(b *rule.Bucket, asked adminjson.Asked) (at limiter.Bucket, err error) {
+func locate(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, err error) {
 	switch {
 	case b.Off:
 		return at, badRequest("limit: its factor is 0, so it has no buckets")
@@ -198,7 +198,7 @@ func locate(b *rule.Bucket, asked adminjson.Asked) (at limiter.Bucket, err error
 	case b.Drip.IsDynamic():
 		return at, badRequest("limit: its %s depends on the request, and each value has its own buckets, so a key does not identify one", b.Drip.Option)
 	}
-	if at, err = identify(b, asked); err != nil {
+	if at, err = identify(b, query); err != nil {
 		return at, err
 	}
 	at.Limit = b.Stored(time.Now())
@@ -206,7 +206,7 @@ func locate(b *rule.Bucket, asked adminjson.Asked) (at limiter.Bucket, err error
 	at.Limit.Size += b.Headroom(&at.Limit, at.Cost)
 	if b.Limit.ShareWhenFull {
 		// Known only if it is the client's address that was typed.
-		if network := clientip.NetworkOf(asked.Text()); network != clientip.NoNetwork {
+		if network := clientip.NetworkOf(query.Text()); network != clientip.NoNetwork {
 			at.ShareKey = network
 		}
 	}
@@ -214,12 +214,12 @@ func locate(b *rule.Bucket, asked adminjson.Asked) (at limiter.Bucket, err error
 }
 
 // identify returns a bucket with the name and the key of the one that was asked for.
-func identify(b *rule.Bucket, asked adminjson.Asked) (at limiter.Bucket, err error) {
+func identify(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, err error) {
 	at.Name, at.MaxKeys, at.DryRun, at.Consistency = b.Name, b.Limit.MaxKeys, b.Limit.DryRun, b.Consistency
-	if asked.Address != nil {
+	if query.Address != nil {
 		at.Name = b.AddressName
 	}
-	at.Key, err = keyOf(&asked, b.Limit.Key)
+	at.Key, err = keyOf(&query, b.Limit.Key)
 	return at, err
 }
 

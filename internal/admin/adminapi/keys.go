@@ -10,48 +10,48 @@ import (
 
 // requestsFor returns the requests for the buckets of a limit with key k whose keys can be made
 // from what was asked for all limits; and why not others, if so.
-func requestsFor(asked *adminjson.Asked, limit string, k *key.Key) (all []adminjson.Asked, why string) {
+func requestsFor(query *adminjson.BucketQuery, limit string, k *key.Key) (all []adminjson.BucketQuery, why string) {
 	placeholders := k.Placeholders()
 	n, others := len(placeholders), 0
 	var missing []string
 	for _, p := range placeholders {
-		if !p.Address || asked.Address == nil {
+		if !p.Address || query.Address == nil {
 			others++
 			missing = append(missing, "{"+p.Name+"}")
 		}
 	}
-	given := asked.Values
-	if asked.Key != nil {
-		if given = []string{*asked.Key}; others > 1 {
-			given = key.Split(*asked.Key)
+	given := query.Values
+	if query.Key != nil {
+		if given = []string{*query.Key}; others > 1 {
+			given = key.Split(*query.Key)
 		}
 	}
 	switch {
 	case n == 0:
-		return []adminjson.Asked{{Limit: limit}}, ""
-	case asked.Address != nil && (*asked.Address == "" || others == n):
-		all = append(all, adminjson.Asked{Limit: limit, Address: asked.Address}) // of requests without a key
-	case asked.Address != nil && others > 0 && given != nil:
-	case asked.Address != nil:
-		all = append(all, adminjson.Asked{Limit: limit, Values: k.Values(*asked.Address, make([]string, others))})
+		return []adminjson.BucketQuery{{Limit: limit}}, ""
+	case query.Address != nil && (*query.Address == "" || others == n):
+		all = append(all, adminjson.BucketQuery{Limit: limit, Address: query.Address}) // of requests without a key
+	case query.Address != nil && others > 0 && given != nil:
+	case query.Address != nil:
+		all = append(all, adminjson.BucketQuery{Limit: limit, Values: k.Values(*query.Address, make([]string, others))})
 	}
 	switch {
 	case others == 0:
 	case len(given) != others:
 		why = "it needs a value for each placeholder of its key: " + strings.Join(missing, " ")
-	case n == 1 && asked.Key != nil:
-		all = append(all, adminjson.Asked{Limit: limit, Key: asked.Key})
-	case asked.Address != nil:
-		all = append(all, adminjson.Asked{Limit: limit, Values: k.Values(*asked.Address, given)})
+	case n == 1 && query.Key != nil:
+		all = append(all, adminjson.BucketQuery{Limit: limit, Key: query.Key})
+	case query.Address != nil:
+		all = append(all, adminjson.BucketQuery{Limit: limit, Values: k.Values(*query.Address, given)})
 	default:
-		all = append(all, adminjson.Asked{Limit: limit, Values: slices.Clone(given)})
+		all = append(all, adminjson.BucketQuery{Limit: limit, Values: slices.Clone(given)})
 	}
 	return all, why
 }
 
 // keyOf returns the key that was asked for, as requests have it at a limit with key k, or the
 // address of clients without one.
-func keyOf(a *adminjson.Asked, k *key.Key) (text string, err error) {
+func keyOf(a *adminjson.BucketQuery, k *key.Key) (text string, err error) {
 	if a.Address != nil {
 		text, err = k.TypedAddress(*a.Address)
 	} else {

@@ -26,10 +26,10 @@ func FuzzBucketRequest(f *testing.F) {
 		keys = append(keys, k)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		asked, err := parseAsked(body)
+		query, err := parseQuery(body)
 		if err == nil {
 			for _, k := range keys {
-				_, err = keyOf(&asked, k)
+				_, err = keyOf(&query, k)
 				checkAdminError(t, err)
 			}
 			return

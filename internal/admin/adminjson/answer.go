@@ -195,14 +195,14 @@ func (a *Level) Denies() bool {
 // Levels is the answer of peek and reset about the buckets of all limits: those
 // that hold something, or held it, or that deny requests.
 type Levels struct {
-	Error    string     `json:"error,omitempty"` // why Redis did not answer for some
-	Asked    int        `json:"asked"`           // the number of buckets that were looked at
-	Buckets  []Level    `json:"buckets"`
-	NotAsked []NotAsked `json:"not_asked"`
+	Error   string    `json:"error,omitempty"` // why Redis did not answer for some
+	Checked int       `json:"checked"`         // the number of buckets that were looked at
+	Buckets []Level   `json:"buckets"`
+	Skipped []Skipped `json:"skipped"`
 }
 
-// NotAsked says why there is a bucket of a limit that was not looked at.
-type NotAsked struct {
+// Skipped says why there is a bucket of a limit that was not looked at.
+type Skipped struct {
 	Limit string `json:"limit"`
 	Why   string `json:"why"`
 }

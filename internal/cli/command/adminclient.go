@@ -50,9 +50,9 @@ func newAdminClient(address string, timeout time.Duration) (*adminClient, error)
 	return c, nil
 }
 
-// ask sends a request to the endpoint of this module and returns the answer. What
+// send sends a request to the endpoint of this module and returns the answer. What
 // is to be sent is nil for GET.
-func (c *adminClient) ask(ctx context.Context, path string, send any) (*http.Response, error) {
+func (c *adminClient) send(ctx context.Context, path string, send any) (*http.Response, error) {
 	method, body := http.MethodGet, io.Reader(nil)
 	if send != nil {
 		text, err := json.Marshal(send)
@@ -120,7 +120,7 @@ func (e *unavailableError) Error() string { return terminal.Safe(e.reason) }
 
 // fetch asks and returns the whole answer.
 func (c *adminClient) fetch(ctx context.Context, path string, send any) ([]byte, error) {
-	res, err := c.ask(ctx, path, send)
+	res, err := c.send(ctx, path, send)
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func TestCommandsReadAnyAnswer(t *testing.T) {
 		})
 		printed := 0
 		for _, answer = range answers {
-			out, err := runAsking(t, append(tc.args, "--address", server.Listener.Addr().String()))
+			out, err := runAdmin(t, append(tc.args, "--address", server.Listener.Addr().String()))
 			if err == nil && out != "" {
 				printed++
 			}
@@ -77,10 +77,10 @@ func TestCommandsReadAnyAnswer(t *testing.T) {
 	}
 }
 
-// runAsking runs a command and returns what it prints.
-func runAsking(t *testing.T, args []string) (string, error) {
+// runAdmin runs a command and returns what it prints.
+func runAdmin(t *testing.T, args []string) (string, error) {
 	t.Helper()
-	commands := Asking()
+	commands := AdminCommands()
 	cmd := commands[slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == args[0] })]
 	var out bytes.Buffer
 	cmd.SetOut(&out)

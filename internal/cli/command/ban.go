@@ -42,11 +42,11 @@ instances, as if it had been denied too often. A ban that ends later stays.
 		if _, err := caddy.ParseDuration(args[last]); err != nil {
 			return "", nil, option.Bad("DURATION", args[last], "a duration behind LIMIT and KEY, such as 10m")
 		}
-		asked, err := bucketAsked(cmd, args[:last])
+		query, err := bucketQuery(cmd, args[:last])
 		if err != nil {
 			return "", nil, err
 		}
-		return "ban", adminjson.AskedBan{Asked: *asked, Duration: args[last]}, nil
+		return "ban", adminjson.BanQuery{BucketQuery: *query, Duration: args[last]}, nil
 	})
 }
 
@@ -62,8 +62,8 @@ follow within a second. The bucket keeps its level; the command reset empties it
 		Example: "  caddy rate-limit unban login 203.0.113.7\n  caddy rate-limit unban login --client-ip 203.0.113.7",
 	}
 	return aboutBan(cmd, 1, func(cmd *cobra.Command, args []string) (string, any, error) {
-		asked, err := bucketAsked(cmd, args)
-		return "unban", asked, err
+		query, err := bucketQuery(cmd, args)
+		return "unban", query, err
 	})
 }
 
@@ -83,7 +83,7 @@ func aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command, []string) (
 			return err
 		}
 		var a adminjson.Ban
-		return askBan(cmd, path, send, &a, func(w io.Writer) { printBan(w, path, &a) })
+		return fetchBan(cmd, path, send, &a, func(w io.Writer) { printBan(w, path, &a) })
 	})
 	addAdminFlags(cmd)
 	cmd.Flags().String("client-ip", "", "The address of a client whose requests have no key")
@@ -127,7 +127,7 @@ first. A ban covers the requests that the limit matches, which SITE and MATCH sh
 			path += "?limit=" + url.QueryEscape(args[0])
 		}
 		var a adminjson.Bans
-		return askBan(cmd, path, nil, &a, func(w io.Writer) { printBans(w, &a) })
+		return fetchBan(cmd, path, nil, &a, func(w io.Writer) { printBans(w, &a) })
 	})
 	cmd.ValidArgsFunction = completeBan
 	addAdminFlags(cmd)
@@ -162,9 +162,9 @@ func completeBan(cmd *cobra.Command, args []string, _ string) ([]string, cobra.S
 	return limitPaths(cmd, func(l *adminjson.Limit) bool { return len(l.Ban) > 0 }), cobra.ShellCompDirectiveNoFileComp
 }
 
-// askBan is askAndShow that also shows what the Caddy that is asked knows if Redis does not
+// fetchBan is fetchAndShow that also shows what the Caddy that is asked knows if Redis does not
 // answer.
-func askBan(cmd *cobra.Command, path string, send, into any, print func(w io.Writer)) error {
+func fetchBan(cmd *cobra.Command, path string, send, into any, print func(w io.Writer)) error {
 	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
 		return err

@@ -61,8 +61,8 @@ was asked was looked at or changed (peek, reset, ban, unban, bans).`,
 	}
 }
 
-// Asking returns the commands that ask a running Caddy.
-func Asking() []*cobra.Command {
+// AdminCommands returns the commands that ask a running Caddy.
+func AdminCommands() []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(), limitsCommand(), peekCommand(), resetCommand(),
 		banCommand(), unbanCommand(), bansCommand(), topCommand(),

@@ -26,7 +26,7 @@ func limitsCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
 		var a adminjson.Limits
-		return askAndShow(cmd, "limits", nil, &a, func(w io.Writer) error { return printLimits(w, &a) })
+		return fetchAndShow(cmd, "limits", nil, &a, func(w io.Writer) error { return printLimits(w, &a) })
 	})
 	addAdminFlags(cmd)
 	return cmd

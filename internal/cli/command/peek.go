@@ -64,14 +64,14 @@ emptied. Without LIMIT, a bucket that all requests share is left as it is.
 func bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
 	cmd.Args, cmd.ValidArgsFunction = cobra.ArbitraryArgs, completeLimit
 	Runs(cmd, func(cmd *cobra.Command, args []string) error {
-		asked, err := bucketAsked(cmd, args)
+		query, err := bucketQuery(cmd, args)
 		if err == nil && reset {
-			err = confirm(cmd, asked)
+			err = confirm(cmd, query)
 		}
 		if err != nil {
 			return err
 		}
-		return askBuckets(cmd, asked, reset)
+		return fetchBuckets(cmd, query, reset)
 	})
 	addAdminFlags(cmd)
 	cmd.Flags().String("client-ip", "", "The client's address; with LIMIT, for a request that has no key")
@@ -80,7 +80,7 @@ func bucketCommand(cmd *cobra.Command, reset bool) *cobra.Command {
 }
 
 // confirm asks whether buckets are to be emptied, unless the flag says so.
-func confirm(cmd *cobra.Command, asked *adminjson.Asked) error {
+func confirm(cmd *cobra.Command, query *adminjson.BucketQuery) error {
 	if yes, _ := cmd.Flags().GetBool("yes"); yes {
 		return nil
 	}
@@ -88,10 +88,10 @@ func confirm(cmd *cobra.Command, asked *adminjson.Asked) error {
 		return errors.New("the input is not a terminal: add --yes to skip the confirmation")
 	}
 	what := "the buckets of all limits"
-	if asked.Limit != "" {
-		what = "the bucket of limit " + terminal.Safe(asked.Limit)
+	if query.Limit != "" {
+		what = "the bucket of limit " + terminal.Safe(query.Limit)
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Empty %s for %s? [y/N] ", what, asked.Whose())
+	fmt.Fprintf(cmd.ErrOrStderr(), "Empty %s for %s? [y/N] ", what, query.Whose())
 	var reply string
 	_, _ = fmt.Fscanln(cmd.InOrStdin(), &reply)
 	if reply = strings.ToLower(reply); reply != "y" && reply != "yes" {
@@ -100,19 +100,19 @@ func confirm(cmd *cobra.Command, asked *adminjson.Asked) error {
 	return nil
 }
 
-// bucketAsked returns the request for the buckets that the arguments name.
-func bucketAsked(cmd *cobra.Command, args []string) (*adminjson.Asked, error) {
-	asked := new(adminjson.Asked)
+// bucketQuery returns the request for the buckets that the arguments name.
+func bucketQuery(cmd *cobra.Command, args []string) (*adminjson.BucketQuery, error) {
+	query := new(adminjson.BucketQuery)
 	keys, _ := cmd.Flags().GetStringArray("key")
 	if cmd.Flags().Changed("key") && len(keys) == 0 {
 		keys = []string{""} // which pflag can't tell from none
 	}
 	if len(args) > 0 {
-		asked.Limit = args[0]
+		query.Limit = args[0]
 		if len(args) > 1 && len(keys) > 0 {
 			return nil, errors.New("key: KEY can't be combined with --key; use one of them")
 		}
-		if keys = append(keys, args[1:]...); asked.Limit == "" {
+		if keys = append(keys, args[1:]...); query.Limit == "" {
 			return nil, errors.New("LIMIT: empty; use one that the command limits lists, or none for all")
 		}
 	}
@@ -125,41 +125,41 @@ func bucketAsked(cmd *cobra.Command, args []string) (*adminjson.Asked, error) {
 	switch len(keys) {
 	case 0:
 	case 1:
-		asked.Key = &keys[0]
+		query.Key = &keys[0]
 	default:
-		asked.Values = keys
+		query.Values = keys
 	}
 	if address, _ := cmd.Flags().GetString("client-ip"); cmd.Flags().Changed("client-ip") {
-		asked.Address = &address
+		query.Address = &address
 	}
-	if len(args) == 0 && asked.Address == nil && len(keys) == 0 {
-		return nil, errors.New("LIMIT: none given; use one, or --client-ip or --key to ask all limits")
+	if len(args) == 0 && query.Address == nil && len(keys) == 0 {
+		return nil, errors.New("LIMIT: none given; use one, or --client-ip or --key for all limits")
 	}
-	return asked, nil
+	return query, nil
 }
 
-// askBuckets asks for buckets, or to empty them, and shows the answer. If Redis does
+// fetchBuckets asks for buckets, or to empty them, and shows the answer. If Redis does
 // not answer, it shows what that Caddy knows.
-func askBuckets(cmd *cobra.Command, asked *adminjson.Asked, reset bool) error {
+func fetchBuckets(cmd *cobra.Command, query *adminjson.BucketQuery, reset bool) error {
 	path, title := "peek", ""
 	if reset {
 		path, title = "reset", "The bucket is empty now%s. Before:\n"
 	}
-	if reset && asked.Limit == "" {
+	if reset && query.Limit == "" {
 		title = "These buckets are empty now%s. Before:\n"
 	}
 	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
 		return err
 	}
-	answer, err := client.fetch(cmd.Context(), path, asked)
+	answer, err := client.fetch(cmd.Context(), path, query)
 	unavailable, where := (*unavailableError)(nil), ""
 	if errors.As(err, &unavailable) {
 		answer, where = unavailable.answer, " in this Caddy alone"
 	} else if err != nil {
 		return err
 	}
-	if asked.Limit != "" {
+	if query.Limit != "" {
 		var one adminjson.Level
 		err = show(cmd, answer, &one, func(w io.Writer) error {
 			if reset {
@@ -177,7 +177,7 @@ func askBuckets(cmd *cobra.Command, asked *adminjson.Asked, reset bool) error {
 			if reset && len(all.Buckets) > 0 {
 				fmt.Fprintf(w, title, where)
 			}
-			err := printLevels(w, &all, asked.Whose())
+			err := printLevels(w, &all, query.Whose())
 			if reset {
 				printLeased(w, all.Buckets...)
 			}
@@ -203,7 +203,7 @@ func printLeased(w io.Writer, buckets ...adminjson.Level) {
 		}
 	}
 	if longest > 0 {
-		fmt.Fprintf(w, "Other Caddys may still use units that they have leased, for at most %v.\n", 2*longest)
+		fmt.Fprintf(w, "Other instances may still use units that they have leased, for at most %v.\n", 2*longest)
 	}
 }
 
@@ -284,21 +284,21 @@ func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
 	held.DropEmpty()
 	if len(a.Buckets) > 0 {
 		held.Print(w)
-	} else if a.Asked > 0 {
-		fmt.Fprintf(w, "None of the %[2]d buckets of %[1]s holds anything.\n", whose, a.Asked)
+	} else if a.Checked > 0 {
+		fmt.Fprintf(w, "None of the %[2]d buckets of %[1]s holds anything.\n", whose, a.Checked)
 	}
-	if len(a.NotAsked) > 0 {
-		not := terminal.NewTable("NOT ASKED", "WHY")
-		for _, n := range a.NotAsked {
+	if len(a.Skipped) > 0 {
+		not := terminal.NewTable("SKIPPED", "WHY")
+		for _, n := range a.Skipped {
 			not.Add(false, terminal.Safe(n.Limit), terminal.Safe(n.Why))
 		}
-		if a.Asked > 0 {
+		if a.Checked > 0 {
 			fmt.Fprintln(w)
 		}
 		not.Print(w)
 	}
-	if a.Asked == 0 {
-		return errors.New("no limit could be asked with what was given")
+	if a.Checked == 0 {
+		return errors.New("no limit has a bucket for what was given")
 	}
 	return nil
 }

@@ -25,14 +25,14 @@ func TestResetSaysWhose(t *testing.T) {
 		if err := cmd.ParseFlags(tc.args); err != nil {
 			t.Fatal(err)
 		}
-		asked, err := bucketAsked(cmd, cmd.Flags().Args())
+		query, err := bucketQuery(cmd, cmd.Flags().Args())
 		if err != nil {
 			t.Errorf("%q: %v", tc.args, err)
 			continue
 		}
-		body, err := json.Marshal(asked)
-		if err != nil || string(body) != tc.body || asked.Whose() != tc.want {
-			t.Errorf("%q: got %s for %s, %v, want %s for %s", tc.args, body, asked.Whose(), err, tc.body, tc.want)
+		body, err := json.Marshal(query)
+		if err != nil || string(body) != tc.body || query.Whose() != tc.want {
+			t.Errorf("%q: got %s for %s, %v, want %s for %s", tc.args, body, query.Whose(), err, tc.body, tc.want)
 		}
 	}
 }

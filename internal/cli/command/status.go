@@ -29,7 +29,7 @@ The exit status is 2 if a Redis server is not up: it is down, or has not answere
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) error {
 		var a adminjson.Status
-		return askAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
+		return fetchAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
 	})
 	addAdminFlags(cmd)
 	return cmd

@@ -61,7 +61,7 @@ func runTop(cmd *cobra.Command, _ []string) error {
 	asJSON, _ := cmd.Flags().GetBool("json")
 	if asJSON || !terminal.Is(cmd.OutOrStdout()) {
 		var a adminjson.Top
-		return askAndShow(cmd, "top?"+query.Encode(), nil, &a, func(w io.Writer) error {
+		return fetchAndShow(cmd, "top?"+query.Encode(), nil, &a, func(w io.Writer) error {
 			for _, line := range topLines(&a, terminal.Coloured(w)) {
 				fmt.Fprintln(w, line)
 			}
@@ -141,7 +141,7 @@ func (s *topScreen) watch(ctx context.Context, client *adminClient, path string)
 // stream shows the answers of one stream. A stream that ends before its first
 // answer is an error.
 func (s *topScreen) stream(ctx context.Context, client *adminClient, path string) error {
-	res, err := client.ask(ctx, path, nil)
+	res, err := client.send(ctx, path, nil)
 	if err != nil {
 		return err
 	}

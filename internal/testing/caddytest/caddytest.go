@@ -1,5 +1,5 @@
 // Package caddytest lets a test binary be a Caddy with all modules in it, and runs such
-// Caddys as processes of their own.
+// Caddy instances as processes of their own.
 package caddytest
 
 import (

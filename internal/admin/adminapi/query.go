@@ -25,14 +25,14 @@ const maxBody = 64 << 10
 // useBody says in errors what to send.
 const useBody = `an object such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 
-// readAsked reads the body of a request about one bucket. Its errors do not
+// readQuery reads the body of a request about one bucket. Its errors do not
 // show what the body has, which may be a key: Caddy logs them.
-func readAsked(w http.ResponseWriter, r *http.Request) (adminjson.Asked, error) {
+func readQuery(w http.ResponseWriter, r *http.Request) (adminjson.BucketQuery, error) {
 	body, err := readBody(w, r, useBody)
 	if err != nil {
-		return adminjson.Asked{}, err
+		return adminjson.BucketQuery{}, err
 	}
-	return parseAsked(body)
+	return parseQuery(body)
 }
 
 // readBody reads a body. use says in errors what to send.
@@ -62,37 +62,37 @@ const useBan = `an object such as {"limit": "login", "key": "203.0.113.7", "dura
 var errNoBanLimit = badRequest("limit: none given; use the path of a limit with ban, such as \"login\"")
 
 // parseBan parses the body of a request to ban a key.
-func parseBan(body []byte) (asked adminjson.Asked, d time.Duration, err error) {
+func parseBan(body []byte) (query adminjson.BucketQuery, d time.Duration, err error) {
 	sent, err := readFields(body, useBan, "limit", "key", "address", "duration")
 	if err != nil {
-		return asked, 0, err
+		return query, 0, err
 	}
-	if asked, err = askedOf(sent); err != nil {
-		return asked, 0, err
+	if query, err = queryOf(sent); err != nil {
+		return query, 0, err
 	}
-	if asked.Limit == "" {
-		return asked, 0, errNoBanLimit
+	if query.Limit == "" {
+		return query, 0, errNoBanLimit
 	}
 	var text string
 	if !jsonString(sent["duration"], &text) {
 		text = ""
 	}
 	if d, err = caddy.ParseDuration(text); err != nil || d < time.Second || d > maxBan {
-		return asked, 0, badRequest(`duration: not valid; use a text from "1s" to "%dd", such as "10m"`, maxBan/(24*time.Hour))
+		return query, 0, badRequest(`duration: not valid; use a text from "1s" to "%dd", such as "10m"`, maxBan/(24*time.Hour))
 	}
-	return asked, d, nil
+	return query, d, nil
 }
 
 // maxBan is the longest ban.
 const maxBan = 6000 * 24 * time.Hour
 
-// parseAsked parses a body.
-func parseAsked(body []byte) (adminjson.Asked, error) {
+// parseQuery parses a body.
+func parseQuery(body []byte) (adminjson.BucketQuery, error) {
 	sent, err := readFields(body, useBody, "limit", "key", "address")
 	if err != nil {
-		return adminjson.Asked{}, err
+		return adminjson.BucketQuery{}, err
 	}
-	return askedOf(sent)
+	return queryOf(sent)
 }
 
 // readFields returns the fields of a body, which may have each of the known ones once, in
@@ -130,39 +130,39 @@ func readFields(body []byte, use string, known ...string) (map[string]json.RawMe
 	return sent, nil
 }
 
-// askedOf returns what the fields of a body ask for.
-func askedOf(sent map[string]json.RawMessage) (asked adminjson.Asked, err error) {
+// queryOf returns what the fields of a body ask for.
+func queryOf(sent map[string]json.RawMessage) (query adminjson.BucketQuery, err error) {
 	limit, key, address := sent["limit"], sent["key"], sent["address"]
 	switch {
 	case limit == nil && key == nil && address == nil:
-		return asked, badRequest("body: neither limit, key nor address given; use %s", useBody)
+		return query, badRequest("body: neither limit, key nor address given; use %s", useBody)
 	case limit != nil && key != nil && address != nil:
-		return asked, badRequest("address: can't be combined with limit and key; use one of key and address")
+		return query, badRequest("address: can't be combined with limit and key; use one of key and address")
 	}
-	if limit != nil && (!jsonString(limit, &asked.Limit) || asked.Limit == "") {
-		return asked, badRequest(`limit: not valid; use the path of a limit as text, such as "api" or "api/search"`)
+	if limit != nil && (!jsonString(limit, &query.Limit) || query.Limit == "") {
+		return query, badRequest(`limit: not valid; use the path of a limit as text, such as "api" or "api/search"`)
 	}
 	if key != nil {
 		if key[0] == '[' {
-			err = jsonKeys(key, &asked.Values)
+			err = jsonKeys(key, &query.Values)
 		} else {
-			asked.Key = new(string)
-			err = jsonKey(key, asked.Key)
+			query.Key = new(string)
+			err = jsonKey(key, query.Key)
 		}
 		if err != nil {
-			return asked, badRequest("key: %w", err)
+			return query, badRequest("key: %w", err)
 		}
 	}
 	if address != nil {
-		asked.Address = new(string)
-		if !jsonString(address, asked.Address) {
-			return asked, badRequest(`address: not valid; use the address of a client as text, such as "203.0.113.7", or "" for all that have none`)
+		query.Address = new(string)
+		if !jsonString(address, query.Address) {
+			return query, badRequest(`address: not valid; use the address of a client as text, such as "203.0.113.7", or "" for all that have none`)
 		}
-		if limit == nil && !isAddress(*asked.Address) {
-			return asked, badRequest(`address: not valid; use an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
+		if limit == nil && !isAddress(*query.Address) {
+			return query, badRequest(`address: not valid; use an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
 		}
 	}
-	return asked, nil
+	return query, nil
 }
 
 // isAddress reports whether a text is an address, a prefix, or empty.

@@ -61,7 +61,7 @@ func adminAddress(cmd *cobra.Command) (string, error) {
 		return "", fmt.Errorf("%s: decoding the config: %w", file, err)
 	}
 	if cfg.Admin.Disabled {
-		return "", fmt.Errorf("%s: the admin endpoint is off, and a running Caddy can't be asked without it", file)
+		return "", fmt.Errorf("%s: the admin endpoint is off, and commands need it", file)
 	}
 	return cmp.Or(caddy.NewReplacer().ReplaceAll(cfg.Admin.Listen, ""), caddy.DefaultAdminListen), nil
 }
@@ -87,8 +87,8 @@ func show(cmd *cobra.Command, answer []byte, into any, print func(w io.Writer) e
 	return print(io.Discard) // for its error
 }
 
-// askAndShow asks a running Caddy and shows the answer.
-func askAndShow(cmd *cobra.Command, path string, send, into any, print func(w io.Writer) error) error {
+// fetchAndShow asks a running Caddy and shows the answer.
+func fetchAndShow(cmd *cobra.Command, path string, send, into any, print func(w io.Writer) error) error {
 	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
 		return err
