@@ -39,11 +39,11 @@ type Counters struct {
 	stripes [stripes]stripe
 	pool    *caddy.UsagePool
 
-	told [len(denialEvents)]told // guarded by the lock of the Process
+	reported [len(denialEvents)]reported // guarded by the lock of the Process
 }
 
-// told is what events of one kind have told.
-type told struct {
+// reported is what events of one kind have reported.
+type reported struct {
 	denials uint64
 	next    time.Time // when one may be emitted again
 }
@@ -61,7 +61,7 @@ type stripe struct {
 	bans      atomic.Uint64 // that have begun
 	borrowed  atomic.Uint64 // requests for which a pool had room instead
 
-	waits [len(denialEvents)]atomic.Int64 // of the last denial, see encodeWait; 0 if an event has told it
+	waits [len(denialEvents)]atomic.Int64 // of the last denial, see encodeWait; 0 if an event has reported it
 }
 
 // Counters returns the counters of a path. The caller must release them.
@@ -123,7 +123,7 @@ func (c *Counters) CountBan(on uint32) { c.stripes[on%stripes].bans.Add(1) }
 func (c *Counters) CountBorrowed(on uint32) { c.stripes[on%stripes].borrowed.Add(1) }
 
 // filledByOne reports whether any request leaves b, of the given size, at least 80 %
-// full, even if b was empty: that tells nothing then, as with a size of 1 or a warm-up.
+// full, even if b was empty: that says nothing then, as with a size of 1 or a warm-up.
 func filledByOne(b *limiter.Bucket, size int64) bool {
 	return b.Limit.Algorithm == bucket.WarmUp || size-b.Cost <= size/5
 }
@@ -139,7 +139,7 @@ func encodeWait(d *limiter.Decision) int64 {
 	return max(int64(d.RetryAfter), 1)
 }
 
-// lastWait returns the longest of the last waits of each stripe that events of a kind tell
+// lastWait returns the longest of the last waits of each stripe that events of a kind report
 // of, and forgets them.
 func (c *Counters) lastWait(kind int) (wait int64) {
 	for i := range c.stripes {
@@ -176,7 +176,7 @@ func (c *Counters) Totals() (t Totals) {
 	return t
 }
 
-// denied returns the number of denials so far that events of a kind tell of.
+// denied returns the number of denials so far that events of a kind report.
 func (c *Counters) denied(kind int) (sum uint64) {
 	for i := range c.stripes {
 		for _, result := range denialEvents[kind].results {

@@ -32,7 +32,7 @@ const (
 	MaxStuckEvents = 8
 )
 
-// denialEvents are the events that tell of denials. Those of dry runs have one of their own,
+// denialEvents are the events of denials. Those of dry runs have one of their own,
 // since a handler may act on a denial, and so have those that say something of an upstream and
 // nothing of a client.
 var denialEvents = [...]struct {
@@ -91,7 +91,7 @@ func (p *Process) listen() {
 		listens := newest != nil && newest.listens(denialEvents[kind].name)
 		if listens && !p.listening[kind] {
 			p.counters.Range(func(_, c any) bool {
-				c.(*Counters).told[kind].denials = c.(*Counters).denied(kind)
+				c.(*Counters).reported[kind].denials = c.(*Counters).denied(kind)
 				return true
 			})
 		}
@@ -123,21 +123,21 @@ func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 	inTime = true
 	p.counters.Range(func(_, v any) bool {
 		c := v.(*Counters)
-		denied, told := c.denied(kind), &c.told[kind]
-		if denied == told.denials || now.Before(told.next) {
+		denied, reported := c.denied(kind), &c.reported[kind]
+		if denied == reported.denials || now.Before(reported.next) {
 			return true
 		}
 		if inTime = len(p.events.stuck) < cap(p.events.stuck); !inTime {
 			return false
 		}
 		wait := c.lastWait(kind)
-		data := map[string]any{"limit": c.Path, "wait": time.Duration(wait).Seconds(), "count": denied - told.denials}
+		data := map[string]any{"limit": c.Path, "wait": time.Duration(wait).Seconds(), "count": denied - reported.denials}
 		if wait == waitForever {
 			data["wait"] = nil
 		}
 		select {
 		case p.events.queue <- event{denialEvents[kind].name, data}:
-			told.denials, told.next = denied, now.Add(denialEvents[kind].every)
+			reported.denials, reported.next = denied, now.Add(denialEvents[kind].every)
 		default:
 			inTime = false
 		}
@@ -147,7 +147,7 @@ func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 }
 
 // Banned emits an event of a ban that has begun. key is the text of the key, or nil if nobody asked for keys. If
-// many begin at once, some are not told: they must not crowd out other events.
+// many begin at once, some are not reported: they must not crowd out other events.
 func (p *Process) Banned(limit string, d time.Duration, key *string) {
 	e := p.events
 	if len(e.queue) >= MaxWaitingEvents/2 {

@@ -64,7 +64,7 @@ func (l *lossesTest) use(store string) {
 	l.follow()
 }
 
-// is has a store tell of a server.
+// is has a store report a server.
 func (l *lossesTest) is(store string, kind limiter.EventKind, server, reason string) {
 	e := limiter.Event{Server: server, Kind: kind, Reason: reason}
 	if reason != "" {
@@ -90,7 +90,7 @@ func (l *lossesTest) told() (told []string) {
 	return told
 }
 
-// TestLossesOutliveStores guards that the loss of a server is told once, and its return once,
+// TestLossesOutliveStores guards that the loss of a server is reported once, and its return once,
 // whichever stores a reload opens and closes meanwhile: each with a line and an event; and that
 // a store says nothing once another one is in use.
 func TestLossesOutliveStores(t *testing.T) {
@@ -209,7 +209,7 @@ func TestLossesOutliveStores(t *testing.T) {
 }
 
 // TestLossBeforeStart guards that a server which was lost before the config has started, by
-// requests that came first, is told with its error.
+// requests that came first, is reported with its error.
 func TestLossBeforeStart(t *testing.T) {
 	l := newLossesTest()
 	l.are("first", limiter.ServerDown, "a:1")

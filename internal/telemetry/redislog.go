@@ -56,7 +56,7 @@ func (clientLogger) Printf(_ context.Context, format string, v ...any) {
 	log.Named("redis").Debug(fmt.Sprintf(format, shown...))
 }
 
-// losses are the Redis servers that were told to be lost, and not to be back yet. Stores may
+// losses are the Redis servers that were reported lost, and not back yet. Stores may
 // come and go meanwhile, as a reload that mends a setting opens another one.
 type losses struct {
 	mu    sync.Mutex
@@ -64,11 +64,11 @@ type losses struct {
 	lost  map[string]*loss
 }
 
-// loss is a server that was told to be lost.
+// loss is a server that was reported lost.
 type loss struct {
 	since time.Time
 
-	// Whether an older store has lost it, and the newest one has not told of it yet. It tells
+	// Whether an older store has lost it, and the newest one has not reported it yet. It tells
 	// of no return then, since it has not lost it.
 	inherited bool
 
@@ -111,14 +111,14 @@ func (p *Process) Redis(store *limiter.Redis, e limiter.Event) {
 	}
 }
 
-// lose tells that a server is lost. The lock of losses must be held.
+// lose reports that a server is lost. The lock of losses must be held.
 func (p *Process) lose(newest *Config, e limiter.Event, since time.Time) {
 	p.losses.lost[e.Server] = &loss{since: since}
 	logRedis(newest.Logger, e)
 	p.events.send(EventRedisLost, map[string]any{"server": e.Server, "reason": e.Reason})
 }
 
-// findBack tells that a server that was lost is back, or no longer in use. The lock of losses must be
+// findBack reports that a server that was lost is back, or no longer in use. The lock of losses must be
 // held.
 func (p *Process) findBack(newest *Config, e limiter.Event) {
 	delete(p.losses.lost, e.Server)
@@ -139,7 +139,7 @@ func (p *Process) follow() {
 	switch {
 	case newest == nil:
 		l.store = nil
-		clear(l.lost) // nobody is left to tell
+		clear(l.lost) // nothing is left to report to
 		return
 	case newest.Redis == l.store:
 		return
@@ -172,7 +172,7 @@ func (p *Process) servers(c *Config) map[string]limiter.ServerStats {
 	return servers
 }
 
-// lookForReturns tells of servers that an older store has lost and the newest one has reached.
+// lookForReturns reports servers that an older store has lost and the newest one has reached.
 // Those of a cluster are not named together any more once they are known.
 func (p *Process) lookForReturns() {
 	l := &p.losses
@@ -185,7 +185,7 @@ func (p *Process) lookForReturns() {
 	p.findReturns(newest, p.servers(newest))
 }
 
-// findReturns tells of servers that an older store has lost, and that the newest one, which
+// findReturns reports servers that an older store has lost, and that the newest one, which
 // has these servers, has reached or does not use. The lock of losses must be held.
 func (p *Process) findReturns(newest *Config, servers map[string]limiter.ServerStats) {
 	unknown := false

@@ -65,14 +65,14 @@ func (c *Config) leases() []limiter.LeaseUsage {
 	return c.Redis.Leases()
 }
 
-// pathOf returns the path of the limit whose buckets have a name: the part before what tells
+// pathOf returns the path of the limit whose buckets have a name: the part before what distinguishes
 // buckets of one path apart, see rule.Bucket.SetName.
 func pathOf(name string) string {
 	path, _, _ := strings.Cut(name, "@")
 	return path
 }
 
-// Limit is a limit that metrics tell of: its algorithm and numbers as text, empty for
+// Limit is a limit that metrics are kept for: its algorithm and numbers as text, empty for
 // those that the algorithm does not have.
 type Limit struct {
 	Name     string // of its buckets in stores

@@ -72,7 +72,7 @@ func writeJSON(w http.ResponseWriter, status int, answer any) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(text, '\n')) // nobody is left to tell of an error
+	_, _ = w.Write(append(text, '\n')) // no client is left to report an error to
 	return nil
 }
 

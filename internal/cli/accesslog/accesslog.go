@@ -84,19 +84,19 @@ type Entry struct {
 	Arrival, End, Spread int64
 
 	// How long it took, in nanoseconds, and the length of the response's body. Each is
-	// -1 if the log does not tell.
+	// -1 if the log does not say.
 	Duration, Bytes int64
 
 	Method, URI, Proto string
 	URL                url.URL
-	Host               string // empty if the log does not tell
-	TLS                bool   // whether the request came over TLS, if the log tells
+	Host               string // empty if the log does not say
+	TLS                bool   // whether the request came over TLS, if the log says
 	ClientIP           string
 	RemoteIP           string
 	RemotePort         string
 	Forwarded          bool // whether ClientIP is the first of several addresses
 	UserID             string
-	Status             int // 0 if the log does not tell
+	Status             int // 0 if the log does not say
 
 	// The header fields that the log redacts, such as cookies, and those that it has at
 	// all.
@@ -121,7 +121,7 @@ const (
 	NoHeaders
 )
 
-// Withholds reports whether the log does not tell which value a header field had.
+// Withholds reports whether the log does not say which value a header field had.
 func (e *Entry) Withholds(name string) bool {
 	switch e.Headers {
 	case FewHeaders:

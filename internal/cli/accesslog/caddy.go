@@ -51,7 +51,7 @@ func (d *dialect) finishCaddy(e *Entry, l *caddyLine) Reason {
 	case !l.hasRequest || e.Method == "" || e.URI == "":
 		return NotAccess
 	case l.hasLogger && !strings.HasPrefix(l.logger, "http.log.access"):
-		return NotAccess // such as that of errors, which tells of requests once more
+		return NotAccess // such as that of errors, which has requests once more
 	case !l.hasLogger && l.hasMsg && l.msg != "handled request" && l.msg != "NOP":
 		return NotAccess
 	}

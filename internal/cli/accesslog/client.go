@@ -85,7 +85,7 @@ func splitAddress(text string) (host, port string, ok bool) {
 	return a.Addr().String(), strconv.Itoa(int(a.Port())), true
 }
 
-// site is what a log tells of the site that a request was for.
+// site is what a log says of the site that a request was for.
 type site struct{ host, port string }
 
 // siteOf reads a field before the client's.

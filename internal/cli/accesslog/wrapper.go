@@ -70,7 +70,7 @@ func endOfPrefix(line []byte) int {
 }
 
 // withheld matches entries of the journal without their message: journalctl leaves out
-// fields of more than 4 KiB unless it is told not to.
+// fields of more than 4 KiB unless its options say otherwise.
 var withheld = regexp.MustCompile(`"MESSAGE" ?: ?null\b`)
 
 // unwrapper takes the lines of a log out of what stands around them.

@@ -30,7 +30,7 @@ func addAdminFlags(cmd *cobra.Command) {
 	cmd.Flags().Bool("json", false, "Print the answer as JSON")
 }
 
-// newClient returns a client for the address that the flags of cmd tell.
+// newClient returns a client for the address that the flags of cmd name.
 func newClient(cmd *cobra.Command, timeout time.Duration) (*adminClient, error) {
 	address, err := adminAddress(cmd)
 	if err != nil {

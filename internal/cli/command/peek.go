@@ -105,7 +105,7 @@ func bucketQuery(cmd *cobra.Command, args []string) (*adminjson.BucketQuery, err
 	query := new(adminjson.BucketQuery)
 	keys, _ := cmd.Flags().GetStringArray("key")
 	if cmd.Flags().Changed("key") && len(keys) == 0 {
-		keys = []string{""} // which pflag can't tell from none
+		keys = []string{""} // which pflag takes for none
 	}
 	if len(args) > 0 {
 		query.Limit = args[0]

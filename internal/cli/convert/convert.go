@@ -23,7 +23,7 @@ type Result struct {
 	Notes []Note // on what has no equivalent, or was guessed
 }
 
-// Convert converts the configuration of another limiter. A mapping tells what it
+// Convert converts the configuration of another limiter. A mapping says what it
 // does not say itself.
 func Convert(text []byte, mapping Mapping) (*Result, error) {
 	switch {
@@ -42,8 +42,8 @@ var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]|"rate_limits"`)
 // All writers of a conversion share them.
 type answers struct {
 	mapping Mapping
-	asked   map[string]bool // names that were asked for
-	told    map[string]bool // names with a note on their placeholder
+	used    map[string]bool // names that were looked up
+	noted   map[string]bool // names with a note on their placeholder
 }
 
 // answersOf returns those of a mapping.
@@ -51,23 +51,23 @@ func answersOf(mapping Mapping) answers {
 	return answers{mapping, make(map[string]bool), make(map[string]bool)}
 }
 
-// ask returns the placeholder for a name, or "".
-func (a answers) ask(name string) string {
-	a.asked[name] = true
+// placeholder returns the placeholder for a name, or "".
+func (a answers) placeholder(name string) string {
+	a.used[name] = true
 	return a.mapping[name]
 }
 
-// tell reports whether a note on a name's placeholder is the first one.
-func (a answers) tell(name string) (first bool) {
-	first = !a.told[name]
-	a.told[name] = true
+// noteOnce reports whether a note on a name's placeholder is the first one.
+func (a answers) noteOnce(name string) (first bool) {
+	first = !a.noted[name]
+	a.noted[name] = true
 	return first
 }
 
-// unasked returns a name that was given and never asked for, and whether there is one.
-func (a answers) unasked() (name string, found bool) {
+// unused returns a name that was given and never used, and whether there is one.
+func (a answers) unused() (name string, found bool) {
 	for _, name := range slices.Sorted(maps.Keys(a.mapping)) {
-		if !a.asked[name] {
+		if !a.used[name] {
 			return name, true
 		}
 	}

@@ -63,7 +63,7 @@ var routed = []string{
 // present are the placeholders that every request has a value for.
 var present = []string{"{client_ip}", "{path}", "{uri}", "{method}", "{host}"}
 
-// Mapping tells which placeholders stand for the keys of descriptors. Envoy takes
+// Mapping says which placeholders stand for the keys of descriptors. Envoy takes
 // their values from its routes, which the configuration of the limits lacks.
 type Mapping map[string]string
 
@@ -92,7 +92,7 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 		}
 		return nil, errors.New("domain: none given; use one, and its descriptors")
 	}
-	if key, found := e.unasked(); found {
+	if key, found := e.unused(); found {
 		return nil, fmt.Errorf("descriptor: no limit has the key %q; use a key that the configuration has", key)
 	}
 	return e.result(), nil
@@ -426,7 +426,7 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 	}
 	for _, option := range d.metrics {
 		e.note(d.line, option+": there are no metrics of single values here. "+
-			"The option track_top tells which keys ask most often and are denied most often.")
+			"The option track_top shows which keys send the most requests and are denied most often.")
 	}
 	if d.shareThreshold && d.rank() != wildcard {
 		e.note(d.line, "share_threshold: it has no effect, as there is no * in the value.")
@@ -438,7 +438,7 @@ func (e *envoy) write(d *descriptor, better []*descriptor, key []string, used na
 		e.add(&inner.writer) // comments
 		return 0
 	}
-	if guess != "" && e.tell(d.key) {
+	if guess != "" && e.noteOnce(d.key) {
 		e.note(d.line, guess)
 	}
 	e.option("limit", used.of(d.name()), "{")
@@ -528,7 +528,7 @@ func quoted(names []string) string {
 // placeholderOf returns the placeholder that stands for the key of a descriptor, and
 // what to note on it if it is guessed.
 func (e *envoy) placeholderOf(key string) (field, guess string) {
-	if field = e.ask(key); field != "" {
+	if field = e.placeholder(key); field != "" {
 		return field, ""
 	}
 	if field = known[strings.ToLower(key)]; field != "" {

@@ -52,7 +52,7 @@ func RedisCell(text []byte, mapping Mapping) (*Result, error) {
 	if limits == 0 {
 		return nil, errors.New("schema: no limits given; use at least one")
 	}
-	if part, found := c.unasked(); found {
+	if part, found := c.unused(); found {
 		return nil, fmt.Errorf("descriptor: no key has the part %q; use a part that keys have, %s", part, c.parts())
 	}
 	return c.result(), nil
@@ -81,7 +81,7 @@ func (c *cells) inner() *cells { return &cells{answers: c.answers} }
 // parts returns what placeholders may be given for, briefly.
 func (c *cells) parts() string {
 	const most = 5
-	parts := slices.Sorted(maps.Keys(c.asked))
+	parts := slices.Sorted(maps.Keys(c.used))
 	switch {
 	case len(parts) == 0:
 		return "which has none that differ"
@@ -255,8 +255,8 @@ func (c *cells) write(n *cell, siblings []*cell, at place, used names) (limits i
 		at.path += ":" + n.name
 	}
 	var matchers []string
-	tells := !isRoot || n.name == anyPart // or else the name is that of a kind of keys
-	if tells {
+	distinguishes := !isRoot || n.name == anyPart // or else the name is that of a kind of keys
+	if distinguishes {
 		field := c.placeholderOf(part)
 		matchers = matchPart(n, siblings, field)
 		if n.name == anyPart {
@@ -267,8 +267,8 @@ func (c *cells) write(n *cell, siblings []*cell, at place, used names) (limits i
 	if limits = body.writeBody(n, at); limits == 0 {
 		return 0
 	}
-	if tells {
-		c.askFor(part, n, siblings, at.path)
+	if distinguishes {
+		c.notePlaceholder(part, n, siblings, at.path)
 	} else if n.limit != nil {
 		c.note(n.limit.line, at.path+": which requests are these? All that come here, unless a matcher follows rate_limit.")
 	}
@@ -357,19 +357,19 @@ func matchPart(n *cell, siblings []*cell, field string) (matchers []string) {
 
 // placeholderOf returns the placeholder that stands for a part of keys.
 func (c *cells) placeholderOf(part string) string {
-	return cmp.Or(c.ask(part), "{vars."+part+"}")
+	return cmp.Or(c.placeholder(part), "{vars."+part+"}")
 }
 
-// askFor asks for the placeholder of a part, once, at the first cell that it decides on.
-func (c *cells) askFor(part string, n *cell, siblings []*cell, path string) {
-	if c.mapping[part] != "" || !c.tell(part) {
+// notePlaceholder notes that a part needs a placeholder, once, at the first cell that it decides on.
+func (c *cells) notePlaceholder(part string, n *cell, siblings []*cell, path string) {
+	if c.mapping[part] != "" || !c.noteOnce(part) {
 		return
 	}
 	question := "which requests are these?"
 	if n.name == anyPart {
 		question = "what is the * of a request?"
 	}
-	answer := fmt.Sprintf("Replace {vars.%s} with a placeholder that tells, or name one with --descriptor '%s=<placeholder>'", part, part)
+	answer := fmt.Sprintf("Replace {vars.%s} with a placeholder that distinguishes them, or name one with --descriptor '%s=<placeholder>'", part, part)
 	if !slices.ContainsFunc(siblings, func(s *cell) bool { return s.name == anyPart }) { // a variable has one of few values
 		if value, ok := word(n.name); ok {
 			answer += fmt.Sprintf(", or set it: vars /path %s %s", part, value)

@@ -225,7 +225,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 	}
 	if shared := !slices.ContainsFunc(l.Key(), func(p key.Part) bool { return p.Placeholder }); shared && l.Limit.Bans != nil {
 		limit(advice.BanOfAll, "It bans its key, which all requests share: one client that is denied keeps everybody out.",
-			"Use a key that tells clients apart, such as {client_ip}, or no ban.")
+			"Use a key that distinguishes clients, such as {client_ip}, or no ban.")
 	}
 	proxied := len(s.raw["trusted_proxies"]) > 0 || string(s.raw["trusted_proxies_unix"]) == "true"
 	if proxied && l.Key().Has(placeholder.RemoteHost) {

@@ -177,7 +177,7 @@ func (c *checker) missingRights(ctx context.Context, client redis.UniversalClien
 // logs a log, for which the script calls further commands.
 func tryBuckets(ctx context.Context, store *limiter.Redis, logs bool) error {
 	buckets := []limiter.Bucket{{
-		// With more drips than a key tells exactly, and soon empty by itself.
+		// With more drips than a number holds exactly, and soon empty by itself.
 		Name: "check", Limit: limiter.Limit{Size: 1000, DripInterval: 10 * time.Millisecond, DripSize: 1},
 	}}
 	if logs {

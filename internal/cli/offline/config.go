@@ -333,7 +333,7 @@ func (c *cutter) contains(value any) bool {
 	return false
 }
 
-// routes cuts routes. after tells whether requests may meet a limit after them;
+// routes cuts routes. after says whether requests may meet a limit after them;
 // found, whether they may meet one in them.
 func (c *cutter) routes(routes []rawRoute, after bool) (kept []rawRoute, found bool) {
 	for _, route := range slices.Backward(routes) {

@@ -1,5 +1,5 @@
 // Package offline loads a config without starting it, finds out which limits a request
-// would meet, and has the commands explain and check, which tell it.
+// would meet, and has the commands explain and check, which show it.
 package offline
 
 import (
@@ -19,7 +19,7 @@ import (
 // moduleName is the name of the handler and of the app.
 const moduleName = "rate_limit"
 
-// Module is what the root package tells of Caddy's modules, which can't be imported from
+// Module is what the root package says of Caddy's modules, which can't be imported from
 // here.
 type Module interface {
 	// MaxKeys returns the option max_keys of the provisioned app.

@@ -218,7 +218,7 @@ func (s *Server) compile() (err error) {
 }
 
 // findAuthenticated finds the handlers in routes, and those of named routes that they
-// invoke, that are behind authentication. before tells whether the routes are. It
+// invoke, that are behind authentication. before says whether the routes are. It
 // returns whether what follows them is.
 func (s *Server) findAuthenticated(list caddyhttp.RouteList, before bool) (after bool) {
 	after = before

@@ -14,7 +14,7 @@ import (
 // fewRequests may well be those of one client.
 const fewRequests = 100
 
-// clients is what the logs tell of clients.
+// clients is what the logs say of clients.
 type clients struct {
 	requests  int64
 	forwarded int64  // requests with several addresses

@@ -111,9 +111,9 @@ func (p *replay) reject(with rule.Response) {
 	p.rejected, p.rejection = len(p.held), with
 }
 
-// untold returns what the log did not tell of the requests that l admitted, and what was
+// unknown returns what the log did not say of the requests that l admitted, and what was
 // assumed instead, one sentence each.
-func (l *replayedLimit) untold() (text []string) {
+func (l *replayedLimit) unknown() (text []string) {
 	add := func(n int64, format string) {
 		if n > 0 {
 			text = append(text, fmt.Sprintf(format, humanize.Comma(n)))

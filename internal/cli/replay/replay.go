@@ -32,7 +32,7 @@ type replay struct {
 	limits    []*replayedLimit
 	following []*followingLimit
 	of        map[*rule.Bucket]*replayedLimit
-	host      string // of requests whose log does not tell
+	host      string // of requests whose log does not say
 
 	runs    map[*offline.Server]*offline.Run
 	servers map[replayedSite]*offline.Server // nil if no site has the host
@@ -55,8 +55,8 @@ type replay struct {
 	taken                      int64
 	requests, admitted, denied int64 // that any limit applied to
 	undecided                  int64 // that a matcher or a value rejected
-	hostless                   int64 // whose log does not tell the host
-	addressless                int64 // whose log does not tell the client's address
+	hostless                   int64 // whose log does not say the host
+	addressless                int64 // whose log does not say the client's address
 	unserved                   int64 // for hosts that no site of the config has
 	otherHosts                 []string
 
@@ -162,7 +162,7 @@ func (p *replay) prepare() *offline.Run {
 	server, known := p.servers[replayedSite{host, secure}]
 	if !known {
 		if server, _ = p.config.ServerOf(host, secure); e.Host == "" && server != nil && server.TLS != secure {
-			server, _ = p.config.ServerOf(host, server.TLS) // the log does not tell of TLS either
+			server, _ = p.config.ServerOf(host, server.TLS) // the log does not say of TLS either
 		}
 		if server != nil && !server.HasSite(host) {
 			server = nil
@@ -193,7 +193,7 @@ func (p *replay) prepare() *offline.Run {
 	return run
 }
 
-// addOtherHost counts a request for a host that no site has. If the log does not tell
+// addOtherHost counts a request for a host that no site has. If the log does not say
 // the host, that is counted already.
 func (p *replay) addOtherHost(host string) {
 	if host == "" {
@@ -292,7 +292,7 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 	return !denied
 }
 
-// followingLimit is a limit that follows the load, which a log does not tell.
+// followingLimit is a limit that follows the load, which a log does not record.
 type followingLimit struct {
 	path     string
 	bucket   *rule.Bucket
@@ -320,7 +320,7 @@ func (p *replay) time(q *rule.Request) {
 // note returns what to know about l.
 func (l *followingLimit) note() string {
 	const enough, times = 30, 3
-	text := "Limit " + l.path + " follows the load, which a log does not tell: it denies nothing here."
+	text := "Limit " + l.path + " follows the load, which a log does not record: it denies nothing here."
 	if l.answered < enough {
 		return text
 	}
@@ -332,7 +332,7 @@ func (l *followingLimit) note() string {
 		"%v, unless the upstream was busy or sending took long.", mean, l.latency, min(times*mean, time.Minute))
 }
 
-// withhold leaves out the buckets whose key the log does not tell. It returns how many.
+// withhold leaves out the buckets whose key the log does not say. It returns how many.
 func (p *replay) withhold(q *rule.Request) (n int) {
 	for i := range q.Entries() {
 		l := p.of[q.Entries()[i].Bucket]
@@ -382,7 +382,7 @@ func (p *replay) count() {
 type Options struct {
 	ShowKeys bool
 	Location *time.Location // for hours
-	Host     string         // of requests whose log does not tell
+	Host     string         // of requests whose log does not say
 }
 
 // With consistency lease 100ms, a node renews the lease of a key that is asked for often
@@ -417,7 +417,7 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 			"to replay this limit, log requests in Caddy's JSON with their header fields.", humanize.Comma(l.headerless), strings.Join(l.headers, ", ")))
 	}
 	if l.keyless > 0 && l.keyless == l.requests && l.redacted+l.headerless == 0 {
-		text = append(text, fmt.Sprintf("No request had a value for the key %s, so clients were told apart by their addresses. "+
+		text = append(text, fmt.Sprintf("No request had a value for the key %s, so clients were distinguished by their addresses. "+
 			"If the log leaves out what the key is made of, these numbers mean nothing.", l.key))
 	}
 	if l.bans > 0 {
@@ -436,7 +436,7 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 	if l.delayed > 0 {
 		text = append(text, fmt.Sprintf("max_delay delayed %s requests, by at most %v.", humanize.Comma(l.delayed), l.longest.Round(time.Millisecond)))
 	}
-	text = append(text, l.untold()...)
+	text = append(text, l.unknown()...)
 	if l.borrowed > 0 {
 		text = append(text, fmt.Sprintf("It had no room for %s requests, which its pool had.", humanize.Comma(l.borrowed)))
 	}

@@ -36,8 +36,8 @@ type replayedLimit struct {
 	exact     bool // its consistency
 	dryRun    bool
 
-	// How requests are charged in the end, and of how many the log does not tell what that
-	// takes, see untold.
+	// How requests are charged in the end, and of how many the log does not say what that
+	// takes, see unknown.
 	settlement                                rule.Settlement
 	untimed, unanswered, unmatched, estimated int64
 

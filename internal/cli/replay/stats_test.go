@@ -73,7 +73,7 @@ func TestPeaks(t *testing.T) {
 	}
 }
 
-// TestPeaksWithoutEnd guards that a key which no valid size would serve is told
+// TestPeaksWithoutEnd guards that a key which no valid size would serve is reported
 // from others.
 func TestPeaksWithoutEnd(t *testing.T) {
 	for name, of := range map[string]struct {

@@ -54,7 +54,7 @@ func (p panel) Foot() float64 { return p.Top + p.Height }
 // shape is a path whose coordinates are thousandths of the width, and pixels.
 type shape struct{ Class, Path string }
 
-// tick is a place on an axis. A second line tells the day.
+// tick is a place on an axis. A second line has the day.
 type tick struct {
 	At     float64
 	Label  string
@@ -492,7 +492,7 @@ func linear(p *panel, high float64, whole bool) (func(float64) float64, float64)
 }
 
 // timeTicks returns about six places on an axis of time, at round times of the
-// clock where it is. With the first and wherever another day begins, they tell the
+// clock where it is. With the first and wherever another day begins, they have the
 // day.
 func timeTicks(start time.Time, length time.Duration) []tick {
 	const want, most = 6, 100

@@ -21,7 +21,7 @@ func TestSizeFor(t *testing.T) {
 	}
 }
 
-// TestVerdictOnKeys guards that keys which ask for more than drips out are told from
+// TestVerdictOnKeys guards that keys which ask for more than drips out are distinguished from
 // those that come in bursts, however far above the size they are.
 func TestVerdictOnKeys(t *testing.T) {
 	const rate, burst = "raise the drip rate rather than the size", "Most of them came in bursts: a size of "
@@ -53,7 +53,7 @@ func TestVerdictOnKeys(t *testing.T) {
 	}
 }
 
-// TestIsReport guards that reports are told from other files by their beginning.
+// TestIsReport guards that reports are distinguished from other files by their beginning.
 func TestIsReport(t *testing.T) {
 	page := write(t, wrap(time.Unix(0, 0), time.Unix(60, 0)))
 	for text, want := range map[string]bool{

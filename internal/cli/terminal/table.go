@@ -14,7 +14,7 @@ import (
 type Table struct {
 	rows    [][]string
 	numbers map[string]bool // the titles of columns that have numbers
-	alerts  map[int]bool    // rows that tell of something wrong
+	alerts  map[int]bool    // rows that show something wrong
 }
 
 // Number is a cell with a number that is already formatted.

@@ -171,7 +171,7 @@ func TestWindow(t *testing.T) {
 }
 
 // TestLongKeys guards that little is kept of a long key, and that those with the
-// same beginning are told apart.
+// same beginning are distinguished.
 func TestLongKeys(t *testing.T) {
 	l := New(10, new(clock).read)
 	long := strings.Repeat("x", 8000)
