@@ -10,7 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// addresses advises on servers whose clients can choose the address that a limit goes by.
+// addresses advises on servers whose clients can choose the address that a limit uses.
 func (c *collector) addresses(order []rule.Module) {
 	sites := routes.Sites[rule.Module](c.HTTP)
 	for _, m := range order {

@@ -48,7 +48,7 @@ var flaws = []struct {
 // row, but get no remedy without one.
 var missing = []struct {
 	names   []string
-	problem string // unless it is that of all
+	problem string // unless it is the problem of all
 	remedy  string // with what follows a dot in place of X
 	unless  string // the module that sets them
 }{
@@ -234,7 +234,7 @@ func onPlaceholder(name string, around *routes.Around) (Advice, bool) {
 		}, true
 	}
 	if around != nil && !around.Plugins() && !strings.Contains(name, ".") {
-		return Advice{ // those of Caddy have a dot, but for map's
+		return Advice{ // Caddy's have a dot, except map's
 			Kind:    KeyUnset,
 			Problem: "neither Caddy nor a map sets, so it is empty",
 			Remedy:  "Set it by map before the limit, or use one of Caddy's, such as {client_ip}.",

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
 )
 
-// templateOf returns a template that stands in a Caddyfile.
+// templateOf returns a template as in a Caddyfile.
 func templateOf(t *testing.T, text string) key.Template {
 	t.Helper()
 	segment := caddyfile.Segment{{Text: text}}
@@ -26,7 +26,7 @@ func templateOf(t *testing.T, text string) key.Template {
 }
 
 // TestDocumentedFlaws guards that each key in the table of docs/keys.md is told, with the
-// remedy that stands beside it, and that the table has all kinds that are told.
+// remedy in the same row, and that the table has all kinds of advice.
 func TestDocumentedFlaws(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/keys.md")
@@ -96,8 +96,8 @@ func TestForeignKeys(t *testing.T) {
 	}
 }
 
-// TestRemediesOfKeys guards that there is no advice on a key which advice has named, but for
-// {client_ip} beside one that clients choose.
+// TestRemediesOfKeys guards that there is no advice on a key which advice has named, except
+// {client_ip} with one that clients choose.
 func TestRemediesOfKeys(t *testing.T) {
 	t.Parallel()
 	var keys []string

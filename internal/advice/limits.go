@@ -10,14 +10,14 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// misplacement is what is wrong with where a limit stands, and what to do. BY, PATH and TO are
-// those of an obstacle.
+// misplacement is what is wrong with the position of a limit, and what to do. BY, PATH and TO are
+// the fields of an obstacle.
 type misplacement struct{ problem, remedy string }
 
-// putFirst is the remedy where a limit should stand before another directive.
+// putFirst is the remedy where a limit should come before another directive.
 const putFirst = "Remove the global option order rate_limit if there is one, or put both in a route block, rate_limit first."
 
-// obstacles are what is wrong with where limits stand, by the kinds of obstacles.
+// obstacles are what is wrong with positions of limits, by the kinds of obstacles.
 var obstacles = [...]misplacement{
 	routes.Answered:     {"No request reaches it: the BY directive before it answers each one.", putFirst},
 	routes.AnsweredPath: {"No request for its path PATH reaches it: the BY directive before it answers TO.", putFirst},

@@ -46,7 +46,7 @@ func onMatchers(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advi
 }
 
 // unmatchedPath returns why no path matches a pattern, if none does. A question mark stands for any
-// character there, which nobody means who writes a query.
+// character there, which is never meant.
 func unmatchedPath(pattern string) (Advice, bool) {
 	if path, query, ok := strings.Cut(pattern, "?"); ok && strings.Contains(query, "=") {
 		return unmatched(UnmatchedPath, "path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s beside it.", withOtherForm(path), query)), true

@@ -177,7 +177,7 @@ func perHour(l bucket.Limit) float64 {
 	return float64(l.DripSize) * float64(time.Hour) / float64(l.DripInterval)
 }
 
-// zones advises on zones that admit nothing, and on those of one name whose options differ.
+// zones advises on zones that admit nothing, and on zones of one name whose options differ.
 func (c *collector) zones(order []rule.Module) {
 	first := make(map[string]rule.Placed) // by path
 	for _, m := range order {

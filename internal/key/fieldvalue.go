@@ -16,7 +16,7 @@ import (
 // One value can be written in several ways, which Caddy, or an upstream, takes for equal. So it
 // is one key, and a client that goes through all of them has one bucket.
 
-// spelling is how the value of a placeholder is read. Its zero value is that of values which
+// spelling is how the value of a placeholder is read. Its zero value is for values which
 // can be written in one way.
 type spelling struct {
 	read    func(*http.Request, *caddy.Replacer) string // in place of the replacer, unless nil
@@ -31,7 +31,7 @@ const (
 	ofQuery  = "http.request.uri.query."
 )
 
-// spellings are those of placeholders, by their names.
+// spellings maps the names of placeholders to how their values are read.
 var spellings = map[string]spelling{
 	ofHost:                            {spelled: canonicalHost},
 	"http.request.hostport":           {spelled: canonicalHostPort},
@@ -161,7 +161,7 @@ func hostLabel(host string, n int) string {
 }
 
 // canonicalPath returns a path, or a part of one, as Caddy's path matchers compare it: in lower
-// case, without empty segments and those of dots.
+// case, without empty segments and dot segments.
 func canonicalPath(v string) string { return caddyhttp.CleanPath(strings.ToLower(v), true) }
 
 // pathSegment returns the n-th segment of a path as it is in keys, or "" if there are not so
@@ -191,7 +191,7 @@ func canonicalCredentials(v string) string {
 	return strings.TrimSuffix(scheme+" "+rest, " ")
 }
 
-// canonicalToken returns a token, as it stands behind Bearer, DPoP or no scheme at all, as it is,
+// canonicalToken returns a token, as it follows Bearer, DPoP or no scheme at all, as it is,
 // and if it is a JWT, with one spelling of the signature, which covers the rest.
 func canonicalToken(v string) string {
 	if !strings.HasPrefix(v, "ey") || strings.Count(v, ".") != 2 {
@@ -202,7 +202,7 @@ func canonicalToken(v string) string {
 }
 
 // decodeBase64 returns what lenient decoders make of a text, in either alphabet. What no
-// decoder accepts may have any value: nobody can log in with that.
+// decoder accepts may have any value: no login succeeds with it.
 func decodeBase64(text string) []byte {
 	text = strings.Map(func(c rune) rune {
 		switch {

@@ -26,7 +26,7 @@ func request() (*http.Request, *caddy.Replacer) {
 	return caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server)), repl
 }
 
-// defaultPrefixes are those of limits.
+// defaultPrefixes are the prefixes that limits use.
 var defaultPrefixes = clientip.Prefixes{IPv4: 32, IPv6: 64}
 
 // expandKey expands a template for a request from 192.0.2.1, with values for
@@ -199,7 +199,7 @@ func TestKeyAddresses(t *testing.T) {
 					}
 				}
 			}
-			// A value that is an address is one wherever it comes from, and one beside others.
+			// A value that is an address is one wherever it comes from, and one among others.
 			for template, want := range map[string]string{"{a}": tc.want, "x-{a}": "x-" + tc.want, "/{a}/{b}": tc.want + ","} {
 				got, own := expandKeyPrefixes(t, template, tc.ipv4, tc.ipv6, map[string]string{"a": tc.address})
 				if got != want || !own {
@@ -230,7 +230,7 @@ func drawValues(t *rapid.T, others [2]string) [2]string {
 	return [2]string{whole[:i], strings.TrimPrefix(whole[i:], ".")}
 }
 
-// Guards that different values always make different keys, byte for byte but for white
+// Guards that different values always make different keys, byte for byte except for white
 // space around them, whatever clients send: who chooses one of several parts of a key can't make
 // the whole another's.
 func TestKeysAreInjective(t *testing.T) {
@@ -258,7 +258,7 @@ func TestKeysAreInjective(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		template string
-		a, b     [2]string // the values of {a} and {b}; the client's address is that of {a}
+		a, b     [2]string // the values of {a} and {b}; the client's address is the value of {a}
 	}{
 		{"{a}{b}", [2]string{"ab", "c"}, [2]string{"a", "bc"}},
 		{"{a}{b}", [2]string{"abc", ""}, [2]string{"", "abc"}},
@@ -398,7 +398,7 @@ func TestValuesReadDirectly(t *testing.T) {
 	}
 }
 
-// Guards by which network keys share buckets: that of the client's address, unless it
+// Guards by which network keys share buckets: the client's, unless it
 // is unknown or nothing has proven it yet.
 func TestNetworkOfClients(t *testing.T) {
 	t.Parallel()
@@ -558,7 +558,7 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// Guards that whoever sends no name in a Basic credential has no key by it, and that the name
+// Guards that a client that sends no name in a Basic credential has no key by it, and that the name
 // is known to later handlers as it was sent, if any key has it.
 func TestBasicUser(t *testing.T) {
 	t.Parallel()

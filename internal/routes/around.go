@@ -94,7 +94,7 @@ func (a *Around) setBehind(name string, meets func(setter) bool) string {
 	return ""
 }
 
-// After reports whether there is a way to the handler on which all requests have passed that of
+// After reports whether there is a way to the handler on which all requests have passed the handler of
 // other, which may be the same.
 func (a *Around) After(other *Around) bool { return a != nil && slices.Contains(a.certain, other) }
 
@@ -403,7 +403,7 @@ func (w *walker) fieldsSet(ops *headers.HeaderOps) (found []setter) {
 	return found
 }
 
-// named returns whether a placeholder is that of a header field.
+// named returns whether a placeholder stands for a header field.
 func named(field string) func(name string) bool {
 	own := "http.request.header." + textproto.CanonicalMIMEHeaderKey(field)
 	return func(name string) bool { return name == own }

@@ -44,7 +44,7 @@ func (a *Around) Obstacle() *Obstacle {
 	return a.first(func(w way) *Obstacle { return w.obstacle })
 }
 
-// ObstacleTo returns why no request that comes to the handler matches matchers, or nil if some
+// ObstacleTo returns why no request that reaches the handler matches matchers, or nil if some
 // may.
 func (a *Around) ObstacleTo(sets caddyhttp.MatcherSets) *Obstacle {
 	return a.first(func(w way) *Obstacle { return w.paths.obstacle(sets) })

@@ -1,4 +1,4 @@
-// Package routes knows which of Caddy's handlers contain routes: where a handler stands, what is
+// Package routes knows which of Caddy's handlers contain routes: the position of a handler, what is
 // around it and keeps requests from it, and which error routes may handle its errors.
 package routes
 
@@ -14,7 +14,7 @@ type Kind uint8
 // The kinds of routes.
 const (
 	Within     Kind = iota // before the handler that follows it
-	Named                  // likewise, and others may share them
+	Named                  // as above, and other routes may share them
 	OnError                // if the routes within it, or what follows them, return an error
 	OnResponse             // if what follows it, or an upstream, has responded
 )

@@ -8,7 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// Site is where a handler stands.
+// Site is the position of a handler.
 type Site struct {
 	Server string   // the name of the HTTP server
 	Hosts  []string // that its routes match, none if they match all
@@ -17,7 +17,7 @@ type Site struct {
 	Matches []caddyhttp.RawMatcherSets
 }
 
-// Sites returns where the handlers of type H of an HTTP app stand, or none if app is nil. Those
+// Sites returns the positions of the handlers of type H of an HTTP app, or none if app is nil. Those
 // in routes of other plugins' handlers are not found.
 func Sites[H interface {
 	caddyhttp.MiddlewareHandler
@@ -66,7 +66,7 @@ func addSites(list caddyhttp.RouteList, at Site, add func(caddyhttp.MiddlewareHa
 	}
 }
 
-// rawMatchers returns matchers as a config has them, without those of hosts, or nil if
+// rawMatchers returns matchers as a config has them, without host matchers, or nil if
 // a set matches all requests then: Caddy does not keep the config of routes.
 func rawMatchers(sets caddyhttp.MatcherSets) (raw caddyhttp.RawMatcherSets) {
 	for _, set := range sets {

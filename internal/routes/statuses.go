@@ -50,7 +50,7 @@ func statusesOf(route *caddyhttp.Route) *statuses {
 	return within
 }
 
-// add adds those of other to s.
+// add adds the statuses of other to s.
 func (s *statuses) add(other *statuses) {
 	for i, has := range other {
 		s[i] = s[i] || has

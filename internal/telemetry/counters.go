@@ -203,7 +203,7 @@ func (t *Totals) all() [deciders]uint64 {
 	return t.by(Admitted, Near, Denied, Banned, Shed, Spared, WouldDeny)
 }
 
-// Of returns the number of decisions with the given results, whoever decided.
+// Of returns the number of decisions with the given results, by any decider.
 func (t *Totals) Of(kinds ...Result) (sum uint64) {
 	for _, n := range t.by(kinds...) {
 		sum += n

@@ -55,7 +55,7 @@ const (
 // emitter emits events one after the other, on a goroutine of its own, so that
 // their handlers delay no request and no reload. They are emitted by the newest
 // config that has started: stores and counters outlive configs, and an event of an
-// older one would reach nobody. Before the first config has started, events wait.
+// older one would reach no subscriber. Before the first config has started, events wait.
 type emitter struct {
 	process *Process
 	queue   chan event
@@ -146,7 +146,7 @@ func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 	return inTime
 }
 
-// Banned emits an event of a ban that has begun. key is the text of the key, or nil if nobody asked for keys. If
+// Banned emits an event of a ban that has begun. key is the text of the key, or nil if keys are not wanted. If
 // many begin at once, some are not reported: they must not crowd out other events.
 func (p *Process) Banned(limit string, d time.Duration, key *string) {
 	e := p.events
@@ -170,7 +170,7 @@ func (e *emitter) send(name string, data map[string]any) {
 	}
 }
 
-// drop counts an event that nobody will get.
+// drop counts an event without a subscriber.
 func (e *emitter) drop() {
 	e.dropped.Add(1)
 	e.warn()

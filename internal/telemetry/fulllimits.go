@@ -22,7 +22,7 @@ type fullLimit struct {
 	path              string
 	forgotten, shared uint64
 	maxKeys           int
-	memory            bool      // whether memory is full, and maxKeys is that of memory
+	memory            bool      // whether memory is full, and maxKeys is the maximum of memory
 	next              time.Time // when it may be logged again
 }
 

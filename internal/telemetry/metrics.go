@@ -20,7 +20,7 @@ import (
 // The app does so, and so does a module of the admin endpoint: Caddy replaces that
 // endpoint before it provisions apps, and does not go back if one of them fails, so
 // that what only apps register would be missing until the next config is loaded.
-// Therefore the metrics are those of the process, whichever config they are
+// Therefore the metrics are for the process, whichever config they are
 // registered by. A config with metrics off is respected when they are collected.
 func (p *Process) Register(registry *prometheus.Registry) error {
 	if registry == nil {
@@ -209,7 +209,7 @@ var (
 	resultsOf   = [len(resultNames)][]Result{{Admitted, Near}, {Denied, Shed}, {Banned}, {Spared}, {WouldDeny}}
 )
 
-// policyCounts are what is counted of limits with one of the options, beside what they
+// policyCounts are what is counted of limits with one of the options, in addition to what they
 // admit and deny: by metrics, and by status and limits of the admin API.
 var policyCounts = [...]struct {
 	option Policies
@@ -369,7 +369,7 @@ func (l Limit) merge(other Limit) Limit {
 	merge(&l.DripRate, other.DripRate)
 	merge(&l.DripSize, other.DripSize)
 	merge(&l.Window, other.Window)
-	l.Policies |= other.Policies // their counts are those of the path
+	l.Policies |= other.Policies // their counts are for the path
 	return l
 }
 

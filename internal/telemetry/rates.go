@@ -29,7 +29,7 @@ type sample struct {
 // counts are the outcomes of requests at the limits of one path.
 type counts struct {
 	admitted, denied, spared uint64
-	fallback                 uint64 // of all decisions, those of this process instead of Redis
+	fallback                 uint64 // of all decisions, those made by this process instead of Redis
 }
 
 // counts returns the counts of t.

@@ -79,7 +79,7 @@ type loss struct {
 
 // Redis logs an event of a Redis server and passes it on, once for however many requests it
 // affects. Stores outlive configs, so it goes to the logger of the newest one; and requests
-// of older configs may still use another store, whose events concern nobody any more.
+// of older configs may still use another store, whose events no longer matter.
 func (p *Process) Redis(store *limiter.Redis, e limiter.Event) {
 	l := &p.losses
 	l.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// TestRates guards that the rates are those of the last seconds, and not of the
+// TestRates guards that the rates are for the last seconds, and not of the
 // whole time.
 func TestRates(t *testing.T) {
 	p := New(Options{})

@@ -20,7 +20,7 @@ const (
 	develVersion   = "(devel)" // as Go calls it
 )
 
-// versionIn returns the version of this module in what is known of a build: that of the
+// versionIn returns the version of this module in what is known of a build: the version of the
 // module or the commit, and of one that was replaced by what.
 func versionIn(info *debug.BuildInfo) string {
 	const path = "github.com/seed-387a6c65/caddy-ratelimit"

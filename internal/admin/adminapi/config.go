@@ -21,7 +21,7 @@ import (
 type Config struct {
 	Handlers []rule.Module   // in the order in which they were provisioned
 	OnError  rule.OnError    // unless a handler says otherwise
-	HTTP     *caddyhttp.App  // in which the handlers stand
+	HTTP     *caddyhttp.App  // that has the handlers
 	Memory   *limiter.Memory // the store in this process
 	MaxKeys  int             // of that store
 
@@ -29,7 +29,7 @@ type Config struct {
 	InUse *atomic.Int64  // how many requests use that store, which stays open for them
 }
 
-// bucket is a bucket of a config, and where it stands there.
+// bucket is a bucket of a config, and its position there.
 type bucket struct {
 	rule.Placed
 	module rule.Module

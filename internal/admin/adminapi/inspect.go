@@ -23,7 +23,7 @@ func (s server) peek(w http.ResponseWriter, r *http.Request) error { return s.in
 // reset empties buckets and answers with what they held.
 func (s server) reset(w http.ResponseWriter, r *http.Request) error { return s.inspect(w, r, true) }
 
-// inspect looks at the bucket of a limit or those of all limits, or empties them.
+// inspect looks at the bucket of a limit or the buckets of all limits, or empties them.
 func (s server) inspect(w http.ResponseWriter, r *http.Request, reset bool) error {
 	query, err := readQuery(w, r)
 	if err != nil {
@@ -69,7 +69,7 @@ func (c *Config) inspectAll(ctx context.Context, query adminjson.BucketQuery, re
 	for i := range all {
 		b := &all[i]
 		if seen[b.title] {
-			continue // it stands in several places
+			continue // it is in several handlers
 		}
 		seen[b.title] = true
 		requests, why := requestsFor(&query, b.title, b.Limit.Key)

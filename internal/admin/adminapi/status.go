@@ -128,7 +128,7 @@ func (b bucket) answer(maxKeys int) adminjson.Limit {
 	return answer
 }
 
-// scope returns which requests b's limit applies to, given where its handler stands.
+// scope returns which requests b's limit applies to, given the position of its handler.
 func (b bucket) scope(site routes.Site) adminjson.Scope {
 	scope := adminjson.Scope{Server: site.Server, Hosts: site.Hosts, Match: b.Limit.Match, RouteMatches: site.Matches}
 	for _, outer := range b.Around {
@@ -139,7 +139,7 @@ func (b bucket) scope(site routes.Site) adminjson.Scope {
 	return scope
 }
 
-// scopes returns those of all limits that share a list of bans.
+// scopes returns the scopes of all limits that share a list of bans.
 func (c *Config) scopes(bans *rule.BanList) (scopes []adminjson.Scope) {
 	sites := routes.Sites[rule.Module](c.HTTP)
 	for _, b := range c.numbered() {

@@ -48,7 +48,7 @@ type Load struct {
 	Keys       int               `json:"keys"`
 	Limit      int               `json:"limit"` // requests that it allows in progress now
 	InProgress int               `json:"in_progress"`
-	Mean       Seconds           `json:"mean"`    // time until responses begin, of late
+	Mean       Seconds           `json:"mean"`    // time until responses begin, recently
 	Latency    Seconds           `json:"latency"` // to which the mean is to keep
 	State      string            `json:"state"`   // idle, slow or filling
 	Shed       map[string]uint64 `json:"shed"`    // by class
@@ -76,7 +76,7 @@ type Memory struct {
 
 // Counts are the outcomes of requests at the limits of a path since the first config that
 // had it. By counts the decisions on them by who decided, see limiter.Decider, and Rates
-// has the numbers of requests each second of late.
+// has the numbers of requests per second, recently.
 type Counts struct {
 	Path string `json:"path"`
 
@@ -112,13 +112,13 @@ type Limits struct {
 	Limits []Limit `json:"limits"`
 }
 
-// Scope is which requests a limit applies to: all of a server, but for what is given here.
+// Scope is which requests a limit applies to: all of a server, except as given here.
 type Scope struct {
 	Server        string                     `json:"server,omitempty"`
 	Hosts         []string                   `json:"hosts,omitempty"`
 	Match         caddyhttp.RawMatcherSets   `json:"match,omitempty"`
 	ParentMatches []caddyhttp.RawMatcherSets `json:"parent_matches,omitempty"` // of the limits around it, the outermost first
-	RouteMatches  []caddyhttp.RawMatcherSets `json:"route_matches,omitempty"`  // of the routes around the handler, likewise, without hosts
+	RouteMatches  []caddyhttp.RawMatcherSets `json:"route_matches,omitempty"`  // of the routes around the handler, also the outermost first, without hosts
 }
 
 // Limit describes a bucket of a limit, see Limit.
@@ -155,13 +155,13 @@ type Level struct {
 	Policies
 
 	From       string   `json:"from"`           // memory, redis or node: this process, instead of Redis
-	Size       *int64   `json:"size,omitempty"` // unless it depends on the request; likewise:
+	Size       *int64   `json:"size,omitempty"` // unless it depends on the request; so is Remaining
 	Level      int64    `json:"level"`
 	Remaining  *int64   `json:"remaining,omitempty"`
 	Held       int64    `json:"held"`
 	Clear      Seconds  `json:"clear"`
 	RetryAfter *Seconds `json:"retry_after,omitempty"`
-	InProgress bool     `json:"in_progress,omitempty"` // requests in progress leave no room, and nobody knows when they end; there is no RetryAfter then
+	InProgress bool     `json:"in_progress,omitempty"` // requests in progress leave no room, and it is unknown when they end; there is no RetryAfter then
 	Never      bool     `json:"never,omitempty"`       // a request costs more than the bucket ever has room for
 	Banned     Seconds  `json:"banned,omitempty"`      // for how long the limit bans the key, or did; RetryAfter is at least as long
 	Node       *Node    `json:"node,omitempty"`        // with Redis
@@ -207,7 +207,7 @@ type Skipped struct {
 	Why   string `json:"why"`
 }
 
-// Ban is the answer of ban and unban, and an element of that of bans.
+// Ban is the answer of ban and unban, and an element of the answer of bans.
 type Ban struct {
 	Error string `json:"error,omitempty"` // why Redis did not answer, so that this is what this process knows
 	Limit string `json:"limit"`

@@ -67,7 +67,7 @@ func (a *Auto) String() string {
 	return strings.Join(words, " ")
 }
 
-// Options returns the policies that are not those of any limit, each as in a Caddyfile, such
+// Options returns the policies that differ from the defaults, each as in a Caddyfile, such
 // as "ban 10m 1h".
 func (p *Policies) Options() (set []string) {
 	unset := new(Policies).Settings()

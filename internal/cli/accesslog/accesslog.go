@@ -139,7 +139,7 @@ type field struct {
 	from, to int
 }
 
-// reset empties e but for the memory of its slices.
+// reset empties e and keeps the memory of its slices.
 func (e *Entry) reset() {
 	clear(e.fields)
 	clear(e.values)

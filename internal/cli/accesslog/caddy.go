@@ -28,7 +28,7 @@ type token struct {
 // isZero reports whether t is no value.
 func (t token) isZero() bool { return t.text == "" && !t.quoted }
 
-// timeKeys are names under which a time may stand if it is not ts.
+// timeKeys are names that a time may have if it is not ts.
 var timeKeys = [...]string{"time", "timestamp", "@timestamp", "date"}
 
 // parseCaddy parses a line of Caddy's JSON. Lines as Caddy writes them are read by
@@ -51,7 +51,7 @@ func (d *dialect) finishCaddy(e *Entry, l *caddyLine) Reason {
 	case !l.hasRequest || e.Method == "" || e.URI == "":
 		return NotAccess
 	case l.hasLogger && !strings.HasPrefix(l.logger, "http.log.access"):
-		return NotAccess // such as that of errors, which has requests once more
+		return NotAccess // such as the log of errors, which has requests once more
 	case !l.hasLogger && l.hasMsg && l.msg != "handled request" && l.msg != "NOP":
 		return NotAccess
 	}

@@ -35,7 +35,7 @@ func (c *clfClock) parse(text []byte) (int64, bool) {
 //
 //	192.0.2.1 - alice [02/Jan/2006:15:04:05 -0700] "GET /x HTTP/1.1" 200 17 "referer" "agent"
 //
-// Whatever follows is ignored. What may stand before the time, setClient says.
+// Whatever follows is ignored. What may precede the time, setClient says.
 func (d *dialect) parseCLF(line []byte, e *Entry, clock *clfClock) Reason {
 	before, rest, ok := bytes.Cut(line, []byte(" ["))
 	if !ok {
@@ -133,7 +133,7 @@ func (e *Entry) addHeader(name, value string) {
 	e.addField(name, from)
 }
 
-// cutQuoted returns what stands before the next quote, with its escapes resolved,
+// cutQuoted returns what precedes the next quote, with its escapes resolved,
 // and what is behind it. Apache escapes as C does, nginx writes \xHH.
 func cutQuoted(text []byte) (before string, after []byte, ok bool) {
 	n := bytes.IndexByte(text, '"')

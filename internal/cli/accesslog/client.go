@@ -11,7 +11,7 @@ import (
 )
 
 // setClient reads the fields before the time of the common log format: the client, its
-// identity and the user. The site may stand before them, and the client may be a list of
+// identity and the user. The site may precede them, and the client may be a list of
 // addresses, as proxies write it:
 //
 //	192.0.2.1 - alice

@@ -72,7 +72,7 @@ type reader struct {
 	lines   unwrapper
 }
 
-// next returns the next lines, whole ones, without what stands around them. With an
+// next returns the next lines, whole ones, without what surrounds them. With an
 // error, they are the last.
 func (r *reader) next() ([]byte, error) {
 	chunk, err := r.chunk()
@@ -200,7 +200,7 @@ func newSource(name string, format Format, bytes *atomic.Int64) (*source, error)
 }
 
 // open opens the file; "-" is standard input. Bytes that are read count only if
-// they are those of a file, and are read for good.
+// they are from a file, and are not read again.
 func (s *source) open(name string) (*reader, error) {
 	var in io.Reader = os.Stdin
 	if s.once = name == "-"; !s.once {

@@ -6,7 +6,7 @@ import (
 	"regexp"
 )
 
-// wrapper is what stands around the lines of a log that something else has collected,
+// wrapper is what surrounds the lines of a log that something else has collected,
 // such as the output of a container.
 type wrapper uint8
 
@@ -32,7 +32,7 @@ func (w wrapper) String() string {
 // The tags after the stream begin with F for the end of a line or P for a part of it.
 var criPrefix = regexp.MustCompile(`^\S+ (stdout|stderr) ([FP])\S* `)
 
-// wrapperOf returns what stands around the lines of a log, as its first lines show.
+// wrapperOf returns what surrounds the lines of a log, as its first lines show.
 func wrapperOf(sample []byte) wrapper {
 	for n := 0; len(sample) > 0 && n < 100; n++ {
 		var line []byte
@@ -73,7 +73,7 @@ func endOfPrefix(line []byte) int {
 // fields of more than 4 KiB unless its options say otherwise.
 var withheld = regexp.MustCompile(`"MESSAGE" ?: ?null\b`)
 
-// unwrapper takes the lines of a log out of what stands around them.
+// unwrapper takes the lines of a log out of what surrounds them.
 type unwrapper struct {
 	wrapper wrapper
 	parts   map[string][]byte // of lines that have not ended, by stream
@@ -124,7 +124,7 @@ type wrapped struct {
 	ends   bool   // whether the line ends with this part
 }
 
-// take takes a line out of what stands around it. It returns false if nothing does.
+// take takes a line out of what surrounds it. It returns false if nothing does.
 func (w *wrapped) take(in wrapper, line []byte) bool {
 	*w = wrapped{ends: true}
 	switch in {

@@ -103,7 +103,7 @@ func Runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error)
 // ConfigUsage describes the flag config of commands that read config files.
 const ConfigUsage = "The config file; by default the Caddyfile in the current directory"
 
-// ConfigFile returns the config file that a command is to read: that of its flag config or of
+// ConfigFile returns the config file that a command is to read: the one in its flag config or of
 // its argument FILE, which may be "", or else the Caddyfile in the current directory.
 func ConfigFile(cmd *cobra.Command, argument string) (string, error) {
 	file, _ := cmd.Flags().GetString("config")

@@ -39,7 +39,7 @@ type shownLimit struct {
 }
 
 // printLimits prints what limits answers. A limit of several sites has one row, as
-// its buckets and counts are those of all of them.
+// its buckets and counts are for all of them.
 func printLimits(w io.Writer, a *adminjson.Limits) error {
 	if len(a.Limits) == 0 {
 		fmt.Fprintln(w, "The running config has no limits.")

@@ -36,7 +36,7 @@ func TestFitsNarrowTerminals(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		print func(io.Writer) error
-		want  []string // lines, but for spaces
+		want  []string // lines, ignoring spaces
 	}{
 		{"status", func(w io.Writer) error { return printStatus(w, &status) }, []string{
 			"SERVER redis.example.com:6379", "STATE down for 2m5s: connection refused", "REQUESTS 1987654321",

@@ -46,7 +46,7 @@ type answers struct {
 	noted   map[string]bool // names with a note on their placeholder
 }
 
-// answersOf returns those of a mapping.
+// answersOf returns the answers of a mapping.
 func answersOf(mapping Mapping) answers {
 	return answers{mapping, make(map[string]bool), make(map[string]bool)}
 }

@@ -198,7 +198,7 @@ func configMapOf(files string) string {
 }
 
 // TestConvertConfigMap guards that a configuration is found in a ConfigMap, alone, in a
-// list or beside other objects, in YAML and in JSON, and that notes and errors tell the
+// list or next to other objects, in YAML and in JSON, and that notes and errors tell the
 // lines of the whole file.
 func TestConvertConfigMap(t *testing.T) {
 	const (

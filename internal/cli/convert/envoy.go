@@ -110,7 +110,7 @@ func (e *envoy) documents(text []byte, before int) error {
 			return errors.New(oneLine(err.Error()))
 		}
 		if len(node.Content) == 1 && isNull(node.Content[0]) {
-			continue // nothing stands between two lines of ---
+			continue // nothing is between two lines of ---
 		}
 		moveDown(&node, before)
 		if err := e.document(&node); err != nil {
@@ -153,7 +153,7 @@ type envoy struct {
 	blocks  names           // that were given to them
 }
 
-// inner returns a converter for what stands within something else.
+// inner returns a converter for what is within something else.
 func (e *envoy) inner() *envoy { return &envoy{answers: e.answers} }
 
 // misplaced are the fields of envoyproxy/ratelimit, which takes them anywhere.
@@ -162,7 +162,7 @@ var misplaced = []string{
 	"detailed_metric", "value_to_metric", "share_threshold", "quota_mode",
 }
 
-// otherField notes a field that limits nothing where it stands. It returns an error for
+// otherField notes a field that limits nothing here. It returns an error for
 // one that is not known, which may have been meant to limit.
 func (e *envoy) otherField(f field, in, use string) error {
 	switch {
@@ -369,7 +369,7 @@ func (e *envoy) writeDomain(blocks names, domain string, descriptors []*descript
 	e.option("")
 }
 
-// writeAll writes the limits of descriptors that stand side by side, and returns how
+// writeAll writes the limits of sibling descriptors, and returns how
 // many they are. The key of the limit around them has the given placeholders.
 func (e *envoy) writeAll(descriptors []*descriptor, key []string) (limits int) {
 	used := make(names)

@@ -56,7 +56,7 @@ func filesIn(node *yaml.Node) (files []field, err error) {
 	return files, nil
 }
 
-// unpack converts the files in a ConfigMap, or in those of a list. Other objects are
+// unpack converts the files in a ConfigMap, or in the ConfigMaps of a list. Other objects are
 // noted.
 func (e *envoy) unpack(o *object) error {
 	switch o.kind {

@@ -75,7 +75,7 @@ type cells struct {
 	answers
 }
 
-// inner returns a converter for what stands within something else.
+// inner returns a converter for what is within something else.
 func (c *cells) inner() *cells { return &cells{answers: c.answers} }
 
 // parts returns what placeholders may be given for, briefly.
@@ -102,7 +102,7 @@ func (c *cells) parse(text []byte) (roots []*cell, err error) {
 			return nil, errors.New(oneLine(err.Error()))
 		}
 		if len(document.Content) == 1 && isNull(document.Content[0]) {
-			continue // nothing stands between two lines of ---
+			continue // nothing is between two lines of ---
 		}
 		if found {
 			return nil, fmt.Errorf("line %d: schema: a second document begins; use one", document.Line)
@@ -137,7 +137,7 @@ func (c *cells) otherField(f field, in, use string) error {
 // maxName is how long a name may be: an alias may repeat it any number of times.
 const maxName = 1000
 
-// parseCells parses what stands side by side, by name.
+// parseCells parses siblings, by name.
 func (c *cells) parseCells(in field, depth int) (parsed []*cell, err error) {
 	if isNull(in.value) {
 		return nil, nil
@@ -236,11 +236,11 @@ func wholeNumber(node *yaml.Node, n *int64) (err error) {
 	return errors.New("no whole number")
 }
 
-// place is where in a tree something stands.
+// place is a position in a tree.
 type place struct {
 	path  string   // the key of what is around it; empty for roots
 	root  string   // the block of its root
-	depth int      // of how many others it stands within
+	depth int      // how many others it is within
 	key   []string // the placeholders of the parts that differ
 	given string   // the key that is inherited
 }
@@ -308,7 +308,7 @@ func (c *cells) writeBody(n *cell, at place) (limits int) {
 	return limits
 }
 
-// writeApart writes a cell behind a blank line, if anything stands before it.
+// writeApart writes a cell after a blank line, if anything precedes it.
 func (c *cells) writeApart(n *cell, siblings []*cell, at place, used names) (limits int) {
 	inner := c.inner()
 	limits = inner.write(n, siblings, at, used)

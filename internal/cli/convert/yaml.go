@@ -72,7 +72,7 @@ func (r *reader) entries(node *yaml.Node, in string, named func(string) string) 
 	return fields, nil
 }
 
-// merged returns the fields of what stands behind <<, a mapping or a list of them, of
+// merged returns the fields of what follows <<, a mapping or a list of them, of
 // which the first counts.
 func (r *reader) merged(from *yaml.Node, in string, named func(string) string) (fields []field, err error) {
 	list := []*yaml.Node{from}

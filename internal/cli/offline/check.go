@@ -331,7 +331,7 @@ func (h *handler) selective() bool {
 // checkRedisOptions advises on how the config uses Redis.
 func (c *checker) checkRedisOptions() {
 	opt, err := c.redisOptions()
-	if err != nil || c.Redis == nil { // an error is that of Validate
+	if err != nil || c.Redis == nil { // Validate returns the error
 		return
 	}
 	for _, address := range opt.Addresses {

@@ -28,7 +28,7 @@ func (c *checker) askRedis(ctx context.Context) {
 	}
 	opt, err := c.redisOptions()
 	if err != nil {
-		return // an error is that of Validate
+		return // Validate returns the error
 	}
 	const timeout = 3 * time.Second
 	opt.Timeout, opt.Fallback, opt.Report = timeout, nil, nil

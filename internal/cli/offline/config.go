@@ -298,7 +298,7 @@ func (c *cutter) findLimited(named map[string]rawRoute) {
 	}
 }
 
-// limitsIn reports whether limits are anywhere in a JSON value, without those of named
+// limitsIn reports whether limits are anywhere in a JSON value, without named
 // routes.
 func (c *cutter) limitsIn(raw json.RawMessage) bool {
 	return (&cutter{Config: c.Config}).hasLimits(raw)
@@ -417,7 +417,7 @@ func (c *cutter) subroute(h map[string]json.RawMessage, after bool) (found bool)
 }
 
 // mayAuthenticate is the variable whose setting takes the place of a handler that is
-// not run and may authenticate users: that of Caddy, or one of another plugin.
+// not run and may authenticate users: Caddy's, or another plugin's.
 const mayAuthenticate = "rate_limit.may_authenticate"
 
 // handlerKind is what becomes of a handler in a Config.

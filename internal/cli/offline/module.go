@@ -51,7 +51,7 @@ func newHandler(h caddyhttp.MiddlewareHandler) *Handler {
 	return own
 }
 
-// Limit is a bucket of a limit, and where that stands.
+// Limit is a bucket of a limit, and its position.
 type Limit struct{ rule.Placed }
 
 // Key returns the template of the key.

@@ -65,7 +65,7 @@ func (r *Run) Value(key any) any {
 }
 
 // Serve takes r.Request, which arrived at the given time, and which a proxy may have
-// sent for a client, through the server's routes. The error is that of a matcher.
+// sent for a client, through the server's routes. The error is a matcher's.
 func (r *Run) Serve(at time.Time, clientIP, userID string, proxied bool) error {
 	r.run.now = at
 	clear(r.run.groups)

@@ -217,7 +217,7 @@ func (s *Server) compile() (err error) {
 	return nil
 }
 
-// findAuthenticated finds the handlers in routes, and those of named routes that they
+// findAuthenticated finds the handlers in routes, and the handlers of named routes that they
 // invoke, that are behind authentication. before says whether the routes are. It
 // returns whether what follows them is.
 func (s *Server) findAuthenticated(list caddyhttp.RouteList, before bool) (after bool) {
@@ -235,7 +235,7 @@ func (s *Server) findAuthenticated(list caddyhttp.RouteList, before bool) (after
 			if own := s.own[h]; own != nil {
 				s.authenticated[own] = s.authenticated[own] || in
 			}
-			for _, nested := range routes.In(h, s.server.NamedRoutes) { // those of responses and errors were cut away
+			for _, nested := range routes.In(h, s.server.NamedRoutes) { // routes for responses and errors were cut away
 				in = s.findAuthenticated(nested.Routes, in)
 			}
 			if vars, ok := h.(*caddyhttp.VarsMiddleware); ok {
@@ -328,7 +328,7 @@ type run struct {
 }
 
 // Visit is called for each handler of limits that a request reaches, with the buckets
-// that the request has to pass, those of limits that follow the load too: at least one.
+// that the request has to pass, limits that follow the load too: at least one.
 // It must not keep q. If they could not be determined, err says why, and the request
 // ends. It returns whether the request is passed on.
 type Visit func(h *Handler, q *rule.Request, err error) bool
@@ -363,7 +363,7 @@ func (c localContext) Value(key any) any {
 
 // serve takes a request through the server's routes. Its URL has a path and a
 // query only, as in servers, and its body is not nil. It may be changed. The error
-// is that of a matcher of a route.
+// is a route matcher's.
 func (run *run) serve(req request) error {
 	clear(run.groups)
 	repl := caddy.NewReplacer()

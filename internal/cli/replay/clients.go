@@ -11,7 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 )
 
-// fewRequests may well be those of one client.
+// fewRequests may well be from one client.
 const fewRequests = 100
 
 // clients is what the logs say of clients.

@@ -476,7 +476,7 @@ func (p *replay) notes(several bool) (notes []string) {
 	return notes
 }
 
-// replayAnswer is the result as JSON. Limits are those of the only config.
+// replayAnswer is the result as JSON. Limits has the limits of the only config.
 type replayAnswer struct {
 	Lines       int64                  `json:"lines"`
 	Used        int64                  `json:"used"`

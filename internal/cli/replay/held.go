@@ -93,7 +93,7 @@ func (p *replay) keep(run *offline.Run) {
 	}
 }
 
-// statusClientLeft is that of requests without a response, since their client has left.
+// statusClientLeft is the status of requests whose client left before the response.
 const statusClientLeft = 499
 
 // settleAfter settles h after a time, by the response. It returns whether that tells what

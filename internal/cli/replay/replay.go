@@ -378,7 +378,7 @@ func (p *replay) count() {
 	}
 }
 
-// Options are those of a replay that concern what it counts.
+// Options say what a replay counts.
 type Options struct {
 	ShowKeys bool
 	Location *time.Location // for hours

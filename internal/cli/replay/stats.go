@@ -26,7 +26,7 @@ type replayedLimit struct {
 	headers   []string // the header fields of its key
 	numbers   string
 	size      int64 // in force; 0 if it depends on the request
-	written   int64 // the option size, which factor divides; 0 likewise
+	written   int64 // the option size, which factor divides; 0 if it has none
 	factor    factor
 	above     int64 // what the bucket may hold above its size
 	algorithm string
@@ -51,7 +51,7 @@ type replayedLimit struct {
 	borrowed                   int64         // requests that a pool had room for instead
 	redacted, headerless       int64         // requests that were left out, as the log lacks their key
 	keyless                    int64         // requests that their client's address stood for
-	asked, leased              int64         // requests that were not denied, and those of them for which a lease would do
+	asked, leased              int64         // requests that were not denied, and how many of them a lease would do
 
 	times timeline
 	hours hours
@@ -349,7 +349,7 @@ type keyStat struct {
 	clear            int64 // when its bucket runs empty, in µs, if that could hold anything
 	since            int64 // when it was empty last, in µs
 	peak             int64 // the highest level of that bucket so far
-	period           int64 // of leasePeriod, that of the last request
+	period           int64 // of leasePeriod: the period of the last request
 	requests, denied uint32
 	recent           uint32 // requests in the present period
 	lasts            bool   // whether it took long to reach the peak, see lasts
@@ -369,7 +369,7 @@ func lasts(b *limiter.Bucket, since time.Duration) bool {
 // leasePeriod.
 func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denied bool) (recent uint32) {
 	hash := maphash.String(k.seed, b.Key)
-	// A bucket of the client's address has a longer name than that of a key.
+	// A bucket of the client's address has a longer name than the bucket of a key.
 	interval := b.Limit.DripInterval
 	if b.Limit.Algorithm == bucket.Fixed {
 		interval = 0 // a calendar period's varies

@@ -15,7 +15,7 @@ import (
 // maxText is how many characters of a key or path are shown.
 const maxText = 96
 
-// visibleKey returns the text of a key, see package keytext, likewise.
+// visibleKey returns the text of a key, see package keytext, for display.
 func visibleKey(text string) string {
 	safe := []rune(terminal.Safe(text))
 	if more := len(safe) - maxText; more > 0 {

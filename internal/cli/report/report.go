@@ -58,7 +58,7 @@ type Limit struct {
 	// Its size; 0 if it depends on the request.
 	Size int64
 
-	// Whether it admits up to its size in each window. Otherwise the size is that of
+	// Whether it admits up to its size in each window. Otherwise the size is the size of
 	// a burst, and units drip out at a rate of their own.
 	Windows bool
 

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// TestTable guards that numbers stand below one another by their digits, also beside cells
+// TestTable guards that numbers are aligned by their digits, also next to cells
 // that are none, and that a table which is wider than a line becomes blocks.
 func TestTable(t *testing.T) {
 	table := NewTable("LIMIT", "SIZE", "ADMITTED", "UNUSED", "KEY")

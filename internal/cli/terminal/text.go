@@ -68,7 +68,7 @@ func Briefly(d time.Duration) string {
 }
 
 // Wrapped returns a text in lines of at most so many characters, broken between words, that
-// are indented but for the first. Words that are too long stay whole. 0 is any length.
+// are indented except the first. Words that are too long stay whole. 0 is any length.
 func Wrapped(text string, most, indent int) string {
 	var b strings.Builder
 	line := []rune(text)

@@ -35,7 +35,7 @@ func Bad(option, got, use string) error {
 	return Errorf(option, "%q is not valid; use %s", Shortened(Redacted(got)), use)
 }
 
-// Needs returns the error for an option that is right in itself but needs something beside it.
+// Needs returns the error for an option that is right in itself but needs another option.
 func Needs(option, got, needed string) error {
 	return Errorf(option, "%sneeds %s", shown(got), needed)
 }
@@ -46,7 +46,7 @@ func Clash(option, got, with, instead string) error {
 	return Errorf(option, "%scan't be combined with %s; %s", shown(got), with, instead)
 }
 
-// shown returns the value of an option that begins a sentence, without that of a flag.
+// shown returns the value of an option that begins a sentence, without the value of a flag.
 func shown(got string) string {
 	if got == "" || got == "true" {
 		return ""

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 )
 
-// absurd are texts that no number, duration or rate can be, but for those that a parser
+// absurd are texts that no number, duration or rate can be, except those that a parser
 // of TestRefusedTexts takes.
 var absurd = []string{
 	"0", "-1", "-0", "+5", "2147483647", "2147483648", "3000000000", "562949953421313", "9223372036854775807",
@@ -57,7 +57,7 @@ func TestRefusedTexts(t *testing.T) {
 		"use <n>/<duration> with "+strings.TrimPrefix(wantFewer, "use "), "562949953421313/1s 99999999999999999999/1s")
 }
 
-// refuses checks the errors of a parser for what is absurd, but for the texts that it
+// refuses checks the errors of a parser for what is absurd, except the texts that it
 // accepts: of a value, which may be a placeholder instead, and of an option that may not.
 // Of rare texts, something else is wanted than of all others.
 func refuses[T any](t *testing.T, parse Parser[T], usual, accepted string, rareAndTexts ...string) {
@@ -164,7 +164,7 @@ func TestParseFactor(t *testing.T) {
 }
 
 // Guards that every factor is read back from how it is shown, and is the
-// decimal that stands there.
+// decimal.
 func TestFactorTextRoundTrips(t *testing.T) {
 	t.Parallel()
 	testseed.Check(t, 1, func(t *rapid.T) {
@@ -317,7 +317,7 @@ func TestRateMeant(t *testing.T) {
 	}
 }
 
-// TestBytes guards numbers of bytes with units: those of Caddy's request_body, of which kB, MB, GB and TB are
+// TestBytes guards numbers of bytes with units: the units of Caddy's request_body, of which kB, MB, GB and TB are
 // powers of 1000, and KiB, MiB, GiB and TiB of 1024.
 func TestBytes(t *testing.T) {
 	t.Parallel()

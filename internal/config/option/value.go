@@ -25,7 +25,7 @@ type Value[T any] struct {
 }
 
 // Parser parses the text of a value. If that is invalid, use describes what to use
-// instead, as it stands in Bad; otherwise it is empty.
+// instead, as written in Bad; otherwise it is empty.
 type Parser[T any] func(text string) (v T, use string)
 
 // NewValue parses an option, given its text or default.

@@ -24,7 +24,7 @@ func IsHostPort(address string) bool {
 	return err == nil && n > 0
 }
 
-// IsSocket reports whether path can be that of a unix socket.
+// IsSocket reports whether path can be the path of a unix socket.
 func IsSocket(path string) bool {
 	const longest = 107 // and a terminating zero
 	return len(path) <= longest && !strings.ContainsRune(path, 0) && strings.Trim(path, "/") != ""

@@ -1,4 +1,4 @@
-// Package zone says what a zone of mholt/caddy-ratelimit comes to in this module.
+// Package zone says what a zone of mholt/caddy-ratelimit is equivalent to in this module.
 // Both what loads such a configuration and what converts one go by it.
 package zone
 
@@ -84,7 +84,7 @@ type Zone struct {
 }
 
 // Compare orders zones as they are asked: those that admit most in a time come
-// first. The order of others is random there; here it is that of their names.
+// first. The order of others is random there; here it is the order of their names.
 func Compare(a, b Zone) int {
 	rate := func(z Zone) float64 { return float64(z.Events) / float64(z.Window) }
 	return cmp.Or(cmp.Compare(rate(b), rate(a)), cmp.Compare(a.Name, b.Name))

@@ -93,7 +93,7 @@ func TestParsePrefix(t *testing.T) {
 }
 
 // Guards that a network counts as one however an address in it is written, so that
-// nobody has more of them.
+// no client has more of them.
 func TestNetworkOf(t *testing.T) {
 	t.Parallel()
 	for address, want := range map[string]string{

@@ -1,6 +1,6 @@
 // Package hangup tells whether the client of a connection has hung up, also while there is
 // unread data: an HTTP/1 server notices only when it reads, and what a client has sent of a
-// body or of its next request stands before the end.
+// body or of its next request precedes the end.
 package hangup
 
 import (
@@ -10,9 +10,9 @@ import (
 
 // Closed reports whether the other side of conn has closed it, or at least the direction in
 // which it sends. It reads nothing, takes no lock that a reader holds, and may be called
-// beside readers. It is false if that can't be told: on systems other than Linux, for
+// concurrently with readers. It is false if that is unknown: on systems other than Linux, for
 // connections that a listener has wrapped without telling the one beneath, and as long as
-// more data than the system's buffers take stands before the end.
+// more data than the system's buffers take precedes the end.
 func Closed(conn net.Conn) bool {
 	for {
 		switch c := conn.(type) {

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// wrapped is a connection that tells the one beneath, as that of the PROXY protocol does.
+// wrapped is a connection that exposes the one beneath, as connections of the PROXY protocol do.
 type wrapped struct{ net.Conn }
 
 func (w wrapped) Raw() net.Conn { return w.Conn }
@@ -21,7 +21,7 @@ func (w wrapped) Raw() net.Conn { return w.Conn }
 type opaque struct{ net.Conn }
 
 // TestClosed guards that a connection is open until its client closes it, only its sending
-// side or with a reset, whether or not there is data that nobody has read.
+// side or with a reset, whether or not there is unread data.
 func TestClosed(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux")

@@ -9,18 +9,18 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// The placeholders for a client's address and for that of the connection.
+// The placeholders for a client's address and for the address of the connection.
 const (
 	ClientIP   = "http.vars.client_ip"
 	RemoteHost = "http.request.remote.host"
 )
 
-// BasicUser is the placeholder of this module for the name in a Basic credential that nobody
-// has verified.
+// BasicUser is the placeholder of this module for the name in a Basic credential that has
+// not been verified.
 const BasicUser = "http.rate_limit.basic_user"
 
 // Addresses maps the placeholders whose value is a single address to their full names.
-// The short names are those of the Caddyfile; in JSON they would otherwise be unknown,
+// The short names are from the Caddyfile; in JSON they would otherwise be unknown,
 // and thus empty.
 var Addresses = map[string]string{
 	ClientIP:      ClientIP,

@@ -2,7 +2,7 @@ package placeholder
 
 import "testing"
 
-// TestBracesBalance guards which braces of a text are taken: those of placeholders,
+// TestBracesBalance guards which braces of a text are taken: the braces of placeholders,
 // and those that are escaped, with the ones that close them.
 func TestBracesBalance(t *testing.T) {
 	for text, want := range map[string]bool{

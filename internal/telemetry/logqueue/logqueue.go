@@ -1,5 +1,5 @@
-// Package logqueue writes log lines in the background. A log may be a pipe that nobody
-// reads, and then whoever writes to it waits; a request must not.
+// Package logqueue writes log lines in the background. A log may be a pipe that nothing
+// reads, and then writing to it blocks; a request must not.
 package logqueue
 
 import (
@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Max is the maximum number of lines that wait to be written, beside the one that is being
+// Max is the maximum number of lines that wait to be written, besides the one that is being
 // written.
 const Max = 256
 

@@ -34,7 +34,7 @@ func newCore(o *output, level zapcore.Level) zapcore.Core {
 	}), o, level)
 }
 
-// Guards what is written of lines that were logged while nobody read the log: in order, as
+// Guards what is written of lines that were logged while nothing read the log: in order, as
 // the filters of the log say, with the fields as they were then; and which lines are dropped
 // if there are too many.
 func TestLinesWait(t *testing.T) {
@@ -140,7 +140,7 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-// Guards that whoever flushes a log that nobody reads waits no longer than said.
+// Guards that flushing a log that nothing reads takes no longer than documented.
 func TestFlushEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -18,7 +18,7 @@ func (c *clock) read() time.Duration { return c.now }
 // TestBounds guards the bounds that the package states, against exact counts of
 // traffic of several shapes, over one generation and over two: no count is too low,
 // none is too high by more than its error, no error exceeds total/n, and every key
-// that came more often than that is listed. The numbers beside the sorted ones are
+// that came more often than that is listed. The numbers next to the sorted ones are
 // never too high.
 func TestBounds(t *testing.T) {
 	shapes := map[string]func(*rand.Rand) int{

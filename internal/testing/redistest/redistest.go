@@ -156,7 +156,7 @@ func (s *Server) ErrorStat(t testing.TB, prefix string) int64 {
 	return s.stat(t, "errorstats", "errorstat_"+prefix+":count=")
 }
 
-// stat returns the number that stands behind the given text in a section of INFO, or
+// stat returns the number that follows the given text in a section of INFO, or
 // 0 if it is not there.
 func (s *Server) stat(t testing.TB, section, before string) int64 {
 	t.Helper()
@@ -303,7 +303,7 @@ func freePort(t testing.TB) string {
 	return port
 }
 
-// listen listens on a port of 127.0.0.1 that nobody takes until the test ends, also
+// listen listens on a port of 127.0.0.1 that nothing else takes until the test ends, also
 // while the listener, or a server that replaces it, is temporarily closed. It is
 // below those that the system uses for outgoing connections. Other tests, in this
 // process or another, see that it is taken by a UDP port that is held for it.

@@ -102,7 +102,7 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
-// TestFreeAddr guards servers that a test stops and starts again: nobody is given
+// TestFreeAddr guards servers that a test stops and starts again: no one else is given
 // their address meanwhile.
 func TestFreeAddr(t *testing.T) {
 	seen := make(map[string]bool)

@@ -37,7 +37,7 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 
 // StartSentinelAuth does the same as StartSentinel, with sentinels that require a
 // password and, unless it is empty, a username. These are for the sentinels alone:
-// those of the master and the replica are in args.
+// the arguments of the master and the replica are in args.
 func StartSentinelAuth(t testing.TB, username, password string, args ...string) *Sentinel {
 	t.Helper()
 	return startSentinel(t, username, password, nil, args)

@@ -52,7 +52,7 @@ func (a *Authority) Pool() *x509.CertPool {
 }
 
 // Issue returns the paths of a new certificate and its key, both in PEM. The name
-// is that of a host, an address or, for a client, anything; "localhost" includes
+// is a host's, an address's or, for a client, anything; "localhost" includes
 // 127.0.0.1. The certificate is valid for servers and for clients. The functions
 // change it before it is signed, see Expired.
 func (a *Authority) Issue(

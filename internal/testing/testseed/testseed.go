@@ -51,8 +51,8 @@ var setChecks = sync.OnceValue(func() error {
 var rapidSeed sync.Mutex
 
 // Check checks a property with package rapid on n hundred traces, which is n times rapid's
-// default number, each hundred from a seed of its own. Tests that run beside each other may
-// both call it; beside it, none may call rapid.Check.
+// default number, each hundred from a seed of its own. Tests that run in parallel may
+// both call it; in parallel with it, none may call rapid.Check.
 func Check(t *testing.T, n int, property func(*rapid.T)) {
 	t.Helper()
 	for i := range n {

@@ -117,7 +117,7 @@ func (d *day) programs() []request {
 	return all
 }
 
-// logins are few, but for who guesses passwords.
+// logins are few, except when passwords are guessed.
 func (d *day) logins() []request {
 	var all []request
 	for i := range 2600 {
