@@ -19,13 +19,13 @@ type agreedName struct {
 	options []option.Setting
 	first   *Limit // of them
 	bucket  *rule.Bucket
-	place   place
+	place   location
 }
 
 // add adds a bucket of d, which is at a place. It returns the first one of its path, which may
 // be this, and an error if their options differ.
-func (all agreedNames) add(d *draft, b *rule.Bucket, at place) (first *agreedName, differ *option.Error) {
-	options := d.settings(b)
+func (all agreedNames) add(d *draft, b *rule.Bucket, at location) (first *agreedName, differ *option.Error) {
+	options := d.sharedOptions(b)
 	first = all[b.Path]
 	if first == nil {
 		first = &agreedName{options, d.Limit, b, at}
@@ -36,7 +36,7 @@ func (all agreedNames) add(d *draft, b *rule.Bucket, at place) (first *agreedNam
 		case o == earlier || !d.knows(o) || !d.knows(earlier):
 		case b.Free() != first.bucket.Free() && slices.Contains(chargeOptions, o.Option):
 		default:
-			return first, disagreement(b.Path, d.written(b, o), first.first.written(first.bucket, earlier), first.place)
+			return first, disagreement(b.Path, written(d.Limit, b, o), written(first.first, first.bucket, earlier), first.place)
 		}
 	}
 	if first.bucket.Free() && !b.Free() { // it has more to agree with
@@ -59,7 +59,7 @@ func (c *compiler) knows(o option.Setting) bool {
 
 // disagreement returns the error for an option of a limit that differs from that of an earlier
 // one, which is at a place.
-func disagreement(path string, got, earlier option.Setting, at place) *option.Error {
+func disagreement(path string, got, earlier option.Setting, at location) *option.Error {
 	other := strconv.Quote(option.Shortened(earlier.Text))
 	if earlier.Option != got.Option {
 		other = earlier.Option + " " + other
@@ -70,7 +70,7 @@ func disagreement(path string, got, earlier option.Setting, at place) *option.Er
 
 // written returns an option of l's bucket b as the user wrote it: a size may have come from a
 // rate.
-func (l *Limit) written(b *rule.Bucket, o option.Setting) option.Setting {
+func written(l *Limit, b *rule.Bucket, o option.Setting) option.Setting {
 	names := []string{o.Option}
 	switch {
 	case o.Option == "ban" && len(l.Ban) > 0:
@@ -90,9 +90,9 @@ func (l *Limit) written(b *rule.Bucket, o option.Setting) option.Setting {
 	return o
 }
 
-// settings returns the options in which limits have to agree that have a bucket of the same
+// sharedOptions returns the options in which limits have to agree that have a bucket of the same
 // path as b.
-func (d *draft) settings(b *rule.Bucket) []option.Setting {
+func (d *draft) sharedOptions(b *rule.Bucket) []option.Setting {
 	l := d.rule
 	return append([]option.Setting{
 		{Option: "key", Text: l.Key.String()},

@@ -120,7 +120,7 @@ func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
 	if app == nil {
 		t.Fatal("no app runs")
 	}
-	return app.memory, app.logger
+	return app.stores.memory, app.logger
 }
 
 // Guards what is logged about a Redis server, and that it is the log of the

@@ -8,39 +8,11 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
-
-// Auto says how `concurrency auto` follows the load.
-type Auto struct {
-	// A mean time until responses begin that is still good, from `1ms` to `1m`: at least three times what
-	// is usual where there is little to do, and at most half of what clients wait. Default: `500ms`.
-	Latency Duration `json:"latency,omitempty"`
-
-	// The least number of requests that may be in progress, from 1 to 1000000. Default: 4.
-	Min Number `json:"min,omitempty"`
-
-	// The largest number, from `min` to 1000000. Default: 1000, or `min` if that is more.
-	Max Number `json:"max,omitempty"`
-
-	// Until when a request is in progress: `header` (default), until its response begins, or
-	// `body`, until that has ended, for upstreams that work while they send. Websockets and
-	// events (`text/event-stream`) are in progress until their header in any case.
-	Until string `json:"until,omitempty"`
-
-	// Matches the requests that are more important than others: those that are turned away last.
-	HighRaw caddyhttp.RawMatcherSets `json:"high,omitempty" caddy:"namespace=http.matchers"`
-
-	// Matches the requests that are less important: those that are turned away first.
-	LowRaw caddyhttp.RawMatcherSets `json:"low,omitempty" caddy:"namespace=http.matchers"`
-}
-
-// auto is the concurrency that follows the load.
-const auto = "auto"
 
 // everyone is the key by which all requests share one controller.
 const everyone = "all"
@@ -140,48 +112,4 @@ func (d *draft) setClasses(ctx caddy.Context) error {
 		}
 	}
 	return nil
-}
-
-// parseConcurrency parses the option concurrency: a number, or auto with or without a block.
-func (p *limitParser) parseConcurrency(l *Limit) error {
-	text, err := parseArgument(p.Dispenser)
-	if l.Concurrency = Number(text); err != nil || text != auto {
-		if err == nil {
-			err = parseEnd(p.Dispenser, "concurrency")
-		}
-		return err
-	}
-	a := new(Auto)
-	texts, seen := optionsOf[string](a), make(map[string]bool)
-	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		l.Auto = a
-		name := p.Val()
-		if seen[name] {
-			return p.Errf("duplicate option: %s", name)
-		}
-		seen[name] = true
-		p.note(l, name)
-		switch {
-		case texts[name] != nil:
-			if *texts[name], err = parseArgument(p.Dispenser); err == nil {
-				err = parseEnd(p.Dispenser, name)
-			}
-		case name == "high":
-			a.HighRaw, err = parseMatch(p.Helper)
-		case name == "low":
-			a.LowRaw, err = parseMatch(p.Helper)
-		default:
-			return unknownOption(p.Dispenser, autoScope)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// loadID identifies the controllers of limits: the name of their buckets, and what they keep to.
-type loadID struct {
-	name    string
-	options adaptive.Options
 }

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -51,9 +50,6 @@ func (d *draft) setBans() (err error) {
 	d.rule.Bans = &rule.Bans{Limit: bans, Events: process.Process}
 	return nil
 }
-
-// banText returns the ban option as text.
-func (l *Limit) banText() string { return strings.Join(l.Ban, " ") }
 
 // parseBan parses the duration of a ban.
 func parseBan(text string) (d time.Duration, use string) {

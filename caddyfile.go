@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,29 +21,29 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// parseHandler parses the directive. docs/directive.md has its syntax: a block takes the options
+// parseBlock parses the directive. docs/directive.md has its syntax: a block takes the options
 // of a Limit and of the Handler, and nested limits those of a Limit. A block may have zones instead of
 // limits, with other options beside them, see parseZoneOption.
-func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+func parseBlock(helper httpcaddyfile.Helper) (*Block, error) {
 	helper.Next() // the directive's name
 	p := &limitParser{Helper: helper, tokens: make(map[*Limit]map[string]caddyfile.Token)}
-	h, l := new(Handler), new(Limit)
+	b, l := new(Block), new(Limit)
 	p.note(l, blockToken)
-	if got, use := l.setInLine(helper.RemainingArgs()); use != "" {
+	if got, use := setInLine(l, helper.RemainingArgs()); use != "" {
 		return nil, helper.WrapErr(option.Bad("rate_limit", got, use))
 	}
 	besideRate := l.Rate != ""
-	if err := p.parse(l, h); err != nil {
+	if err := p.parse(l, b); err != nil {
 		return nil, err
 	}
-	if len(h.RateLimits) == 0 {
-		if err := h.needsZones(); err != nil {
-			return nil, p.locateAt(l, firstField(&h.Zones), err)
+	if len(b.RateLimits) == 0 {
+		if err := b.needsZones(); err != nil {
+			return nil, p.locateAt(l, firstField(&b.Zones), err)
 		}
-		if use := l.insteadOfName(besideRate); use != "" {
+		if use := insteadOfName(l, besideRate); use != "" {
 			return nil, p.locateAt(l, blockToken, fmt.Errorf("rate_limit: %q is only a name, and there is no key; use %s", l.Name, use))
 		}
-		h.Limits = []*Limit{l}
+		b.Limits = []*Limit{l}
 	} else if name := firstField(l); name != "" {
 		into := ""
 		if slices.Contains(zoneScope.options, name) {
@@ -53,13 +52,14 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 		return nil, p.locateAt(l, "zone", option.Clash("zone", "", name, "put "+into+"the limits into a block of their own"))
 	}
 	p.names = namesIn(helper)
-	if err := p.names.name(h, l, p.tokens[l][blockToken]); err != nil {
+	if err := p.names.name(b, l, p.tokens[l][blockToken]); err != nil {
 		return nil, p.locate(l, err)
 	}
-	if err := h.setOptions(option.Later); err != nil && !errors.Is(err, option.ErrUnresolved) {
+	c, err := newCompiler(b, option.Later)
+	if err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return nil, p.locate(l, err)
 	}
-	return h, h.compiler(option.Later, math.MaxInt).drafts(h.Limits, nil, p.check)
+	return b, c.check(p.check)
 }
 
 // limitParser parses the block of a directive. It remembers where each option is, so
@@ -115,7 +115,7 @@ func (p *limitParser) token(l *Limit, name string) caddyfile.Token {
 // check checks a limit once it is compiled, or has the error.
 func (p *limitParser) check(l *Limit, d *draft, err error) error {
 	if err == nil {
-		err = p.names.agree(d, func(name string) string { return placeOf(p.token(l, name)) })
+		err = p.names.agree(d, func(name string) string { return locationOf(p.token(l, name)) })
 	}
 	if err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return p.locate(l, err)
@@ -124,13 +124,13 @@ func (p *limitParser) check(l *Limit, d *draft, err error) error {
 }
 
 // parse parses the block of a limit. Only the outermost may have options of the
-// handler; h is nil for nested limits.
-func (p *limitParser) parse(l *Limit, h *Handler) error {
+// handler; b is nil for nested limits.
+func (p *limitParser) parse(l *Limit, b *Block) error {
 	texts, flags := optionsOf[string](l), optionsOf[bool](l)
 	delete(texts, "name")
-	if h != nil {
-		maps.Copy(texts, optionsOf[string](h))
-		maps.Copy(flags, optionsOf[bool](h))
+	if b != nil {
+		maps.Copy(texts, optionsOf[string](b))
+		maps.Copy(flags, optionsOf[bool](b))
 	}
 	seen := map[string]bool{"key": l.Key != "", "rate": l.Rate != ""} // beside the directive
 	matchers := ""                                                    // of the option match
@@ -139,7 +139,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 		switch {
 		case seen[name] && name == "match":
 			return p.WrapErr(option.Clash(name, args, "another", "use "+useOneMatch(matchers, args)))
-		case seen[name] && name != "limit" && name != "zone" && (h == nil || !repeatable(name)):
+		case seen[name] && name != "limit" && name != "zone" && (b == nil || !repeatable(name)):
 			return p.Errf("duplicate option: %s", name)
 		case name == "match":
 			matchers = args
@@ -147,10 +147,10 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 		seen[name] = true
 		p.note(l, name)
 		here := blockScope
-		if h == nil {
+		if b == nil {
 			here = limitScope
 		}
-		if err := orInstead(p.Dispenser, here, func() error { return p.parseOption(l, h, texts[name], flags[name]) }); err != nil {
+		if err := orInstead(p.Dispenser, here, func() error { return p.parseOption(l, b, texts[name], flags[name]) }); err != nil {
 			return err
 		}
 	}
@@ -158,7 +158,7 @@ func (p *limitParser) parse(l *Limit, h *Handler) error {
 }
 
 // parseOption parses an option. text or flag is the field that it sets, if it is a text or a flag.
-func (p *limitParser) parseOption(l *Limit, h *Handler, text *string, flag *bool) (err error) {
+func (p *limitParser) parseOption(l *Limit, b *Block, text *string, flag *bool) (err error) {
 	name := p.Val()
 	switch {
 	case name == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
@@ -196,14 +196,14 @@ func (p *limitParser) parseOption(l *Limit, h *Handler, text *string, flag *bool
 		child.Name = args[0]
 		l.Limits.list = append(l.Limits.list, child)
 		return p.parse(child, nil)
-	case h == nil:
+	case b == nil:
 		return unknownOption(p.Dispenser, limitScope)
 	case name == "headers":
-		if h.Headers = p.RemainingArgs(); len(h.Headers) == 0 {
+		if b.Headers = p.RemainingArgs(); len(b.Headers) == 0 {
 			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
 		}
 	default:
-		found, err := parseZoneOption(p.Helper, &h.Zones)
+		found, err := parseZoneOption(p.Helper, &b.Zones)
 		if err == nil && !found {
 			return unknownOption(p.Dispenser, blockScope)
 		}
@@ -323,33 +323,7 @@ func parseCount(d *caddyfile.Dispenser) (*adminjson.Responses, error) {
 	return m, nil
 }
 
-// parseApp parses the global option:
-//
-//	rate_limit {
-//		redis <address>... {
-//			username          <user>
-//			password          <password>
-//			db                <n>
-//			cluster
-//			master_name       <name>
-//			sentinel_username <user>
-//			sentinel_password <password>
-//			tls
-//			tls_client_auth   <cert_file> <key_file> | <automate_name>
-//			tls_server_name   <name>
-//			tls_trust_pool    <module...>
-//			tls_insecure_skip_verify
-//			key_prefix        <prefix>
-//			key_secret        <secret>
-//			timeout           <duration>
-//		}
-//		memory {
-//			max_keys <n>
-//		}
-//		on_error    fallback | allow | deny
-//		consistency exact | lease <duration> | eventual <duration>
-//		metrics     on | off
-//	}
+// parseApp parses the global option.
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
 	if existing != nil {
@@ -358,7 +332,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	if d.NextArg() {
 		return nil, d.WrapErr(option.Bad("rate_limit", redisaddr.WithoutPassword(d.Val()), "a block"))
 	}
-	app := new(App)
+	app := new(AppConfig)
 	seen := make(map[string]bool)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		name := d.Val()
@@ -366,15 +340,15 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 			return nil, d.Errf("duplicate option: %s", name)
 		}
 		seen[name] = true
-		if err := orInstead(d, globalScope, func() error { return app.parseOption(d) }); err != nil {
+		if err := orInstead(d, globalScope, func() error { return parseAppOption(d, app) }); err != nil {
 			return nil, err
 		}
 	}
 	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
 }
 
-// parseOption parses an option of the global option.
-func (app *App) parseOption(d *caddyfile.Dispenser) (err error) {
+// parseAppOption parses an option of the global option.
+func parseAppOption(d *caddyfile.Dispenser, app *AppConfig) (err error) {
 	switch name := d.Val(); name {
 	case "redis":
 		app.Redis = new(Redis)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"regexp"
 
@@ -31,25 +32,27 @@ var defaultPrefixes = clientip.Prefixes{IPv4: 32, IPv6: 64}
 // validName matches the names of limits.
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
-// compiler makes the compiled limits of a handler from what its config says. It is the same
-// when a config is loaded and when a Caddyfile is adapted, but for what is not known then.
+// compiler makes the limits of a block from what its config says. It is the same when a config is
+// loaded and when a Caddyfile is adapted, but for what is not known then.
 type compiler struct {
-	resolve      option.Resolver     // of global placeholders
-	maxKeys      int                 // of all limits together
-	consistency  limiter.Consistency // by default
-	accounting   rule.Accounting
+	block        *Block
+	settings     settings
+	resolve      option.Resolver       // of global placeholders
+	maxKeys      int                   // of all limits together
+	consistency  limiter.Consistency   // by default
 	countsDenied bool                  // whether any of the limits counts denied requests
 	zones        map[*Limit]*zone.Zone // that limits were
 	paths        map[string]bool       // of the buckets so far
 	logger       *zap.Logger           // of the handler
-	place        place                 // of the handler, as far as its routes are known
+	location     location              // of the handler, as far as its routes are known
 }
 
-// compiler returns that for the limits of h, whose own options are set.
-func (h *Handler) compiler(resolve option.Resolver, maxKeys int) *compiler {
-	return &compiler{
-		resolve: resolve, maxKeys: maxKeys, accounting: h.accounting, countsDenied: countDenied(h.Limits), zones: h.zones, paths: make(map[string]bool), logger: h.logger,
+// newCompiler returns that of a block. Its error is that of an option which is not one of a limit.
+func newCompiler(b *Block, resolve option.Resolver) (*compiler, error) {
+	c := &compiler{
+		block: b, resolve: resolve, maxKeys: math.MaxInt, countsDenied: countDenied(b.Limits), paths: make(map[string]bool),
 	}
+	return c, c.settings.set(b, resolve)
 }
 
 // draft is a limit that is being compiled: its options, and what they become.
@@ -84,10 +87,15 @@ func (c *compiler) compile(l *Limit, siblings []*Limit, parent *draft) (*draft, 
 	return d, nil
 }
 
-// drafts compiles limits and those within them as they will be when they are loaded, but for
+// check compiles the limits of the block, and calls visit for each, see eachWithin.
+func (c *compiler) check(visit func(*Limit, *draft, error) error) error {
+	return c.eachWithin(c.block.Limits, nil, visit)
+}
+
+// eachWithin compiles limits and those within them as they will be when they are loaded, but for
 // placeholders that have no value yet, and calls visit for each, with the error if there is
 // one. It ends with the first error of visit.
-func (c *compiler) drafts(limits []*Limit, parent *draft, visit func(*Limit, *draft, error) error) error {
+func (c *compiler) eachWithin(limits []*Limit, parent *draft, visit func(*Limit, *draft, error) error) error {
 	for _, l := range limits {
 		d, err := c.compile(l, limits, parent)
 		if err := visit(l, d, err); err != nil {
@@ -96,16 +104,33 @@ func (c *compiler) drafts(limits []*Limit, parent *draft, visit func(*Limit, *dr
 		if d == nil || d.rule.Key == nil {
 			continue // because of a placeholder, and limits within may inherit it
 		}
-		if err := c.drafts(l.Limits.list, d, visit); err != nil {
+		if err := c.eachWithin(l.Limits.list, d, visit); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// load compiles limits and those within them, adds them to what the config agrees on, and
+// load makes the limits of the block of a config that is loaded, with what all its blocks share.
+func (c *compiler) load(ctx caddy.Context, s *shared) ([]*rule.Limit, error) {
+	if err := c.setZones(); err != nil {
+		return nil, err
+	}
+	if len(c.block.Limits) == 0 {
+		return nil, errors.New("limits: none given; use at least one")
+	}
+	c.maxKeys, c.consistency = s.maxKeys, s.consistency
+	c.settings.onError = cmp.Or(c.settings.onError, s.onError)
+	limits, err := c.loadWithin(ctx, c.block.Limits, nil, s)
+	if err == nil {
+		c.warnZones(s)
+	}
+	return limits, err
+}
+
+// loadWithin compiles limits and those within them, adds them to what the config agrees on, and
 // loads their matchers.
-func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agreed *agreement) ([]*rule.Limit, error) {
+func (c *compiler) loadWithin(ctx caddy.Context, limits []*Limit, parent *draft, s *shared) ([]*rule.Limit, error) {
 	all := make([]*rule.Limit, len(limits))
 	for i, l := range limits {
 		if l == nil {
@@ -119,7 +144,7 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 			return nil, err
 		}
 		all[i], d.rule.Reporter.Logger = d.rule, c.logger
-		if err = agreed.add(d); err == nil {
+		if err = s.add(d); err == nil {
 			err = d.setMatchers(ctx)
 		}
 		if err == nil {
@@ -129,7 +154,7 @@ func (c *compiler) load(ctx caddy.Context, limits []*Limit, parent *draft, agree
 			return nil, d.errorIn(err)
 		}
 		d.rule.WatchForProxies()
-		if d.rule.Within, err = c.load(ctx, l.Limits.list, d, agreed); err != nil {
+		if d.rule.Within, err = c.loadWithin(ctx, l.Limits.list, d, s); err != nil {
 			return nil, err
 		}
 	}
@@ -142,11 +167,6 @@ func (d *draft) errorIn(err error) error { return fmt.Errorf("limit %q: %w", d.d
 
 // displayPath returns the path of d for messages.
 func (d *draft) displayPath() string { return cmp.Or(d.rule.Path, defaultName) }
-
-// isGroup reports whether l has no bucket, only nested limits.
-func (l *Limit) isGroup() bool {
-	return l.Size == "" && l.Rate == "" && l.Max == "" && l.MinInterval == "" && l.Concurrency == ""
-}
 
 // setPath sets the path: the names of the limits that contain d and its
 // own. A limit without a name that only groups others is not part of paths.

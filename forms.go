@@ -371,7 +371,7 @@ const (
 )
 
 // startOfWindows returns when fixed windows begin.
-func (l *Limit) startOfWindows() string { return cmp.Or(l.WindowStart, windowStartClock) }
+func (d *draft) startOfWindows() string { return cmp.Or(d.WindowStart, windowStartClock) }
 
 // parseWindowStart parses the window_start option.
 func parseWindowStart(text string) (clock bool, use string) {

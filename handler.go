@@ -1,9 +1,8 @@
 package ratelimit
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,7 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -57,80 +56,14 @@ import (
 // `{http.rate_limit.basic_user}` | The name in a Basic credential, which nobody has verified, if the key of a limit has it
 // `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, how fast the upstream answers; `fallback`, this process instead of Redis
 type Handler struct {
-	// The limits that requests must pass. Required, unless there are `rate_limits`.
-	Limits []*Limit `json:"limits,omitempty"`
+	Block
 
-	// Which buckets to charge if some have room for the request and others do
-	// not. With `atomic`, none: a denied request uses up no limit. With
-	// `each`, every bucket that has room. With `in_order`, the limits are asked one
-	// after the other as they stand in the block, and those before the first that
-	// denies are charged; those behind it are not asked. With these two, requests that
-	// are denied use up other limits: nine denied trades take nine units from the bucket
-	// of all actions of that user, which are then denied too. Default: `atomic`, for
-	// `rate_limits` `in_order`.
-	Accounting string `json:"accounting,omitempty"`
-
-	// The header fields to set on responses, one or more of:
-	//
-	// - `x-ratelimit` (default): `X-RateLimit-Limit`, `-Remaining`, `-Clear`,
-	//   and on denial `-Reset`
-	// - `github`, in place of `x-ratelimit`: `X-RateLimit-Limit`, `-Remaining`, `-Used`, and
-	//   `-Reset` as a time in seconds since 1970. If a request passes several handlers, the
-	//   first that shows `X-RateLimit-*` decides how.
-	// - `ratelimit-11`: `RateLimit-Policy` and `RateLimit` of
-	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
-	// - `fill`: where an upstream sends any field of a family, leave that family to it,
-	//   unless the request was denied; otherwise all fields of the upstream's that are of the same family are removed.
-	//   The families are `X-RateLimit-*`, and `RateLimit` with `RateLimit-*`.
-	// - `off`, alone: none
-	//
-	// The response to a denied request always has `Retry-After`.
-	Headers List `json:"headers,omitempty"`
-
-	// How to handle a request if Redis is unavailable or does not reply in time:
-	// `fallback`, `allow` or `deny`, see the app's option of the same name.
-	// Default: the app's.
-	OnError string `json:"on_error,omitempty"`
-
-	// Whether to add the object `rate_limit` to the request's line in the access
-	// log. It never contains the key. Default: false. Its fields:
-	//
-	// - `result`: `admitted` or `denied`; `undecided` if Redis was unavailable, so
-	//   that `on_error` applied; `refused` if a number or a matcher could not be
-	//   evaluated; `early_data` if the client's address was not verified yet
-	// - `limit`, `by`, `remaining`: as the placeholders
-	// - `retry_after`: the wait that the client was told, not rounded, if the request was
-	//   denied and a wait helps
-	// - `over`, `banned`, `borrowed`, `dry_run`: as the placeholders, if they are not empty
-	// - `units`: what the request was charged, by the paths of the limits, without those that
-	//   charged nothing; with `count` and `actual_cost`, what its response came to
-	// - `waited`: for how long the request waited for Redis, if there is one
-	// - `delayed`: for how long it waited by `max_delay`, if it did
-	Log bool `json:"log,omitempty"`
-
-	// Whether the response to a denied request that no error route handles has a body,
-	// `on` (default) or `off`: one line of text with the seconds until there is room.
-	Body string `json:"body,omitempty"`
-
-	// The largest share by which the wait is longer that denied clients are told, such
-	// as 0.2 for up to a fifth, at most 1, with `rate_limits` also more. How much is random, so
-	// that clients that were denied together do not return together. All header fields,
-	// placeholders, messages and log fields tell the same wait. Default: 0.
-	Jitter Number `json:"jitter,omitempty"`
-
-	Zones
-
-	store      limiter.Store
-	redis      *sharedRedis  // the same store; nil without Redis
-	timeout    time.Duration // of Redis; 0 without
-	onError    rule.OnError
-	accounting rule.Accounting
-	limits     []*rule.Limit
-	zones      map[*Limit]*zone.Zone // that limits were
-	families   outcome.Families
-	jitter     float64
-	bare       bool // whether denials have no body
-	logger     *zap.Logger
+	store    limiter.Store
+	redis    *sharedRedis  // the same store; nil without Redis
+	timeout  time.Duration // of Redis; 0 without
+	settings settings
+	limits   []*rule.Limit
+	logger   *zap.Logger
 
 	errorRoutes routes.ErrorRoutes
 
@@ -146,6 +79,10 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
+// UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
+// one.
+func (h *Handler) UnmarshalJSON(b []byte) error { return unmarshalBlock(b, &h.Block) }
+
 // Provision sets up the limits. It returns an error if an option is invalid.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	loaded, err := ctx.App("rate_limit")
@@ -154,34 +91,24 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	app := loaded.(*App)
 	h.logger = app.lines.Logger(ctx.Logger())
-	if err := h.setZones(); err != nil {
+	h.store, h.redis, h.timeout = app.stores.store(), app.stores.redis, app.timeout
+	c, err := newCompiler(&h.Block, option.OnLoad)
+	if err != nil {
 		return err
 	}
-	if err := h.setOptions(option.OnLoad); err != nil {
+	c.logger, c.location = h.logger, func(string) string { return h.site(ctx) }
+	if h.limits, err = c.load(ctx, app.shared); err != nil {
 		return err
 	}
-	h.store, h.redis, h.timeout = app.store, app.redis, app.timeout
-	if h.onError == "" {
-		h.onError = app.onError
-	}
-	if len(h.Limits) == 0 {
-		return errors.New("limits: none given; use at least one")
-	}
-	c := h.compiler(option.OnLoad, app.maxKeys)
-	c.consistency = app.consistency
-	c.place = func(string) string { return h.siteOf(ctx) }
-	if h.limits, err = c.load(ctx, h.Limits, nil, app.agreement); err != nil {
-		return err
-	}
+	h.settings = c.settings
 	rule.KeepConnections(ctx, h.limits)
-	h.warnZones(app)
 	app.handlers = append(app.handlers, h)
 	return nil
 }
 
-// siteOf returns where h stands, for errors of handlers that are provisioned after it: routes
+// site returns where h stands, for errors of handlers that are provisioned after it: routes
 // have their handlers once all of them are.
-func (h *Handler) siteOf(ctx caddy.Context) string {
+func (h *Handler) site(ctx caddy.Context) string {
 	var site routes.Site
 	found := false
 	for _, m := range ctx.Modules() {
@@ -200,99 +127,9 @@ func (h *Handler) siteOf(ctx caddy.Context) string {
 	return " in server " + site.Server
 }
 
-// setOptions sets the options that are not those of limits. on_error is left empty if
-// it is the app's.
-func (h *Handler) setOptions(resolve option.Resolver) (err error) {
-	charged, fields := rule.Atomic, List{}
-	if len(h.RateLimits) > 0 {
-		charged, fields = rule.InOrder, List{"off"}
-	}
-	if len(h.Headers) > 0 {
-		fields = h.Headers
-	}
-	if h.accounting, err = option.ParseConstant("accounting", cmp.Or(h.Accounting, string(charged)), rule.ParseAccounting); err != nil {
-		return err
-	}
-	if h.families, err = newFamilies(fields); err != nil {
-		return err
-	}
-	if h.OnError != "" {
-		if h.onError, err = option.ParseConstant("on_error", h.OnError, rule.ParseOnError); err != nil {
-			return err
-		}
-	}
-	if h.bare, err = option.ParseConstant("body", cmp.Or(h.Body, "on"), parseBody); err != nil {
-		return err
-	}
-	if h.Jitter != "" {
-		parse := parseJitter
-		if len(h.RateLimits) > 0 {
-			parse = zone.ParseJitter
-		}
-		h.jitter, err = option.Parse(resolve, "jitter", string(h.Jitter), parse)
-	}
-	return err
-}
-
-// newFamilies parses the headers option.
-func newFamilies(words []string) (outcome.Families, error) {
-	if len(words) == 0 {
-		return outcome.XRateLimit, nil
-	}
-	const use = "x-ratelimit, github, ratelimit-11, fill, or off alone"
-	var set outcome.Families
-	for i, word := range words {
-		var family outcome.Families
-		switch word {
-		case "x-ratelimit":
-			family = outcome.XRateLimit
-		case "github":
-			family = outcome.XRateLimit | outcome.GitHub
-		case "ratelimit-11":
-			family = outcome.IETF
-		case "fill":
-			family = outcome.Fill
-		case "off":
-			if len(words) > 1 {
-				return 0, option.Bad("headers", strings.Join(words, " "), use)
-			}
-		default:
-			return 0, option.Bad("headers", word, use)
-		}
-		switch {
-		case slices.Contains(words[:i], word):
-			return 0, option.Errorf("headers", "duplicate %q", word)
-		case set&family != 0:
-			return 0, option.Errorf("headers", "x-ratelimit can't be combined with github; use one of them: both set X-RateLimit-Reset")
-		}
-		set |= family
-	}
-	if set == outcome.Fill {
-		set |= outcome.XRateLimit
-	}
-	return set, nil
-}
-
-// parseJitter parses the jitter option. Beside limits, more than 1 is a percentage by mistake.
-func parseJitter(text string) (share float64, use string) {
-	if share, use = zone.ParseJitter(text); use != "" || share > 1 {
-		return 0, "a share of the wait from 0 to 1, such as 0.1 for 10 %"
-	}
-	return share, ""
-}
-
-// parseBody parses the body option.
-func parseBody(text string) (bare bool, use string) {
-	switch text {
-	case "on", "off":
-		return text == "off", ""
-	}
-	return false, "on or off"
-}
-
 // Compiled implements rule.Module.
 func (h *Handler) Compiled() rule.Handler {
-	return rule.Handler{Limits: h.limits, Accounting: h.accounting, OnError: h.onError}
+	return rule.Handler{Limits: h.limits, Accounting: h.settings.accounting, OnError: h.settings.onError}
 }
 
 // ServeHTTP passes the request to the next handler or denies it.
@@ -373,7 +210,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		}
 	}
 	if len(q.Loads()) > 0 {
-		decider, wait, err := q.Enter(res, outcome.How{Jitter: h.jitter, At: time.Now()}, w.Header())
+		decider, wait, err := q.Enter(res, outcome.How{Jitter: h.settings.jitter, At: time.Now()}, w.Header())
 		if err != nil {
 			h.noteUndecided(res, r, refusedAs(err))
 			return res, nil, err
@@ -391,14 +228,14 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, res *outcome.Outcome) error {
 	began := time.Now()
 	delay, err := q.Decide(h.store, rule.How{
-		Accounting: h.accounting, NoFallback: h.onError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
+		Accounting: h.settings.accounting, NoFallback: h.settings.onError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
 	})
 	if err != nil {
 		h.noteUndecided(res, r, telemetry.CheckedUndecided)
 		return storeError{err}
 	}
-	q.Count(h.accounting)
-	decider, wait := q.Tell(res, outcome.How{Families: h.families, Jitter: h.jitter, At: began}, w.Header())
+	q.Count(h.settings.accounting)
+	decider, wait := q.Tell(res, outcome.How{Families: h.settings.families, Jitter: h.settings.jitter, At: began}, w.Header())
 	res.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
 		if len(h.RateLimits) > 0 {
@@ -432,4 +269,28 @@ func (h *Handler) noteUndecided(res *outcome.Outcome, r *http.Request, why telem
 func virtual(r *http.Request) bool {
 	ctx := r.Context()
 	return ctx.Value(http.LocalAddrContextKey) == nil && ctx.Value(http.ServerContextKey) == nil
+}
+
+// logExceeded logs that a zone has denied a request, and the wait that its client is
+// told.
+func (h *Handler) logExceeded(r *http.Request, q *rule.Request, decider *outcome.Entry, wait time.Duration) {
+	c := h.logger.Check(zap.InfoLevel, "rate limit exceeded")
+	if c == nil {
+		return
+	}
+	address, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		address = r.RemoteAddr
+	}
+	fields := []zap.Field{zap.String("zone", decider.Title), zap.Duration("wait", wait), zap.String("remote_ip", address)}
+	if h.LogKey {
+		entries := q.Entries()
+		i := slices.IndexFunc(entries, func(e rule.Entry) bool { return e.Ask.Name == decider.Name })
+		key, template := entries[i].Ask.Key, h.RateLimits[decider.Title].Key
+		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
+			key = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(template, "")
+		}
+		fields = append(fields, zap.String("key", keytext.Of(key)))
+	}
+	c.Write(fields...)
 }

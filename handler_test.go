@@ -274,7 +274,7 @@ func TestUnexpectedStoreErrorIs500(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []rule.OnError{rule.OnErrorFallback, rule.OnErrorAllow, rule.OnErrorDeny} {
 		core, logs := observer.New(zap.DebugLevel)
-		h := &Handler{onError: policy, logger: zap.New(core)}
+		h := &Handler{settings: settings{onError: policy}, logger: zap.New(core)}
 		w, r := newTestRequest(t)
 		if h.admitsUndecided(storeError{errors.New("malformed")}) {
 			t.Errorf("%s: admitted", policy)

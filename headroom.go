@@ -45,7 +45,7 @@ func (d *draft) checkLine() error {
 	switch {
 	case d.MaxDelay == "" || !d.rule.Settlement.InProgress:
 		return nil
-	case d.accounting != rule.Atomic:
+	case d.settings.accounting != rule.Atomic:
 		return option.Needs("max_delay", string(d.MaxDelay), "accounting atomic with concurrency: others would charge a request each time that it asks for a place")
 	case d.countsDenied:
 		return option.Clash("max_delay", string(d.MaxDelay), "count_denied in one block", "remove count_denied: it would count a request each time that it asks for a place")

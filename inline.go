@@ -11,7 +11,7 @@ import (
 
 // setInLine sets what stands beside the directive: a name, a key and a rate, in any order.
 // If it can't, it returns the words that are wrong, and what to use instead.
-func (l *Limit) setInLine(args []string) (got, use string) {
+func setInLine(l *Limit, args []string) (got, use string) {
 	got = strings.Join(args, " ")
 	in, use := readLine(args)
 	if use == "" {
@@ -210,7 +210,7 @@ func quotedLines(lines []string) string {
 
 // insteadOfName returns what to use instead of a name that says by what to limit, while no
 // key does, or "". besideRate tells that the name stands beside the rate.
-func (l *Limit) insteadOfName(besideRate bool) string {
+func insteadOfName(l *Limit, besideRate bool) string {
 	if l.Key != "" || l.isGroup() {
 		return ""
 	}

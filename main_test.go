@@ -784,9 +784,16 @@ func readyLimit(t testing.TB, l *Limit) (*rule.Limit, *observer.ObservedLogs) {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
-	agreed := newAgreement()
-	t.Cleanup(agreed.release)
-	limits, err := new(Handler).compiler(option.OnLoad, agreed.maxKeys).load(ctx, []*Limit{l}, nil, agreed)
+	s, err := newShared(new(AppConfig))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.release)
+	c, err := newCompiler(&Block{Limits: []*Limit{l}}, option.OnLoad)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits, err := c.load(ctx, s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -424,7 +424,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stats.Store(app.(*App).redis.Redis, []limiter.ServerStats{
+	stats.Store(app.(*App).stores.redis.Redis, []limiter.ServerStats{
 		{
 			Address: "a:1", State: limiter.ServerConnecting, Idle: 1, InUse: 2, Connecting: 3, Calls: 10, Requests: 20,
 			Failures: map[string]uint64{"timeout": 1, "oom": 1},
@@ -463,7 +463,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stats.Store(next.redis.Redis, []limiter.ServerStats{{
+	stats.Store(next.stores.redis.Redis, []limiter.ServerStats{{
 		Address: "a:1", State: limiter.ServerUp, Idle: 1, Calls: 1, Requests: 2, Failures: map[string]uint64{"timeout": 1},
 	}})
 	want := map[string]string{

@@ -25,16 +25,30 @@
 package ratelimit
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/logqueue"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 func init() {
@@ -42,7 +56,7 @@ func init() {
 	// Limits see rewritten requests, and come before expensive handlers, such as those
 	// that hash passwords: basicauth, as the old name has it, and basic_auth.
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.After, "try_files")
-	httpcaddyfile.RegisterGlobalOption("rate_limit", parseApp)
+	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
 	// Caddy's website reads the modules from these lines and from literal IDs.
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
@@ -54,6 +68,288 @@ func init() {
 func commands() []*cobra.Command {
 	return append(command.AdminCommands(), offline.ExplainCommand(offlineModule{}), offline.CheckCommand(offlineModule{}),
 		replay.Command(offlineModule{}), convert.Command())
+}
+
+// App configures where the buckets of all `rate_limit` handlers are kept. Without
+// it they are kept in this process: each Caddy instance then limits on its own,
+// and buckets start empty when it restarts. They survive config reloads, and are
+// kept for a minute while the config has no limits.
+type App struct {
+	AppConfig
+
+	shared   *shared // what its handlers have in common
+	stores   stores
+	timeout  time.Duration  // of Redis; 0 without
+	handlers []*Handler     // of the config, in the order in which they were provisioned
+	lines    logqueue.Queue // of the app and its handlers
+	logger   *zap.Logger    // of lines
+
+	ctx     caddy.Context
+	events  *caddyevents.App
+	running *telemetry.Config // nil until it has started
+}
+
+// UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
+// one.
+func (a *App) UnmarshalJSON(b []byte) error { return unmarshalApp(b, &a.AppConfig) }
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "rate_limit",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Provision opens the stores, or takes over those of the previous config.
+func (a *App) Provision(ctx caddy.Context) (err error) {
+	a.logger, a.ctx = a.lines.Logger(ctx.Logger()), ctx
+	if a.shared, err = newShared(&a.AppConfig); err != nil {
+		return err
+	}
+	if a.shared.metrics {
+		if err := process.Register(ctx.GetMetricsRegistry()); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
+	if err := a.openEvents(ctx); err != nil {
+		return err
+	}
+	if err := a.stores.openMemory(); err != nil {
+		return err
+	}
+	if a.Redis == nil {
+		return nil
+	}
+	opt, tls, err := a.Redis.options(ctx)
+	if err == nil {
+		login := a.Redis.rotates(&opt)
+		err = a.stores.openRedis(opt, tls, login)
+	}
+	if err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	a.timeout = opt.Timeout
+	if opt.TLS != nil && opt.TLS.InsecureSkipVerify {
+		a.logger.Warn("tls_insecure_skip_verify: certificates of redis are not verified, " +
+			"anyone on the network path can read and change what is sent")
+	}
+	return nil
+}
+
+// flushLines is how long a config that ends waits for its log.
+const flushLines = 500 * time.Millisecond
+
+// Cleanup undoes Start and releases the stores. Caddy also calls it if Provision
+// or Start failed, or was never called.
+func (a *App) Cleanup() error {
+	a.deactivate()
+	defer a.lines.Flush(flushLines)
+	if a.shared != nil {
+		a.shared.release()
+	}
+	return a.stores.release()
+}
+
+// Start applies the app's settings and connects to Redis.
+func (a *App) Start() error {
+	a.activate()
+	a.warnUnintended()
+	if a.stores.redis != nil {
+		a.stores.redis.connect()
+	}
+	return nil
+}
+
+// Stop has limits that are decided here reported at once: the app that takes over may keep
+// them in another way. Requests may still be in flight, so Cleanup flushes the log again.
+func (a *App) Stop() error {
+	if a.stores.redis != nil {
+		a.stores.redis.Flush()
+	}
+	a.lines.Flush(flushLines)
+	return nil
+}
+
+// activate applies the app's settings.
+func (a *App) activate() {
+	if before := newestApp(); before != nil {
+		a.logStoreChange(before)
+	}
+	a.running = a.telemetryConfig()
+	process.Add(a.running)
+	a.stores.memory.SetMaxKeys(a.shared.maxKeys)
+}
+
+// warnUnintended logs what of the config is probably not as it was intended, once all handlers
+// around its limits are known: one line for each limit. The command check says the same, and more.
+func (a *App) warnUnintended() {
+	told := make(map[string]bool)
+	for _, found := range advice.On(advice.Config{HTTP: a.http(), Redis: a.stores.redis != nil}) {
+		if about := found.About(); !found.OnCheck && !found.Inherited && !told[about] {
+			told[about] = true
+			a.logger.Warn("this "+found.Of+" probably does not do what was intended",
+				zap.String(found.Of, found.Name), zap.String("problem", found.Problem), zap.String("remedy", found.Remedy))
+		}
+	}
+}
+
+// logStoreChange logs what happens to the limits if the app keeps its buckets
+// elsewhere than the one before it.
+func (a *App) logStoreChange(before *App) {
+	switch {
+	case a.stores.redis == nil && before.stores.redis == nil:
+	case a.stores.redis == nil:
+		a.logger.Info("limits are now kept in this process, starting from the levels that redis last reported; " +
+			"each Caddy instance limits on its own")
+	case before.stores.redis == nil:
+		a.logger.Info("limits are now kept in redis, starting from the levels in this process; " +
+			"what several Caddy instances admitted on their own is not added up")
+	case !a.stores.redis.SharesBuckets(before.stores.redis.Redis):
+		a.logger.Info("limits are now kept in another redis or under other keys, starting from the levels that this process knows; " +
+			"levels known only to other Caddy instances are carried over when those are reloaded")
+	}
+}
+
+// deactivate applies the settings of the newest other app, if there is one.
+func (a *App) deactivate() {
+	process.Remove(a.running)
+	if newest := newestApp(); newest != nil {
+		newest.stores.memory.SetMaxKeys(newest.shared.maxKeys)
+	}
+}
+
+// newestApp returns the newest app that runs, or nil if there is none.
+func newestApp() *App {
+	newest := process.Newest()
+	if newest == nil {
+		return nil
+	}
+	return newest.App.(*App)
+}
+
+// openEvents makes the app emit events once its config has started. It must not do
+// so earlier: until then the events app may still be adding handlers.
+func (a *App) openEvents(ctx caddy.Context) error {
+	loaded, err := ctx.App("events")
+	if err != nil {
+		return err
+	}
+	app, ok := loaded.(*caddyevents.App)
+	if !ok {
+		return errors.New("the events app is not Caddy's")
+	}
+	a.ctx, a.events = ctx, app
+	return app.On("started", startedHandler{a})
+}
+
+// startedHandler handles the event that the config of an app has started. Caddy
+// logs handlers with their exported fields, of which this has none: those of the
+// app include passwords.
+type startedHandler struct{ app *App }
+
+// Handle implements caddyevents.Handler.
+func (h startedHandler) Handle(context.Context, caddy.Event) error {
+	process.Started(h.app.running)
+	return nil
+}
+
+// telemetryConfig returns the config of an app for telemetry.
+func (a *App) telemetryConfig() *telemetry.Config {
+	c := &telemetry.Config{
+		App: a, Memory: a.stores.memory, MaxKeys: a.shared.maxKeys, Metrics: a.shared.metrics, Logger: a.logger, Events: a.events, Context: a.ctx,
+	}
+	if a.stores.redis != nil {
+		c.Redis = a.stores.redis.Redis
+	}
+	for _, h := range a.handlers {
+		for b := range rule.Buckets(h.limits) {
+			c.Limits = append(c.Limits, b.Reported(a.shared.maxKeys))
+		}
+	}
+	return c
+}
+
+// adminAPI adds endpoints to Caddy's admin API that show what rate limits do, and
+// empty buckets:
+//
+// Endpoint | Description
+// ---------|------------
+// `GET /rate_limit/status` | The store, the state of each Redis server, and the counts and rates of each limit
+// `GET /rate_limit/limits` | Every limit of the running config, with its numbers, key and matchers
+// `POST /rate_limit/peek` | What is in the bucket of `{"limit": "api", "key": "203.0.113.7"}`; charges nothing
+// `POST /rate_limit/reset` | Empties that bucket, on all Caddy instances, and says what was in it; while Redis does not answer, in this process alone
+// `POST /rate_limit/ban` | Bans the key of `{"limit": "login", "key": "203.0.113.7", "duration": "1h"}`, on all Caddy instances, at a limit with `ban`
+// `POST /rate_limit/unban` | Ends the ban of `{"limit": "login", "key": "203.0.113.7"}`, on all Caddy instances
+// `GET /rate_limit/bans` | The bans that this Caddy has begun or met, of all limits or of that of `?limit=login`
+// `GET /rate_limit/top` | The keys that ask most, or are denied most, at a limit with `track_top`
+//
+// Without a limit, peek and reset are about all limits whose keys can be made from what
+// is given: `{"address": "203.0.113.7"}`, `{"key": "acme"}`, or both.
+//
+// Caddy logs the URLs of admin requests, so keys are only sent in bodies.
+type adminAPI struct{}
+
+// CaddyModule returns the Caddy module information.
+func (*adminAPI) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "admin.api.rate_limit",
+		New: func() caddy.Module { return new(adminAPI) },
+	}
+}
+
+// Provision registers the metrics, so that the admin endpoint keeps them if the
+// config is rejected. It sets up nothing else: Caddy makes several instances of the
+// API, also for such configs.
+func (*adminAPI) Provision(ctx caddy.Context) error {
+	return process.Register(ctx.GetMetricsRegistry())
+}
+
+// Routes implements caddy.AdminRouter.
+func (*adminAPI) Routes() []caddy.AdminRoute {
+	return adminapi.Routes(process.Process, func() *adminapi.Config {
+		if app := newestApp(); app != nil {
+			return app.adminConfig()
+		}
+		return nil
+	})
+}
+
+// adminConfig returns the config of a running app for the admin API.
+func (a *App) adminConfig() *adminapi.Config {
+	c := &adminapi.Config{OnError: a.shared.onError, HTTP: a.http(), Memory: a.stores.memory, MaxKeys: a.shared.maxKeys}
+	for _, h := range a.handlers {
+		c.Handlers = append(c.Handlers, h)
+	}
+	if a.stores.redis != nil {
+		c.Redis, c.InUse = a.stores.redis.Redis, &a.stores.redis.requests
+	}
+	return c
+}
+
+// http returns the HTTP app of the config of a running app, or nil if it has none.
+func (a *App) http() *caddyhttp.App {
+	app, _ := a.ctx.AppIfConfigured("http")
+	http, _ := app.(*caddyhttp.App)
+	return http
+}
+
+// offlineModule tells the commands that read config files of this module.
+type offlineModule struct{}
+
+// MaxKeys implements offline.Module.
+func (offlineModule) MaxKeys(app caddy.App) int { return app.(*App).shared.maxKeys }
+
+// Redis implements offline.Module.
+func (offlineModule) Redis(config json.RawMessage) (offline.Redis, error) {
+	rd := new(Redis)
+	if err := caddy.StrictUnmarshalJSON(config, rd); err != nil {
+		return nil, err
+	}
+	return func(ctx caddy.Context) (limiter.RedisOptions, error) {
+		opt, _, err := rd.options(ctx)
+		return opt, err
+	}, nil
 }
 
 // Interface guards

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,18 +64,18 @@ func (n *caddyfileNames) addWithin(config json.RawMessage) {
 	}
 	if string(fields["handler"]) == `"rate_limit"` {
 		delete(fields, "handler") // which is Caddy's
-		h, own := new(Handler), caddyconfig.JSON(fields, nil)
-		if json.Unmarshal(own, h) != nil {
+		b, own := new(Block), caddyconfig.JSON(fields, nil)
+		if unmarshalBlock(own, b) != nil {
 			return
 		}
-		for name := range h.names() {
+		for name := range namesOf(b) {
 			if isGivenName(name) {
 				n.given[name] = " in a named route"
 			}
 			n.own = append(n.own, name)
 		}
-		if h.setOptions(option.Later) == nil {
-			_ = h.compiler(option.Later, math.MaxInt).drafts(h.Limits, nil, func(_ *Limit, d *draft, err error) error {
+		if c, err := newCompiler(b, option.Later); err == nil {
+			_ = c.check(func(_ *Limit, d *draft, err error) error {
 				if err == nil {
 					_ = n.agree(d, func(string) string { return " in a named route" }) // an error is told when they are loaded
 				}
@@ -90,22 +89,22 @@ func (n *caddyfileNames) addWithin(config json.RawMessage) {
 	}
 }
 
-// name gives l, the outermost limit of h, a name if it needs one. It returns an error if a
-// limit of h has a name that was given before. at is the token that begins h.
-func (n *caddyfileNames) name(h *Handler, l *Limit, at caddyfile.Token) error {
-	for name := range h.names() {
+// name gives l, the outermost limit of b, a name if it needs one. It returns an error if a
+// limit of b has a name that was given before. at is the token that begins b.
+func (n *caddyfileNames) name(b *Block, l *Limit, at caddyfile.Token) error {
+	for name := range namesOf(b) {
 		if place := n.given[name]; place != "" {
 			return option.Errorf("name", "%q is taken by the limit without a name%s; use another, or give that one a name", name, place)
 		}
 		n.own = append(n.own, name)
 	}
-	if l.Name != "" || l.isGroup() || len(h.RateLimits) > 0 {
+	if l.Name != "" || l.isGroup() || len(b.RateLimits) > 0 {
 		return nil
 	}
 	for i := 1; l.Name == ""; i++ {
 		name := givenName(i)
 		if n.given[name] == "" && !slices.Contains(n.own, name) {
-			l.Name, n.given[name] = name, placeOf(at)
+			l.Name, n.given[name] = name, locationOf(at)
 		}
 	}
 	return nil
@@ -113,7 +112,7 @@ func (n *caddyfileNames) name(h *Handler, l *Limit, at caddyfile.Token) error {
 
 // agree adds the buckets of d, and returns an error if an earlier limit has the name of d and
 // other options.
-func (n *caddyfileNames) agree(d *draft, at place) error {
+func (n *caddyfileNames) agree(d *draft, at location) error {
 	if !d.rule.Named {
 		return nil
 	}
@@ -139,15 +138,15 @@ func isGivenName(name string) bool {
 	return name == defaultName || err == nil && name == givenName(i)
 }
 
-// names returns the names of limits of h that are not within one with a name.
-func (h *Handler) names() iter.Seq[string] {
+// namesOf returns the names of limits of b that are not within one with a name.
+func namesOf(b *Block) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		for name := range h.RateLimits {
+		for name := range b.RateLimits {
 			if !yield(zone.LimitName(name)) {
 				return
 			}
 		}
-		eachName(h.Limits, yield)
+		eachName(b.Limits, yield)
 	}
 }
 
@@ -168,9 +167,9 @@ func eachName(limits []*Limit, yield func(string) bool) bool {
 	return true
 }
 
-// placeOf returns where a token is, as Caddy's errors say it: " at Caddyfile:7", and through
+// locationOf returns where a token is, as Caddy's errors say it: " at Caddyfile:7", and through
 // which imports.
-func placeOf(token caddyfile.Token) string {
+func locationOf(token caddyfile.Token) string {
 	d := caddyfile.NewDispenser([]caddyfile.Token{token})
 	d.Next()
 	return strings.TrimPrefix(d.Err("").Error(), ",")

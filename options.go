@@ -86,3 +86,34 @@ func (l *Limit) firstSet(options ...string) *option.Setting {
 	}
 	return nil
 }
+
+// setting returns an option as the config has it, or nil if it is not set.
+func (l *Limit) setting(name string) *option.Setting {
+	var text string
+	switch name {
+	case "count":
+		if l.Count != nil {
+			text = "true" // as of a flag: its values stand in a block
+		}
+	case "ban":
+		text = l.banText()
+	case "limit":
+		if within := l.Limits.list; len(within) > 0 && within[0] != nil {
+			text = within[0].Name
+		}
+	default:
+		return l.firstSet(name)
+	}
+	if text == "" {
+		return nil
+	}
+	return &option.Setting{Option: name, Text: text}
+}
+
+// isGroup reports whether l has no bucket, only nested limits.
+func (l *Limit) isGroup() bool {
+	return l.Size == "" && l.Rate == "" && l.Max == "" && l.MinInterval == "" && l.Concurrency == ""
+}
+
+// banText returns the ban option as text.
+func (l *Limit) banText() string { return strings.Join(l.Ban, " ") }

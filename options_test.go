@@ -183,7 +183,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 		step{path: "/size", want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
 		step{path: "/max", want: "200 limit=1 remaining=0 clear=1200.000"},
 	)
-	if n := newestApp().maxKeys; n != 3 {
+	if n := newestApp().shared.maxKeys; n != 3 {
 		t.Errorf("max_keys is %d", n)
 	}
 }

@@ -243,10 +243,10 @@ func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	b, app := bucketAt(t, limit), newestApp()
 	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now()), Cost: 1}
 	var err error
-	if app.redis != nil {
-		l, err = app.redis.Peek(t.Context(), at)
+	if app.stores.redis != nil {
+		l, err = app.stores.redis.Peek(t.Context(), at)
 	} else {
-		l, err = app.memory.Peek(context.Background(), at)
+		l, err = app.stores.memory.Peek(context.Background(), at)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 func (d *draft) setPool() error {
 	d.rule.Borrow, d.rule.OwnCost = d.Borrow, d.Cost != "" || d.Concurrency != ""
 	if d.Pool {
-		if d.Borrow == "" && !slices.ContainsFunc(d.siblings, func(other *Limit) bool { return d.lendsTo(other) }) {
+		if d.Borrow == "" && !slices.ContainsFunc(d.siblings, func(other *Limit) bool { return lendsTo(d.Limit, other) }) {
 			return option.Needs("pool", "", "a limit in the same block that borrows from it")
 		}
 		return nil
@@ -35,7 +35,7 @@ func (d *draft) setPool() error {
 }
 
 // lendsTo reports whether another limit borrows from l.
-func (l *Limit) lendsTo(other *Limit) bool {
+func lendsTo(l, other *Limit) bool {
 	return other != nil && other != l && l.Name != "" && other.Borrow == l.Name
 }
 
@@ -44,7 +44,7 @@ func (l *Limit) lendsTo(other *Limit) bool {
 func linkPools(limits []*Limit, compiled []*rule.Limit) {
 	for i, pool := range limits {
 		for j, other := range limits {
-			if pool.Pool && pool.lendsTo(other) {
+			if pool.Pool && lendsTo(pool, other) {
 				compiled[j].Lender = compiled[i]
 				compiled[i].Borrowers = append(compiled[i].Borrowers, compiled[j])
 			}

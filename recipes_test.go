@@ -639,7 +639,7 @@ func recipeAllowList(r recipe) {
 	s.from("127.0.0.2")
 	r.want("an address in the list", s.statuses(20, "GET", "/"), "map[200:20]")
 	r.want("its fields", s.get("/"), "200")
-	r.want("buckets", newestApp().memory.Len(), 1)
+	r.want("buckets", newestApp().stores.memory.Len(), 1)
 }
 
 func recipePlans(r recipe) {

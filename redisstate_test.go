@@ -167,13 +167,13 @@ func TestPasswordInFile(t *testing.T) {
 				eventually(t, "a decision by Redis "+when, func() bool { return s.get("/").body == "redis" })
 			}
 			byRedis("at first")
-			store := newestApp().redis
+			store := newestApp().stores.redis
 			rotate("{second}")
 			byRedis("on a connection that there is")
 			if err := s.load(config{global: global, site: oneLimit + "\nheader X y"}); err != nil {
 				t.Fatal(err)
 			}
-			if newestApp().redis != store {
+			if newestApp().stores.redis != store {
 				t.Error("a reload after the password has changed made new connections")
 			}
 			disconnect()

@@ -327,7 +327,7 @@ func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
 	b := bucketAt(t, limit)
 	at := *b.Constant
 	at.Name, at.Key = b.Name, key
-	got, err := newestApp().memory.Peek(context.Background(), at)
+	got, err := newestApp().stores.memory.Peek(context.Background(), at)
 	if err != nil {
 		t.Fatal(err)
 	}

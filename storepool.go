@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -77,6 +78,12 @@ type processState struct {
 type topID struct {
 	name string
 	n    int
+}
+
+// loadID identifies the controllers of limits: the name of their buckets, and what they keep to.
+type loadID struct {
+	name    string
+	options adaptive.Options
 }
 
 const memoryKey = "memory"
@@ -151,9 +158,65 @@ func (s *sharedRedis) Destruct() error {
 	return nil
 }
 
+// stores are the stores that a config uses. They have to be released.
+type stores struct {
+	memory *limiter.Memory // also the fallback of redis
+	redis  *sharedRedis    // nil without Redis
+	keys   []any           // in the pool
+}
+
+// store returns the store that decides.
+func (s *stores) store() limiter.Store {
+	if s.redis != nil {
+		return s.redis
+	}
+	return s.memory
+}
+
+// openMemory opens the memory store of this process.
+func (s *stores) openMemory() error {
+	store, err := openStore(s, memoryKey, func() (sharedMemory, error) {
+		if m := process.idleMemory.Swap(nil); m != nil {
+			return use(m.Memory), nil
+		}
+		process.NewMemory()
+		return use(process.newMemory()), nil
+	})
+	s.memory = store.Memory
+	return err
+}
+
+// openRedis opens a Redis store, with the memory store as its fallback. tls are the options that
+// opt.TLS was made from, and login identifies opt.Credentials.
+func (s *stores) openRedis(opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, login string) (err error) {
+	opt.Fallback = s.memory
+	s.redis, err = openStore(s, newRedisStoreKey(opt, tls, login).pooled(), func() (*sharedRedis, error) {
+		var r *limiter.Redis
+		counted := process.Process
+		opt.Report = func(e limiter.Event) { counted.Redis(r, e) }
+		var err error
+		if r, err = limiter.NewRedis(opt); err != nil {
+			return nil, err
+		}
+		return &sharedRedis{Redis: r}, nil
+	})
+	return err
+}
+
+// release releases the stores, Redis before its fallback.
+func (s *stores) release() error {
+	errs := make([]error, 0, len(s.keys))
+	for _, key := range slices.Backward(s.keys) {
+		_, err := process.stores.Delete(key)
+		errs = append(errs, err)
+	}
+	s.keys = nil
+	return errors.Join(errs...)
+}
+
 // openStore returns the store that the pool has under key, or opens it. A panic
 // in open is returned as an error, since the pool would stay locked.
-func openStore[S caddy.Destructor](a *App, key any, open func() (S, error)) (S, error) {
+func openStore[S caddy.Destructor](s *stores, key any, open func() (S, error)) (S, error) {
 	store, _, err := process.stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
 		defer func() {
 			if p := recover(); p != nil {
@@ -166,7 +229,7 @@ func openStore[S caddy.Destructor](a *App, key any, open func() (S, error)) (S, 
 		var none S
 		return none, err
 	}
-	a.storeKeys = append(a.storeKeys, key)
+	s.keys = append(s.keys, key)
 	return store.(S), nil
 }
 

@@ -95,7 +95,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 			t.Errorf("%s: %d references to the store in the process, %d stores in Redis", config, memory, redis)
 		}
 	}
-	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.redis != other.redis {
+	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.stores.redis != other.stores.redis {
 		t.Error("the Redis store was released")
 	}
 }
@@ -157,16 +157,16 @@ func TestStoreIsShared(t *testing.T) {
 	seen := make(map[limiter.Store]string)
 	for _, group := range groups {
 		first := provisionApp(t, group[0])
-		if other, found := seen[first.store]; found {
+		if other, found := seen[first.stores.store()]; found {
 			t.Errorf("%s and %s share a store", group[0], other)
 		}
-		seen[first.store] = group[0]
+		seen[first.stores.store()] = group[0]
 		for _, config := range group[1:] {
-			if provisionApp(t, config).store != first.store {
+			if provisionApp(t, config).stores.store() != first.stores.store() {
 				t.Errorf("%s and %s do not share a store", group[0], config)
 			}
 		}
-		if first.memory != provisionApp(t, `{}`).store {
+		if first.stores.memory != provisionApp(t, `{}`).stores.store() {
 			t.Errorf("%s does not fall back on the store in the process", group[0])
 		}
 	}
@@ -244,7 +244,7 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 
 	setRedisCloseDelay(t, time.Hour)
 	app := provisionApp(t, config)
-	first := app.redis
+	first := app.stores.redis
 	cleanUp(t, app)
 	if err := take(first); err != nil {
 		t.Errorf("right after the last app released it: %v", err)
@@ -255,10 +255,10 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 
 	setRedisCloseDelay(t, ms)
 	app = provisionApp(t, config)
-	if app.redis == first {
+	if app.stores.redis == first {
 		t.Fatal("a store that is to be closed is used again")
 	}
-	second := app.redis
+	second := app.stores.redis
 	if err := take(second); err != nil {
 		t.Error(err)
 	}
@@ -373,13 +373,13 @@ func TestIdleMemoryIsKeptAgain(t *testing.T) {
 	process.idleMemory.Store(nil)
 	app := provisionApp(t, `{}`)
 	for _, process.idleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
-		before := app.memory
+		before := app.stores.memory
 		cleanUp(t, app)
 		if process.idleMemoryTime == time.Hour {
 			time.Sleep(50 * time.Millisecond) // nothing is to happen
 		}
 		app = provisionApp(t, `{}`)
-		if app.memory != before && process.idleMemoryTime == time.Hour {
+		if app.stores.memory != before && process.idleMemoryTime == time.Hour {
 			t.Error("got another store")
 		}
 		if process.idleMemory.Load() != nil {
@@ -458,7 +458,7 @@ func TestMemoryIsSwept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		memory := app.(*App).memory
+		memory := app.(*App).stores.memory
 		if got := memory.Len(); got != 100 {
 			t.Fatalf("%d buckets of 100 keys", got)
 		}
@@ -483,12 +483,12 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 		"error": func() (sharedMemory, error) { return sharedMemory{}, errors.New("as the test wants it") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := new(App)
+			a := new(stores)
 			if _, err := openStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
 				t.Errorf("got error %v", err)
 			}
-			if len(a.storeKeys) > 0 {
-				t.Errorf("the app has taken %v", a.storeKeys)
+			if len(a.keys) > 0 {
+				t.Errorf("the config has taken %v", a.keys)
 			}
 			done := make(chan struct{})
 			go func() {
@@ -498,7 +498,7 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}
 				process.stores.Range(func(any, any) bool { return true })
-				if err := a.releaseStores(); err != nil {
+				if err := a.release(); err != nil {
 					t.Error(err)
 				}
 			}()

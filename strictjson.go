@@ -10,18 +10,15 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
-// UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
-// one.
-func (h *Handler) UnmarshalJSON(b []byte) error {
-	type handler Handler
-	return unmarshalStrictly(b, (*handler)(h), fieldNames(h, new(Limit), new(Auto), new(Zone)))
+// unmarshalBlock decodes a block. It accepts known fields only, as Caddy does, and says which field is
+// meant by an unknown one.
+func unmarshalBlock(text []byte, b *Block) error {
+	return unmarshalStrictly(text, b, fieldNames(b, new(Limit), new(Auto), new(Zone)))
 }
 
-// UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
-// one.
-func (app *App) UnmarshalJSON(b []byte) error {
-	type plain App
-	return unmarshalStrictly(b, (*plain)(app), fieldNames(app, new(Redis), new(Memory)))
+// unmarshalApp decodes the options of the app, as unmarshalBlock does those of a block.
+func unmarshalApp(text []byte, a *AppConfig) error {
+	return unmarshalStrictly(text, a, fieldNames(a, new(Redis), new(Memory)))
 }
 
 // unmarshalStrictly decodes JSON, of which the fields are known.

@@ -85,32 +85,9 @@ func (d *draft) has(with string) bool {
 	case "when_full share":
 		return d.rule.ShareWhenFull
 	case "accounting in_order":
-		return d.accounting == rule.InOrder
+		return d.settings.accounting == rule.InOrder
 	}
 	return d.setting(with) != nil
-}
-
-// setting returns an option as the config has it, or nil if it is not set.
-func (l *Limit) setting(name string) *option.Setting {
-	var text string
-	switch name {
-	case "count":
-		if l.Count != nil {
-			text = "true" // as of a flag: its values stand in a block
-		}
-	case "ban":
-		text = l.banText()
-	case "limit":
-		if within := l.Limits.list; len(within) > 0 && within[0] != nil {
-			text = within[0].Name
-		}
-	default:
-		return l.firstSet(name)
-	}
-	if text == "" {
-		return nil
-	}
-	return &option.Setting{Option: name, Text: text}
 }
 
 // checkTogether returns an error if options of d don't go together. Those that make its

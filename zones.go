@@ -5,25 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
-	"net/http"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
-	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // Zones are the options of mholt/caddy-ratelimit, so that a config for it can be
@@ -102,47 +90,11 @@ type Distributed struct {
 // parseEvents parses the number of events of a zone.
 func parseEvents(text string) (int64, string) { return zone.ParseEvents(text, 0) }
 
-// parseSomeEvents parses the number of events of a zone in a Caddyfile, where 0 means
-// that there is none.
-func parseSomeEvents(text string) (int64, string) { return zone.ParseEvents(text, 1) }
-
 // needsZones returns an error if there is an option of z that makes no sense without
 // zones.
 func (z *Zones) needsZones() error {
 	if set := firstField(z); set != "" && set != "rate_limits" {
 		return fmt.Errorf("%s: only valid with zones, as it is an option of mholt/caddy-ratelimit", set)
-	}
-	return nil
-}
-
-// setZones makes limits of the zones.
-func (h *Handler) setZones() error {
-	if len(h.RateLimits) == 0 {
-		return h.needsZones()
-	}
-	if len(h.Limits) > 0 {
-		return option.Clash("rate_limits", "", "limits", "put the limits into a handler of their own")
-	}
-	order := make([]zone.Zone, 0, len(h.RateLimits))
-	limits := make(map[string]*Limit, len(h.RateLimits))
-	for _, name := range slices.Sorted(maps.Keys(h.RateLimits)) {
-		z := zone.Zone{Name: name}
-		var err error
-		if limits[name], err = h.RateLimits[name].limit(&z); err != nil {
-			return fmt.Errorf("zone %q: %w", option.Redacted(name), err)
-		}
-		order = append(order, z)
-	}
-	slices.SortFunc(order, zone.Compare)
-	h.zones = make(map[*Limit]*zone.Zone, len(order))
-	for i := range order {
-		z := &order[i]
-		l := limits[z.Name]
-		h.Limits, h.zones[l] = append(h.Limits, l), z
-		if !zone.Exact(z.Events) && h.RateLimits[z.Name].MaxConcurrent == "" {
-			h.logger.Warn("this zone has more events than are counted one by one, so it is estimated as by sliding_window",
-				zap.String("zone", z.Name), zap.Int64("events", z.Events), zap.Int("most", zone.MostLogged))
-		}
 	}
 	return nil
 }
@@ -201,224 +153,4 @@ func (z *Zone) setPrefixes(l *Limit) {
 	if l.IPv6Prefix == "" || l.IPv6Prefix == "0" {
 		l.IPv6Prefix = "128"
 	}
-}
-
-// warnZones logs, once in a config, which options of zones have no effect and what takes
-// their place, unless that is in place, and a jitter that may be meant as a percentage.
-func (h *Handler) warnZones(app *App) {
-	if h.jitter > 1 && !app.agreement.warned["jitter"] {
-		app.agreement.warned["jitter"] = true
-		h.logger.Warn("this jitter makes waits several times as long, since it is a fraction and no percentage",
-			zap.Float64("jitter", h.jitter), zap.String("instead", zone.Percent(h.jitter)))
-	}
-	for _, o := range []struct {
-		name  string
-		given bool
-	}{
-		{"distributed", h.Distributed != nil && app.Redis == nil},
-		{"storage", len(h.StorageRaw) > 0 && app.Redis == nil},
-		{"sweep_interval", h.SweepInterval != ""},
-		{"disable_metrics", h.DisableMetrics && app.Metrics != "off"},
-	} {
-		if o.given && !app.agreement.warned[o.name] {
-			app.agreement.warned[o.name] = true
-			h.logger.Warn("this option of mholt/caddy-ratelimit has no effect",
-				zap.String("option", o.name), zap.String("instead", zone.Instead(o.name)))
-		}
-	}
-}
-
-// logExceeded logs that a zone has denied a request, and the wait that its client is
-// told.
-func (h *Handler) logExceeded(r *http.Request, q *rule.Request, decider *outcome.Entry, wait time.Duration) {
-	c := h.logger.Check(zap.InfoLevel, "rate limit exceeded")
-	if c == nil {
-		return
-	}
-	address, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		address = r.RemoteAddr
-	}
-	fields := []zap.Field{zap.String("zone", decider.Title), zap.Duration("wait", wait), zap.String("remote_ip", address)}
-	if h.LogKey {
-		entries := q.Entries()
-		i := slices.IndexFunc(entries, func(e rule.Entry) bool { return e.Ask.Name == decider.Name })
-		key, template := entries[i].Ask.Key, h.RateLimits[decider.Title].Key
-		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
-			key = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(template, "")
-		}
-		fields = append(fields, zap.String("key", keytext.Of(key)))
-	}
-	c.Write(fields...)
-}
-
-// parseZoneOption parses an option of mholt/caddy-ratelimit, if that is what the
-// current token is:
-//
-//	zone <name> {
-//		match       @name | /path | <matcher...> | { ... }
-//		key         <template>
-//		window      <duration>
-//		events      <n>
-//		max_concurrent <n>
-//		ipv4_prefix <bits>
-//		ipv6_prefix <bits>
-//	}
-//	distributed {
-//		read_interval  <duration>
-//		write_interval <duration>
-//		purge_age      <duration>
-//	}
-//	storage <module...>
-//	sweep_interval <duration>
-//	log_key
-//	disable_metrics
-func parseZoneOption(helper httpcaddyfile.Helper, zones *Zones) (found bool, err error) {
-	switch name := helper.Val(); name {
-	case "zone":
-		err = parseZone(helper, zones)
-	case "distributed":
-		zones.Distributed = new(Distributed)
-		err = parseDistributed(helper, zones.Distributed)
-	case "storage":
-		if !helper.NextArg() {
-			return true, helper.Err("storage: nothing given; use a module, such as file_system <path>")
-		}
-		zones.StorageRaw = caddyconfig.JSON(map[string]string{"module": helper.Val()}, nil)
-		helper.NextSegment() // has no effect, and the module need not be in this Caddy
-	case "sweep_interval":
-		var text string
-		if text, err = parseArgument(helper.Dispenser); err == nil {
-			zones.SweepInterval, err = Duration(text), parseEnd(helper.Dispenser, name)
-		}
-	case "log_key":
-		if zones.LogKey, err = parseFlag(helper.Dispenser); err == nil {
-			err = parseEnd(helper.Dispenser, name)
-		}
-	case "disable_metrics":
-		if zones.DisableMetrics, err = parseFlag(helper.Dispenser); err == nil {
-			err = parseEnd(helper.Dispenser, name)
-		}
-	default:
-		return false, nil
-	}
-	return true, err
-}
-
-// repeatable reports whether an option of mholt/caddy-ratelimit may be there twice, as
-// snippets may have it too. The last one counts.
-func repeatable(name string) bool {
-	return slices.Contains([]string{"distributed", "storage", "log_key", "disable_metrics"}, name)
-}
-
-// parseZone parses a zone. Of several of one name in a block, the last counts.
-func parseZone(helper httpcaddyfile.Helper, zones *Zones) error {
-	args := helper.RemainingArgs()
-	if len(args) != 1 {
-		return helper.WrapErr(option.Bad("zone", strings.Join(args, " "), "one name and a block: zone <name> { ... }"))
-	}
-	z := new(Zone)
-	seen := make(map[string]bool)
-	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
-		name := helper.Val()
-		if seen[name] && name != "match" {
-			return helper.Errf("duplicate option: %s", name)
-		}
-		seen[name] = true
-		if err := orInstead(helper.Dispenser, zoneScope, func() error { return z.parseOption(helper) }); err != nil {
-			return err
-		}
-	}
-	switch {
-	case len(seen) == 0:
-		return helper.Errf("zone %s: no options given; use a block, zone %[1]s { ... }; for several sites, import a snippet that has it",
-			option.Quote(args[0]))
-	case z.MaxConcurrent != "" && (z.MaxEvents != "" || z.Window != ""):
-		return helper.Errf("zone %s: max_concurrent can't be combined with events or window; use either", option.Quote(args[0]))
-	case z.MaxConcurrent != "":
-	case z.MaxEvents == "":
-		return helper.Errf("zone %s: no events given; use how many requests a window admits, such as events 100", option.Quote(args[0]))
-	case z.Window == "":
-		return helper.Errf("zone %s: no window given; use a duration, such as window 1m", option.Quote(args[0]))
-	}
-	if zones.RateLimits == nil {
-		zones.RateLimits = make(map[string]*Zone)
-	}
-	zones.RateLimits[args[0]] = z
-	return nil
-}
-
-// parseOption parses an option of a zone.
-func (z *Zone) parseOption(helper httpcaddyfile.Helper) error {
-	var text string
-	var err error
-	name := helper.Val()
-	switch name {
-	case "match":
-		set, err := parseZoneMatch(helper)
-		z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
-		return err
-	case "key":
-		args := helper.RemainingArgs()
-		if len(args) != 1 {
-			return helper.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
-		}
-		z.Key = args[0]
-	case "events":
-		text, err = parseNumber(helper.Dispenser, parseSomeEvents)
-		z.MaxEvents = Number(strings.TrimPrefix(text, "+"))
-	case "max_concurrent":
-		text, err = parseNumber(helper.Dispenser, option.Units)
-		z.MaxConcurrent = Number(text)
-	case "window":
-		text, err = parseNumber(helper.Dispenser, zone.ParseWindow)
-		z.Window = Duration(text)
-	case "ipv4_prefix":
-		text, err = parseNumber(helper.Dispenser, option.Integer(0, 32))
-		z.IPv4Prefix = Number(text)
-	case "ipv6_prefix":
-		text, err = parseNumber(helper.Dispenser, option.Integer(0, 128))
-		z.IPv6Prefix = Number(text)
-	default:
-		return unknownOption(helper.Dispenser, zoneScope)
-	}
-	if err != nil {
-		return err
-	}
-	return parseEnd(helper.Dispenser, name)
-}
-
-// parseZoneMatch parses the matchers of a zone: those of a limit, or a block that may be
-// empty.
-func parseZoneMatch(helper httpcaddyfile.Helper) (set caddy.ModuleMap, err error) {
-	if helper.CountRemainingArgs() == 0 {
-		return caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
-	}
-	sets, err := parseMatch(helper)
-	if err != nil || len(sets) == 0 { // an empty set is all requests
-		return caddy.ModuleMap{}, err
-	}
-	return sets[0], nil
-}
-
-// parseDistributed parses options that have no effect.
-func parseDistributed(helper httpcaddyfile.Helper, d *Distributed) error {
-	if helper.NextArg() {
-		return helper.WrapErr(option.Bad("distributed", helper.Val(), "a block or nothing"))
-	}
-	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
-		name := helper.Val()
-		into := map[string]*Duration{
-			"read_interval": &d.ReadInterval, "write_interval": &d.WriteInterval, "purge_age": &d.PurgeAge,
-		}[name]
-		if into == nil {
-			return unknownOption(helper.Dispenser, distributedScope)
-		}
-		text, err := parseArgument(helper.Dispenser)
-		if err != nil {
-			return err
-		}
-		*into = Duration(text)
-	}
-	return nil
 }

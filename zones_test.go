@@ -830,7 +830,7 @@ func heldBuckets(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return app.(*App).memory.Len()
+	return app.(*App).stores.memory.Len()
 }
 
 // TestZonesWrittenAsLimitsKeepCounts guards that a limit of the name of a zone, written

@@ -41,7 +41,7 @@ var errNoDecision = errors.New("rate limits can't be checked for this request")
 // are only logged at DEBUG: an outage of Redis is logged once, see telemetry.
 func (h *Handler) admitsUndecided(err error) bool {
 	undecided, ok := err.(storeError) //nolint:errorlint // charge does not wrap it
-	if !ok || h.onError != rule.OnErrorAllow || !errors.Is(undecided.error, limiter.ErrUnavailable) {
+	if !ok || h.settings.onError != rule.OnErrorAllow || !errors.Is(undecided.error, limiter.ErrUnavailable) {
 		return false
 	}
 	if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
@@ -92,8 +92,8 @@ func (h *Handler) reportError(msg string, err error) {
 // may say otherwise of theirs.
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err error) error {
 	setNoStore(w.Header())
-	holdsUp := r.ContentLength != 0 && r.ProtoMajor == 1 // others have a stream for each request
-	if holdsUp && !awaitBody(r) {
+	unreadBody := r.ContentLength != 0 && r.ProtoMajor == 1 // others have a stream for each request
+	if unreadBody && !awaitBody(r) {
 		closeAfterResponse(w)
 	}
 	if h.errorRoutes.MaySee(h, r, status) {
@@ -109,12 +109,12 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		}
 		c.Write(fields...)
 	}
-	if holdsUp { // and there are no error routes to read it
+	if unreadBody { // and there are no error routes to read it
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 	}
-	insistOnNoStore(w)
+	forceNoStore(w)
 	d, denied := err.(denial) //nolint:errorlint // decide does not wrap them
-	if !denied || h.bare {
+	if !denied || h.settings.noBody {
 		w.WriteHeader(status)
 		return nil
 	}
@@ -183,10 +183,10 @@ func closeAfterResponse(w http.ResponseWriter) {
 // setNoStore makes the response with header h one that no cache keeps.
 func setNoStore(h http.Header) { h.Set("Cache-Control", "no-store") }
 
-// insistOnNoStore repeats setNoStore when the header is written to w, beneath all that
+// forceNoStore repeats setNoStore when the header is written to w, beneath all that
 // changes it on the way: a deferred `header` that lets pages be cached means no
 // denials. Caddy has its IdleTimeoutWriter there, unless it is configured without.
-func insistOnNoStore(w http.ResponseWriter) {
+func forceNoStore(w http.ResponseWriter) {
 	changed := false
 	for {
 		switch wrapper := w.(type) {

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
@@ -12,9 +13,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// agreement is what the limits of a config that share buckets have to agree in, and what they
+// shared is what the limits of a config that share buckets have to agree in, and what they
 // share besides.
-type agreement struct {
+type shared struct {
 	named  agreedNames
 	bounds map[string]agreedBounds // by the name of the bucket in stores
 	warned map[string]bool         // options that have no effect
@@ -25,22 +26,26 @@ type agreement struct {
 	waiting  used[string, *rule.Lines]   // likewise
 	loads    used[loadID, *adaptive.Controllers]
 
-	maxKeys int // for all limits together
+	maxKeys     int // for all limits together
+	onError     rule.OnError
+	consistency limiter.Consistency // by default
+	metrics     bool
+	app         *AppConfig
 }
 
-// place tells where an option of a limit is written, or the limit if it does not have it, for
+// location tells where an option of a limit is written, or the limit if it does not have it, for
 // errors: " at Caddyfile:7".
-type place func(option string) string
+type location func(option string) string
 
 // agreedBounds are what the bounds of all limits are whose buckets have one name.
 type agreedBounds struct {
 	options [3]option.Setting
-	place   place // of the first of them
+	place   location // of the first of them
 }
 
-// newAgreement returns that of a config without limits.
-func newAgreement() *agreement {
-	return &agreement{
+// newShared returns that of a config without limits, and reads the options of its app.
+func newShared(app *AppConfig) (s *shared, err error) {
+	s = &shared{
 		named:    make(agreedNames),
 		bounds:   make(map[string]agreedBounds),
 		warned:   make(map[string]bool),
@@ -50,11 +55,39 @@ func newAgreement() *agreement {
 		waiting:  process.waiting.use(),
 		loads:    process.loads.use(),
 		maxKeys:  limiter.DefaultMaxKeys,
+		app:      app,
 	}
+	if s.onError, err = option.ParseConstant("on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError); err != nil {
+		return nil, err
+	}
+	if s.consistency, err = option.Parse(option.OnLoad, "consistency", cmp.Or(app.Consistency, "exact"), parseConsistency); err != nil {
+		return nil, err
+	}
+	if s.metrics, err = option.ParseConstant("metrics", cmp.Or(app.Metrics, "on"), parseMetrics); err != nil {
+		return nil, err
+	}
+	if app.Memory != nil && app.Memory.MaxKeys != "" {
+		if s.maxKeys, err = option.Parse(option.OnLoad, "max_keys", string(app.Memory.MaxKeys), parseMaxKeys); err != nil {
+			return nil, fmt.Errorf("memory: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// parseMaxKeys reads a number of buckets.
+var parseMaxKeys = option.Integer(1, 1_000_000_000)
+
+// parseMetrics parses the metrics option.
+func parseMetrics(text string) (on bool, use string) {
+	switch text {
+	case "on", "off":
+		return text == "on", ""
+	}
+	return false, "on or off"
 }
 
 // countersOf returns the counters of a path.
-func (a *agreement) countersOf(path string) *telemetry.Counters {
+func (a *shared) countersOf(path string) *telemetry.Counters {
 	c := a.counters[path]
 	if c == nil {
 		c = process.Counters(path)
@@ -64,7 +97,7 @@ func (a *agreement) countersOf(path string) *telemetry.Counters {
 }
 
 // release releases what the limits share.
-func (a *agreement) release() {
+func (a *shared) release() {
 	a.loads.release()
 	a.waiting.release()
 	a.bans.release()
@@ -78,7 +111,7 @@ func (a *agreement) release() {
 // add adds the buckets of d. Limits of the same name share their buckets
 // wherever they are, so their options must agree. Those of limits without a name, as JSON
 // may have them, need not: these share buckets if key and numbers are equal.
-func (a *agreement) add(d *draft) error {
+func (a *shared) add(d *draft) error {
 	l := d.rule
 	if l.Bans != nil {
 		l.Bans.List = a.bans.get(l.Buckets[0].Name)
@@ -106,7 +139,7 @@ func (a *agreement) add(d *draft) error {
 		if !l.Named {
 			continue
 		}
-		first, err := a.named.add(d, b, d.place)
+		first, err := a.named.add(d, b, d.location)
 		if err != nil && (l.Zone == nil || first.bucket.Limit.Zone == nil) {
 			return err
 		}
@@ -119,7 +152,7 @@ func (a *agreement) add(d *draft) error {
 // buckets of one name together, and their keys are tracked together, so limits whose
 // buckets have the same name must agree in these, even if the limits have no name
 // themselves.
-func (a *agreement) addBounds(d *draft, b *rule.Bucket) error {
+func (a *shared) addBounds(d *draft, b *rule.Bucket) error {
 	options := [3]option.Setting{
 		{Option: "max_keys", Text: fmt.Sprint(b.Limit.MaxKeysOf(a.maxKeys))},
 		{Option: "when_full", Text: b.Limit.WhenFull()},
@@ -127,7 +160,7 @@ func (a *agreement) addBounds(d *draft, b *rule.Bucket) error {
 	}
 	earlier, found := a.bounds[b.Name]
 	if !found {
-		a.bounds[b.Name] = agreedBounds{options, d.place}
+		a.bounds[b.Name] = agreedBounds{options, d.location}
 		return nil
 	}
 	for i, o := range options {

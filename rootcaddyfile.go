@@ -1,0 +1,60 @@
+package ratelimit
+
+import (
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// parseHandler parses the directive. Its block takes the options of a Limit and of a whole Block,
+// and nested limits take those of a Limit. docs/directive.md says what they do:
+//
+//	rate_limit [<matcher>] [<name>] [<key>] [<rate>] {
+//		<option of a limit>...
+//		limit <name> {
+//			<option of a limit>...
+//		}
+//
+//		accounting atomic | each | in_order
+//		headers    x-ratelimit | github | ratelimit-11 | fill ... | off
+//		on_error   fallback | allow | deny
+//		body       on | off
+//		jitter     <share>
+//		log
+//	}
+func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	b, err := parseBlock(helper)
+	if err != nil {
+		return nil, err
+	}
+	return &Handler{Block: *b}, nil
+}
+
+// parseGlobalOption parses the global option:
+//
+//	rate_limit {
+//		redis <address>... {
+//			username          <user>
+//			password          <password>
+//			db                <n>
+//			cluster
+//			master_name       <name>
+//			sentinel_username <user>
+//			sentinel_password <password>
+//			tls
+//			tls_client_auth   <cert_file> <key_file> | <automate_name>
+//			tls_server_name   <name>
+//			tls_trust_pool    <module...>
+//			tls_insecure_skip_verify
+//			key_prefix        <prefix>
+//			key_secret        <secret>
+//			timeout           <duration>
+//		}
+//		memory {
+//			max_keys <n>
+//		}
+//		on_error    fallback | allow | deny
+//		consistency exact | lease <duration> | eventual <duration>
+//		metrics     on | off
+//	}
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) { return parseApp(d, existing) }
