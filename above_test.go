@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -111,7 +113,7 @@ func sendTogether(t *testing.T, all []*reloadable, n int, denied func(res *http.
 func TestMaxDelay(t *testing.T) {
 	const size, drip, waiting = 5, 20 * time.Millisecond, 200
 	server := redistest.Start(t)
-	all, _ := nodes(t, 3, config{
+	all, _ := nodes(t, 3, setup{
 		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
 		site: fmt.Sprintf("rate_limit api {\nkey all\nsize %d\ndrip_rate %v\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", size, drip, waiting*drip),
 	})
@@ -141,7 +143,7 @@ func TestMaxDelay(t *testing.T) {
 func TestMaxDelayInOrder(t *testing.T) {
 	const size, drip, requests = 2, 40 * time.Millisecond, 40
 	server := redistest.Start(t)
-	all, _ := nodes(t, 3, config{
+	all, _ := nodes(t, 3, setup{
 		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
 		site: fmt.Sprintf("rate_limit api {\nkey {header.User}\nsize %d\ndrip_rate %v\nmax_delay 1m\n}\nrespond admitted", size, drip),
 	})
@@ -217,7 +219,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 	}
 
 	server := redistest.Start(t)
-	all, _ := nodes(t, 3, config{
+	all, _ := nodes(t, 3, setup{
 		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
 		site: fmt.Sprintf("rate_limit api {\nkey all\nalgorithm warm_up\nrate 50/s\nwarm_up 1s\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", delay),
 	})
@@ -248,7 +250,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 // come when as many wait as may.
 func TestWarmUpDelays(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &Limit{
+	l, _ := readyLimit(t, &configpkg.Limit{
 		Key: "all", Algorithm: "warm_up", Rate: "10/5s", WarmUp: "4s", MaxDelay: "2s", MaxWaiting: "2", Cost: "{cost}",
 	})
 	now := time.Duration(0)
@@ -354,7 +356,7 @@ func TestMaxWaiting(t *testing.T) {
 // nothing is kept of limits for which none may wait any more.
 func TestMaxWaitingOnAllSites(t *testing.T) {
 	const limit = "rate_limit shared {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 10h\nmax_waiting 3\n}\n"
-	c := config{site: "handle /a {\n" + limit + "respond a\n}\nhandle /b {\n" + limit + "respond b\n}\n"}
+	c := setup{site: "handle /a {\n" + limit + "respond a\n}\nhandle /b {\n" + limit + "respond b\n}\n"}
 	s := startConfig(t, c)
 	s.get("/a")
 	ctx, leave := context.WithCancel(t.Context())
@@ -386,7 +388,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	if err := s.load(c); err != nil {
 		t.Fatal(err)
 	}
-	if n := process.waiting.len(); n > 0 {
+	if n := statepkg.Process.Waiting.Len(); n > 0 {
 		t.Errorf("%d counts are kept for a config without waiting requests", n)
 	}
 }

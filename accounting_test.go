@@ -22,7 +22,7 @@ func TestCountDeniedInOrder(t *testing.T) {
 		"memory": "", "Redis": redisGlobal(redistest.Start(t).Addr, "timeout 1s"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, config{global: global, site: site})
+			s := startConfig(t, setup{global: global, site: site})
 			for i, want := range []int{200, 200, 429, 429, 429} {
 				if a := s.get("/all"); a.StatusCode != want {
 					t.Fatalf("request %d: %s, want %d", i, a, want)

@@ -10,6 +10,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"math/big"
 	"net"
@@ -184,7 +185,7 @@ const adminSite = `
 `
 
 // startWithAdmin runs a Caddy with c and an admin endpoint.
-func startWithAdmin(t testing.TB, c config) (*server, *admin) {
+func startWithAdmin(t testing.TB, c setup) (*server, *admin) {
 	t.Helper()
 	addr := redistest.FreeAddr(t)
 	c.admin = strings.Replace(c.admin, "{addr}", addr, 1)
@@ -197,7 +198,7 @@ func startWithAdmin(t testing.TB, c config) (*server, *admin) {
 // TestAdminStatusAndLimits guards that both show what the running config has and
 // outcomes of requests.
 func TestAdminStatusAndLimits(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: adminSite})
+	s, a := startWithAdmin(t, setup{site: adminSite})
 	for range 2 {
 		s.get("/api/search", "User: u")
 	}
@@ -242,7 +243,7 @@ func TestAdminStatusAndLimits(t *testing.T) {
 // TestAdminWithoutLimits guards that the API says so when the running config has no
 // limits.
 func TestAdminWithoutLimits(t *testing.T) {
-	_, a := startWithAdmin(t, config{site: "respond admitted"})
+	_, a := startWithAdmin(t, setup{site: "respond admitted"})
 	wantJSON(t, a.ask("GET", "status", ""), `{"configured": false, "servers": [], "limits": []}`)
 	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": []}`)
 	for _, path := range []string{"peek", "reset"} {
@@ -259,7 +260,7 @@ func TestAdminWithoutLimits(t *testing.T) {
 // line that says what would be right, and that no key gets into the log.
 func TestAdminBadRequests(t *testing.T) {
 	const secret = "s3cret"
-	s, a := startWithAdmin(t, config{unnamed: true, site: adminSite})
+	s, a := startWithAdmin(t, setup{unnamed: true, site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
 	const body = `an object such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 	const replaced = `key: U+FFFD stands for what is not UTF-8, so it is unknown which key is meant; use it quoted as top and bans show it, such as "\xff", or "\ufffd" for U+FFFD itself`
@@ -436,7 +437,7 @@ func TestAdminPeekAndReset(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, a := startWithAdmin(t, config{site: adminSite})
+			s, a := startWithAdmin(t, setup{site: adminSite})
 			for range 2 {
 				s.get(c.path, c.header...)
 			}
@@ -496,7 +497,7 @@ func TestAdminAllLimits(t *testing.T) {
 		{"clients without an address", `{"address": ""}`, 10, []string{all}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s, a := startWithAdmin(t, config{site: adminSite})
+			s, a := startWithAdmin(t, setup{site: adminSite})
 			for _, path := range []string{"/api/x", "/old", "/pair", "/all", "/one", "/two"} {
 				s.get(path, "User: u")
 			}
@@ -546,7 +547,7 @@ func TestAdminAllLimits(t *testing.T) {
 // asked by the number that it has in header fields.
 func TestAdminLimitsWithoutName(t *testing.T) {
 	const unnamed = "route {\nrate_limit {\nsize 5\nheaders ratelimit-11\n}\nrate_limit {\nsize 9\nheaders ratelimit-11\n}\n}\nrespond ok"
-	s, a := startWithAdmin(t, config{site: unnamed, unnamed: true})
+	s, a := startWithAdmin(t, setup{site: unnamed, unnamed: true})
 	if got, want := s.get("/").Header.Get("RateLimit"), `"default";r=4;t=4, "default#2";r=8;t=8`; got != want {
 		t.Fatalf("RateLimit: got %s, want %s", got, want)
 	}
@@ -603,7 +604,7 @@ func TestAdminAlgorithms(t *testing.T) {
 		"redis":  redisGlobal(redistest.Start(t).Addr, slowly),
 	} {
 		t.Run(store, func(t *testing.T) {
-			s, a := startWithAdmin(t, config{global: global, site: site})
+			s, a := startWithAdmin(t, setup{global: global, site: site})
 			wantJSON(t, a.ask("GET", "limits", "")["limits"], `[
 				{"path": "leaky", "algorithm": "leaky_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
 				{"path": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
@@ -653,7 +654,7 @@ func TestAdminAlgorithms(t *testing.T) {
 // TestAdminTop guards that the keys that ask most are listed as they can be given to
 // peek, over reloads, and that nothing is kept of limits that do not track them.
 func TestAdminTop(t *testing.T) {
-	c := config{site: adminSite}
+	c := setup{site: adminSite}
 	s, a := startWithAdmin(t, c)
 	for range 12 {
 		s.get("/api/x", "User: busy")
@@ -679,13 +680,13 @@ func TestAdminTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	check()
-	if n := process.tops.len(); n != 2 {
+	if n := statepkg.Process.Tops.Len(); n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
-	if err := s.load(config{admin: a.addr, site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
+	if err := s.load(setup{admin: a.addr, site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
 		t.Fatal(err)
 	}
-	if n := process.tops.len(); n > 0 {
+	if n := statepkg.Process.Tops.Len(); n > 0 {
 		t.Errorf("keys of %d limits are kept without track_top", n)
 	}
 }
@@ -694,7 +695,7 @@ func TestAdminTop(t *testing.T) {
 // those of several placeholders too, and that no others are marked: not those with U+FFFD,
 // nor those that were cut within a character.
 func TestAdminTopNotUTF8(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: `
+	s, a := startWithAdmin(t, setup{site: `
 		rate_limit one {
 			key {query.k}
 			size 5
@@ -746,7 +747,7 @@ func TestAdminTopNotUTF8(t *testing.T) {
 // TestAdminTopStream guards that a stream goes on line by line, shows what is new,
 // and ends when a config is loaded or the client leaves.
 func TestAdminTopStream(t *testing.T) {
-	c := config{site: adminSite}
+	c := setup{site: adminSite}
 	s, a := startWithAdmin(t, c)
 	c.admin = a.addr
 	open := func() *http.Response {
@@ -775,7 +776,7 @@ func TestAdminTopStream(t *testing.T) {
 	}
 	s.get("/api/x", "User: u")
 	eventually(t, "the request in the stream", func() bool { return next().Requests == 1 })
-	if err := s.load(config{site: "rate_limit {\nsize {env.RATE_LIMIT_TEST_UNSET}\n}", admin: a.addr}); err == nil {
+	if err := s.load(setup{site: "rate_limit {\nsize {env.RATE_LIMIT_TEST_UNSET}\n}", admin: a.addr}); err == nil {
 		t.Fatal("a bad config was accepted")
 	}
 	next() // of the config that still runs
@@ -795,14 +796,14 @@ func TestAdminTopStream(t *testing.T) {
 // TestAdminAfterFailedReload guards that the API goes on to show the running config
 // when another one was rejected, wherever it failed.
 func TestAdminAfterFailedReload(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit good {\nsize 5\ndrip_rate 1h\n}\nrespond admitted"})
+	s, a := startWithAdmin(t, setup{site: "rate_limit good {\nsize 5\ndrip_rate 1h\n}\nrespond admitted"})
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
 	s.get("/")
-	for name, c := range map[string]config{
+	for name, c := range map[string]setup{
 		"bad option":         {site: "rate_limit bad {\nsize 1\ncost {env.RATE_LIMIT_TEST_UNSET}\n}"},
 		"bad matcher behind": {site: "rate_limit bad {\nsize 1\n}\n@bad path_regexp [\nrespond @bad x"},
 		"port that is taken": {site: "rate_limit bad {\nsize 1\n}", sites: "http://" + taken.Addr().String() + " {\n}"},
@@ -820,7 +821,7 @@ func TestAdminAfterFailedReload(t *testing.T) {
 // TestAdminOnUnixSocket guards that the API does not depend on how it is reached.
 func TestAdminOnUnixSocket(t *testing.T) {
 	socket := filepath.Join(tempDir(t), "admin")
-	s := startConfig(t, config{site: adminSite, admin: "unix/" + socket})
+	s := startConfig(t, setup{site: adminSite, admin: "unix/" + socket})
 	a := newAdmin(t, "caddy")
 	a.client.Transport = caddytest.FreshConnections(socket)
 	s.get("/old")
@@ -831,7 +832,7 @@ func TestAdminOnUnixSocket(t *testing.T) {
 // TestAdminEnforcesOrigin guards that Caddy's checks of the origin apply to the API
 // too: a page in a browser must not empty buckets.
 func TestAdminEnforcesOrigin(t *testing.T) {
-	_, a := startWithAdmin(t, config{site: adminSite, admin: "{addr} {\nenforce_origin\n}"})
+	_, a := startWithAdmin(t, setup{site: adminSite, admin: "{addr} {\nenforce_origin\n}"})
 	for origin, want := range map[string]int{"": 403, "http://evil.example": 403, "http://" + a.addr: 200} {
 		a.header = http.Header{}
 		if origin != "" {
@@ -846,7 +847,7 @@ func TestAdminEnforcesOrigin(t *testing.T) {
 // TestAdminUnderLoad guards that all endpoints answer while requests are decided and
 // configs are loaded.
 func TestAdminUnderLoad(t *testing.T) {
-	c := config{site: adminSite}
+	c := setup{site: adminSite}
 	s, a := startWithAdmin(t, c)
 	c.admin = a.addr
 	stop := make(chan struct{})
@@ -891,7 +892,7 @@ func TestAdminUnderLoad(t *testing.T) {
 // TestAdminRemote guards that the API is served by the remote admin endpoint too,
 // where a client can be allowed to read and not to change.
 func TestAdminRemote(t *testing.T) {
-	c := config{site: adminSite, global: "skip_install_trust"}
+	c := setup{site: adminSite, global: "skip_install_trust"}
 	s, local := startWithAdmin(t, c)
 	c.admin = local.addr
 	certificate, key := newClientCertificate(t)

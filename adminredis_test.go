@@ -17,7 +17,7 @@ import (
 const hourly = "rate_limit api {\nkey {header.User}\nsize 3\ndrip_rate 1h\n}\nrespond admitted"
 
 // nodes starts processes of one config.
-func nodes(t *testing.T, n int, c config) (all []*reloadable, admins []*admin) {
+func nodes(t *testing.T, n int, c setup) (all []*reloadable, admins []*admin) {
 	t.Helper()
 	for range n {
 		p := startAdmin(t, c)
@@ -62,7 +62,7 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			all, admins := nodes(t, 3, config{global: global(t), site: hourly})
+			all, admins := nodes(t, 3, setup{global: global(t), site: hourly})
 			for _, a := range admins {
 				// A node that first meets a server, which does not know its script,
 				// takes the server for one that may have lost what the node knows.
@@ -125,7 +125,7 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 // that all is well again when it is back.
 func TestAdminWithoutRedis(t *testing.T) {
 	server := redistest.Start(t)
-	s, a := startWithAdmin(t, config{global: redisGlobal(server.Addr), site: hourly})
+	s, a := startWithAdmin(t, setup{global: redisGlobal(server.Addr), site: hourly})
 	const body = `{"limit": "api", "key": "u"}`
 	s.get("/", "User: u")
 	wantJSON(t, a.ask("POST", "peek", body), `{"from": "redis", "level": 1, "node": {"remembered": false}}`)

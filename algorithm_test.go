@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"net/http"
 	"strconv"
 	"testing"
@@ -25,35 +26,35 @@ func TestAlgorithms(t *testing.T) {
 		return l
 	}
 	tests := []struct {
-		limit Limit
+		limit configpkg.Limit
 		want  limiter.Limit
 	}{
-		{Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{Limit{Algorithm: "token_bucket", Size: "5"}, limiter.Limit{Size: 5, DripInterval: time.Second, DripSize: 1}},
-		{Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 1}},
-		{Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limiter.Limit{Size: 4, DripInterval: 3 * time.Second, DripSize: 1}},
-		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
-		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
-		{Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
-		{Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
-		{Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
-		{Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
-		{Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
-		{Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
-		{Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
-		{Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
-		{Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
-		{Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
-		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second)},
-		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second).WithColdFactor(2.5)},
-		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute)},
-		{Limit{Rate: "5/1s", CountDenied: true}, counting(limiter.PerSecond(5))},
-		{Limit{Algorithm: "sliding_window", Size: "5", Window: "1m", CountDenied: true}, counting(limiter.SlidingWindow(5, time.Minute))},
-		{Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}", CountDenied: true}, counting(limiter.WarmingUp(10, time.Second, time.Minute))},
-		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day", CountDenied: true}, counting(limiter.ClockWindow(5, 24*time.Hour, midnight))},
-		{Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
-		{Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
+		{configpkg.Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{configpkg.Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{configpkg.Limit{Algorithm: "token_bucket", Size: "5"}, limiter.Limit{Size: 5, DripInterval: time.Second, DripSize: 1}},
+		{configpkg.Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 1}},
+		{configpkg.Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limiter.Limit{Size: 4, DripInterval: 3 * time.Second, DripSize: 1}},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
+		{configpkg.Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second)},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second).WithColdFactor(2.5)},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute)},
+		{configpkg.Limit{Rate: "5/1s", CountDenied: true}, counting(limiter.PerSecond(5))},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m", CountDenied: true}, counting(limiter.SlidingWindow(5, time.Minute))},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}", CountDenied: true}, counting(limiter.WarmingUp(10, time.Second, time.Minute))},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Period: "day", CountDenied: true}, counting(limiter.ClockWindow(5, 24*time.Hour, midnight))},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
 	}
 	for i := range tests {
 		tc := &tests[i]

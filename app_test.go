@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"reflect"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	const few = "rate_limit {\nmemory {\nmax_keys 10\n}\n}"
 	const many = "rate_limit {\nmemory {\nmax_keys 1000000\n}\n}"
 	site := "rate_limit {\nsize 9\n}\nrespond admitted"
-	s := startConfig(t, config{global: few, site: site})
+	s := startConfig(t, setup{global: few, site: site})
 	keys := 0
 	bounded := func() bool {
 		t.Helper()
@@ -67,7 +68,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	}
 	cleanUp(t, validated)
 
-	rejected := config{global: many, site: site}
+	rejected := setup{global: many, site: site}
 	for n := range 10 { // apps start in any order
 		var root map[string]any
 		if err := json.Unmarshal(rejected.json(t, redistest.FreeAddr(t), s.logPath), &root); err != nil {
@@ -95,13 +96,13 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	if !bounded() {
 		t.Error("max_keys of a rejected configuration is in force")
 	}
-	if err := s.load(config{global: many, site: site}); err != nil {
+	if err := s.load(setup{global: many, site: site}); err != nil {
 		t.Fatal(err)
 	}
 	if bounded() {
 		t.Error("max_keys of the new configuration is not in force")
 	}
-	if err := s.load(config{site: site}); err != nil {
+	if err := s.load(setup{site: site}); err != nil {
 		t.Fatal(err)
 	}
 	if bounded() {
@@ -120,7 +121,7 @@ func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
 	if app == nil {
 		t.Fatal("no app runs")
 	}
-	return app.stores.memory, app.logger
+	return app.stores.Memory, app.logger
 }
 
 // Guards what is logged about a Redis server, and that it is the log of the
@@ -185,14 +186,14 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		apps, logs = append(apps, app), append(logs, observed)
 	}
 	for _, tc := range tests {
-		process.Redis(nil, tc.event)
+		statepkg.Process.Redis(nil, tc.event)
 		got := logs[1].TakeAll()
 		if len(got) != 1 || got[0].Level != tc.level || got[0].Message != tc.text ||
 			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
-	process.Redis(nil, tests[3].event) // of a store that a reload has made
+	statepkg.Process.Redis(nil, tests[3].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
 		t.Errorf("an error is logged twice in a minute: %v", logs[1].TakeAll())
 	}
@@ -200,10 +201,10 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
 	cleanUp(t, apps[1])
-	process.Redis(nil, tests[0].event)
+	statepkg.Process.Redis(nil, tests[0].event)
 	if logs[0].Len() != 1 || logs[1].Len() != 0 {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
 	cleanUp(t, apps[0])
-	process.Redis(nil, tests[0].event) // which nobody needs to know any more
+	statepkg.Process.Redis(nil, tests[0].event) // which nobody needs to know any more
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"net"
 	"net/http"
@@ -43,7 +44,7 @@ func blocking(t testing.TB) (upstream string, arrived <-chan struct{}, release f
 // block, and is told of by the access log, metrics, status and peek, and is none in progress.
 func TestAuto(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s, a := startWithAdmin(t, config{site: `
+	s, a := startWithAdmin(t, setup{site: `
 		rate_limit {
 			log
 			limit up {
@@ -154,7 +155,7 @@ func TestAutoBesideOthers(t *testing.T) {
 // where on_error admits a request on which Redis has not decided.
 func TestAutoWithoutRedis(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(redistest.FreeAddr(t), "timeout 10ms"),
 		site:   "rate_limit {\non_error allow\nlimit api {\nkey all\nrate 1/h\n}\nlimit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\n}\nreverse_proxy " + upstream,
 	})
@@ -301,7 +302,7 @@ func TestAutoLeaves(t *testing.T) {
 // starts anew with other options.
 func TestAutoStaysThroughReloads(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	c := config{site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream + " {\nstream_close_delay 1h\n}"}
+	c := setup{site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream + " {\nstream_close_delay 1h\n}"}
 	s := startConfig(t, c)
 	var slow sync.WaitGroup
 	slow.Go(func() { s.get("/slow") })
@@ -321,7 +322,7 @@ func TestAutoStaysThroughReloads(t *testing.T) {
 	}
 	release()
 	slow.Wait()
-	if n := process.loads.len(); n != 1 {
+	if n := statepkg.Process.Loads.Len(); n != 1 {
 		t.Errorf("%d controllers are kept, want those of the config", n)
 	}
 }
@@ -331,7 +332,7 @@ func TestAutoStaysThroughReloads(t *testing.T) {
 func TestShedEvents(t *testing.T) {
 	move := subscribe(t)
 	upstream, arrived, release := blocking(t)
-	s := startConfig(t, config{global: listening("a"), site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream})
+	s := startConfig(t, setup{global: listening("a"), site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream})
 	var slow sync.WaitGroup
 	slow.Go(func() { s.get("/slow") })
 	<-arrived

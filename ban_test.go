@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"net/http"
 	"slices"
 	"strings"
@@ -106,7 +107,7 @@ func TestBanWith(t *testing.T) {
 	} {
 		for _, redis := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, redis %t", name, redis), func(t *testing.T) {
-				c := config{site: strings.Replace(tc.site, "respond", "header X-Banned {http.rate_limit.banned}\nrespond", 1) +
+				c := setup{site: strings.Replace(tc.site, "respond", "header X-Banned {http.rate_limit.banned}\nrespond", 1) +
 					"\nhandle_errors {\nheader X-Banned {http.rate_limit.banned}\nrespond {err.status_code}\n}"}
 				if redis {
 					c.global = redisGlobal(redistest.Start(t).Addr, slowly)
@@ -141,7 +142,7 @@ func TestBanWith(t *testing.T) {
 // TestBanInDryRun guards that the ban of a dry run shows nowhere but where dry runs do, and
 // that the admin API lists it as one.
 func TestBanInDryRun(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "dry_run\n}\n" +
+	s, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "dry_run\n}\n" +
 		`respond "dry_run={http.rate_limit.dry_run} banned={http.rate_limit.banned}"`})
 	user := []string{"User: a"}
 	s.run(
@@ -160,7 +161,7 @@ func TestBanInDryRun(t *testing.T) {
 // key only if the limit tracks keys.
 func TestBanIsObserved(t *testing.T) {
 	subscribe(t)
-	s, a := startWithAdmin(t, config{
+	s, a := startWithAdmin(t, setup{
 		global: strings.Replace(listening("a"), "events {", "events {\non "+telemetry.EventBanned+" test_subscriber a", 1),
 		site: "rate_limit login {\n" + bans + "track_top 10\n}\n" +
 			"rate_limit other {\nkey {header.Other}\nsize 1\nban 1h\nlog\n}\nrespond ok",
@@ -202,7 +203,7 @@ func TestBanOnReload(t *testing.T) {
 	site := func(options string) string {
 		return "rate_limit login {\nkey {header.User}\n" + options + "\n}\nrespond free"
 	}
-	c := config{site: site("size 1\ndrip_rate 1s\nban 1m 10m")}
+	c := setup{site: site("size 1\ndrip_rate 1s\nban 1m 10m")}
 	s, a := startWithAdmin(t, c)
 	c.admin = a.addr
 	load := func(options string) {
@@ -221,7 +222,7 @@ func TestBanOnReload(t *testing.T) {
 	load("size 5\ndrip_rate 2s")
 	s.run(step{header: []string{"User: a"}, want: "200 limit=5 remaining=4 clear=2.000"})
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": []}`)
-	if n := process.bans.len(); n > 0 {
+	if n := statepkg.Process.Bans.Len(); n > 0 {
 		t.Errorf("%d lists of bans are kept for a config that does not ban", n)
 	}
 }
@@ -230,7 +231,7 @@ func TestBanOnReload(t *testing.T) {
 // Redis, where others find it, and back.
 func TestBanSurvivesStoreChange(t *testing.T) {
 	server := redistest.Start(t)
-	memory := config{site: "rate_limit login {\nkey {header.User}\nsize 1\ndrip_rate 100ms\nban 1h\n}\nrespond free"}
+	memory := setup{site: "rate_limit login {\nkey {header.User}\nsize 1\ndrip_rate 100ms\nban 1h\n}\nrespond free"}
 	redis := memory
 	redis.global = redisGlobal(server.Addr, slowly)
 	p, other := startAdmin(t, memory), startAdmin(t, redis)
@@ -238,7 +239,7 @@ func TestBanSurvivesStoreChange(t *testing.T) {
 		p.asks("a")
 		return p.asks("a") == 429
 	})
-	for _, c := range []config{redis, memory, redis} {
+	for _, c := range []setup{redis, memory, redis} {
 		p.load(c)
 		for range 3 {
 			if status := p.asks("a"); status != 429 {
@@ -254,7 +255,7 @@ func TestBanSurvivesStoreChange(t *testing.T) {
 // TestAdminBans guards that the admin API lists bans, places and lifts them, that peek shows
 // them and reset lifts them, of keys and of clients without one.
 func TestAdminBans(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "}\nrate_limit drips {\nkey {header.Other}\nsize 1\ndrip_rate {header.Drip}\nban 1h\n}\nrespond free"})
+	s, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "}\nrate_limit drips {\nkey {header.Other}\nsize 1\ndrip_rate {header.Drip}\nban 1h\n}\nrespond free"})
 	user, nobody := []string{"User: a", "Drip: 1h"}, []string{"Drip: 1h"}
 	const key, address = `{"limit": "login", "key": "a"}`, `{"limit": "login", "address": "127.0.0.1"}`
 	ban := func(of, duration string) map[string]any {
@@ -300,7 +301,7 @@ func TestAdminBans(t *testing.T) {
 // TestAdminBadBans guards that each mistake is answered by one line that says what would be
 // right.
 func TestAdminBadBans(t *testing.T) {
-	_, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
+	_, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
 	const such = `an object such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
 	const duration = `duration: not valid; use a text from "1s" to "6000d", such as "10m"`
 	const bare = `limit: none given; use the path of a limit with ban, such as "login"`
@@ -344,7 +345,7 @@ func TestAdminBadBans(t *testing.T) {
 // outage and the loss of Redis's data, and that lifting it on one lifts it on all.
 func TestBanOnSeveralNodes(t *testing.T) {
 	server := redistest.Start(t)
-	c := config{global: redisGlobal(server.Addr, slowly), site: "rate_limit login {\nkey {header.User}\nsize 2\ndrip_rate 10ms\nban 1h\n}\nrespond free"}
+	c := setup{global: redisGlobal(server.Addr, slowly), site: "rate_limit login {\nkey {header.User}\nsize 2\ndrip_rate 10ms\nban 1h\n}\nrespond free"}
 	all, admins := nodes(t, 3, c)
 	banned := func(user string) {
 		t.Helper()
@@ -461,7 +462,7 @@ other  192.0.2.1     1  leaky_bucket     9  1 each 1s
 
 // TestBanCommands guards what the commands about bans print.
 func TestBanCommands(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit login {\n" + bans + "match not path /free\n}\nrate_limit {\nsize 9\n}\nrespond free"})
+	s, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "match not path /free\n}\nrate_limit {\nsize 9\n}\nrespond free"})
 	address := "--address=" + a.addr
 	runCommand(t, "bans", address).want(t, 0, "No key is banned, as far as this Caddy knows.\n")
 	s.get("/", "User: a")

@@ -489,7 +489,7 @@ func TestUnusableRedis(t *testing.T) {
 		}
 		return ""
 	})
-	s := startConfig(t, config{global: redisGlobal(addr), site: "rate_limit {\nsize 1000\n}\nrespond ok"})
+	s := startConfig(t, setup{global: redisGlobal(addr), site: "rate_limit {\nsize 1000\n}\nrespond ok"})
 	for range 20 {
 		if a := s.get("/"); a.StatusCode != 200 {
 			t.Errorf("%+v", a)

@@ -108,7 +108,7 @@ func requestCounts(t *testing.T, status ran) (counts [5]int) {
 // TestCommandsAskCaddy guards what the commands show of a running Caddy, and that
 // reset empties a bucket.
 func TestCommandsAskCaddy(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: cliSite})
+	s, a := startWithAdmin(t, setup{site: cliSite})
 	address := "--address=" + a.addr
 	before := requestCounts(t, runCommand(t, "status", address))
 	for range 3 {
@@ -188,7 +188,7 @@ func TestCommandsAskCaddy(t *testing.T) {
 // TestCommandsAskAllLimits guards that one command shows why a client is denied, with
 // the limits that it could not ask, and that another lets the client in.
 func TestCommandsAskAllLimits(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: cliSite})
+	s, a := startWithAdmin(t, setup{site: cliSite})
 	address := "--address=" + a.addr
 	for range 3 {
 		s.get("/search")
@@ -223,7 +223,7 @@ func TestCommandsAskAllLimits(t *testing.T) {
 // Caddy has, says so and exits with status 2, and that the client is let in.
 func TestResetWithoutRedis(t *testing.T) {
 	redis := redistest.Start(t)
-	s, a := startWithAdmin(t, config{global: redisGlobal(redis.Addr, slowly), site: hourly})
+	s, a := startWithAdmin(t, setup{global: redisGlobal(redis.Addr, slowly), site: hourly})
 	eventually(t, "Redis to decide", func() bool {
 		s.get("/", "User: u")
 		return strings.Contains(runCommand(t, "peek", "--address", a.addr, "api", "u").out, "level        3 of 3\n")
@@ -257,7 +257,7 @@ func TestResetWithoutRedis(t *testing.T) {
 // with status 2.
 func TestStatusOfLostRedis(t *testing.T) {
 	nobody := redistest.FreeAddr(t)
-	s, a := startWithAdmin(t, config{global: redisGlobal(nobody), site: cliSite})
+	s, a := startWithAdmin(t, setup{global: redisGlobal(nobody), site: cliSite})
 	eventually(t, "redis to be found unavailable", func() bool {
 		s.get("/")
 		return strings.Contains(runCommand(t, "status", "--address", a.addr).out, "  down for ")
@@ -307,7 +307,7 @@ func TestHelp(t *testing.T) {
 // it can't use, and exit status 1.
 func TestCommandsRefuseBadInput(t *testing.T) {
 	singleGoroutine(t)
-	_, a := startWithAdmin(t, config{site: cliSite})
+	_, a := startWithAdmin(t, setup{site: cliSite})
 	address := "--address=" + a.addr
 	nobody := redistest.FreeAddr(t)
 	off := configFile(t, "{\nadmin off\n}\n:8080 {\n}\n")
@@ -417,7 +417,7 @@ func TestCommandsFindCaddyfile(t *testing.T) {
 // TestCommandsEscapeKeys guards that keys, which clients choose, are escaped: they
 // could drive the operator's terminal.
 func TestCommandsEscapeKeys(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit api {\nsize 5\nkey {query.k}\ntrack_top 5\n}\nrespond ok"})
+	s, a := startWithAdmin(t, setup{site: "rate_limit api {\nsize 5\nkey {query.k}\ntrack_top 5\n}\nrespond ok"})
 	s.get("/?k=%1b%5b2J%e2%80%ae")
 	for _, args := range [][]string{{"top", "--by", "requests"}, {"top", "--by", "requests", "--json"}} {
 		r := runCommand(t, append(args, "--address", a.addr)...)
@@ -429,7 +429,7 @@ func TestCommandsEscapeKeys(t *testing.T) {
 
 // TestCommandsComplete guards that limits are completed by asking the server.
 func TestCommandsComplete(t *testing.T) {
-	_, a := startWithAdmin(t, config{site: cliSite, sites: "http://127.0.0.1:" + freePort(t) + " {\n" + cliSite + "\n}"})
+	_, a := startWithAdmin(t, setup{site: cliSite, sites: "http://127.0.0.1:" + freePort(t) + " {\n" + cliSite + "\n}"})
 	for _, args := range [][]string{{"peek", ""}, {"reset", ""}, {"top", "--limit", ""}} {
 		want := "api\napi/search\ntenant\n:4\n"
 		if args[0] == "top" {
@@ -467,7 +467,7 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 	}
 	respond ok`
 	port := freePort(t)
-	s, a := startWithAdmin(t, config{unnamed: true, site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
+	s, a := startWithAdmin(t, setup{unnamed: true, site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
 	s.get("/one")
 	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
 		"LIMIT      ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    MATCH      BUCKETS  ADMITTED  DENIED\n"+
@@ -480,7 +480,7 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 // TestLimitsShowMatchers guards that limits shows all that a request must match for a
 // limit to apply: of its routes, of the limits around it and of its own.
 func TestLimitsShowMatchers(t *testing.T) {
-	_, a := startWithAdmin(t, config{site: `
+	_, a := startWithAdmin(t, setup{site: `
 	@api {
 		path /api/* /v2/*
 		not method GET HEAD
@@ -522,7 +522,7 @@ func TestLimitsShowMatchers(t *testing.T) {
 // TestCommandsFailOnFullDisks guards that a command whose output can't be written
 // exits with status 1.
 func TestCommandsFailOnFullDisks(t *testing.T) {
-	_, a := startWithAdmin(t, config{site: cliSite})
+	_, a := startWithAdmin(t, setup{site: cliSite})
 	file, log := configFile(t, "http://:8080 {\n"+cliSite+"\n}"), logFile(t, logLine(0, "192.0.2.1", "/"))
 	for _, args := range [][]string{
 		{"status", "--address", a.addr},
@@ -564,7 +564,7 @@ func TestPeekOfFullConcurrency(t *testing.T) {
 				arrived <- struct{}{}
 				<-done
 			})
-			s, a := startWithAdmin(t, config{global: global(), site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
+			s, a := startWithAdmin(t, setup{global: global(), site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
 			peek := func() map[string]any { return a.ask("POST", "peek", `{"limit": "inflight"}`) }
 			ended := make(chan struct{})
 			for range 2 {

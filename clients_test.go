@@ -43,7 +43,7 @@ var goCache = func() string {
 // one request a second: each program is denied once, waits for as long as it is told, and is
 // admitted. Those in Python and JavaScript are skipped where there is no interpreter.
 func TestClientExamples(t *testing.T) {
-	target, err := url.Parse("http://" + startProcess(t, config{site: "rate_limit {\nkey {path}\nrate 1/s\n}\nrespond ok"}))
+	target, err := url.Parse("http://" + startProcess(t, setup{site: "rate_limit {\nkey {path}\nrate 1/s\n}\nrespond ok"}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -95,7 +95,7 @@ func (term *pty) waitFor(t *testing.T, text string) {
 // TestTopOnTerminal guards that top refreshes in place, also when Caddy loads
 // another config, and leaves the terminal as it was, however it ends.
 func TestTopOnTerminal(t *testing.T) {
-	c := config{site: cliSite}
+	c := setup{site: cliSite}
 	s, a := startWithAdmin(t, c)
 	c.admin = a.addr
 	for _, tc := range []struct {
@@ -143,7 +143,7 @@ func TestTopOnTerminal(t *testing.T) {
 // TestResetAsksOnTerminal guards that reset asks first where it can, and does
 // nothing unless it is told to.
 func TestResetAsksOnTerminal(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: cliSite})
+	s, a := startWithAdmin(t, setup{site: cliSite})
 	s.get("/")
 	for _, tc := range []struct{ reply, want string }{
 		{"n", "Error: nothing was changed\r\n"},

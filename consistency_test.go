@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"maps"
 	"net/http"
 	"strconv"
@@ -118,7 +119,7 @@ func (s *server) ask(n int, user string, pause time.Duration) asked {
 func TestLease(t *testing.T) {
 	server := redistest.Start(t)
 	// A minute, so that a busy machine finds what was leased at the end.
-	c := config{global: redisGlobal(server.Addr, slowly), site: decider("size 100000\ndrip_rate 1h\nconsistency lease 1m")}
+	c := setup{global: redisGlobal(server.Addr, slowly), site: decider("size 100000\ndrip_rate 1h\nconsistency lease 1m")}
 	s, a := startWithAdmin(t, c)
 	calls := server.CommandStat(t, "evalsha")
 	if got := s.ask(1, "rare", 0); got["redis 200"] != 1 {
@@ -182,7 +183,7 @@ func TestLease(t *testing.T) {
 // never more than there is, and less and less, and a denial comes only when nothing does.
 func TestLeaseInFields(t *testing.T) {
 	const size = 300
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(redistest.Start(t).Addr, slowly),
 		site:   decider(fmt.Sprintf("size %d\ndrip_rate 1h\nconsistency lease 1m", size)),
 	})
@@ -219,7 +220,7 @@ func TestLeaseInFields(t *testing.T) {
 // TestLeaseOfColdKeys guards that a key which is asked for rarely, for the time of its lease,
 // always asks Redis.
 func TestLeaseOfColdKeys(t *testing.T) {
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(redistest.Start(t).Addr, slowly), site: decider("size 1000\ndrip_rate 1h\nconsistency lease 1ms"),
 	})
 	if got := s.ask(50, "u", 3*ms); got["redis 200"] != 50 {
@@ -245,7 +246,7 @@ func TestConsistencyOfBlocks(t *testing.T) {
 			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			s := startConfig(t, config{global: redisGlobal(server.Addr, slowly), site: decider("size 1000\ndrip_rate 1h\n" + options)})
+			s := startConfig(t, setup{global: redisGlobal(server.Addr, slowly), site: decider("size 1000\ndrip_rate 1h\n" + options)})
 			got := s.ask(100, "u", 0)
 			if got[want+" 200"] < 80 || got["redis 200"]+got["lease 200"]+got["eventual 200"] != 100 {
 				t.Errorf("got %v, want %s", got, want)
@@ -269,7 +270,7 @@ func TestConsistencyInMemory(t *testing.T) {
 		if err := caddy.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		process.idleMemory.Store(nil)
+		statepkg.Process.IdleMemory.Store(nil)
 	}
 }
 
@@ -278,9 +279,9 @@ func TestConsistencyInMemory(t *testing.T) {
 // of it.
 func TestEventual(t *testing.T) {
 	server := redistest.Start(t)
-	c := config{global: redisGlobal(server.Addr, slowly), site: decider("size 10\ndrip_rate 1h\nconsistency eventual 300ms")}
+	c := setup{global: redisGlobal(server.Addr, slowly), site: decider("size 10\ndrip_rate 1h\nconsistency eventual 300ms")}
 	s, a := startWithAdmin(t, c)
-	other := startAdmin(t, config{global: c.global, site: c.site})
+	other := startAdmin(t, setup{global: c.global, site: c.site})
 	const body = `{"limit": "api", "key": "u"}`
 	if got := s.ask(10, "u", 0); got["eventual 200"] != 10 {
 		t.Errorf("got %v", got)
@@ -327,7 +328,7 @@ func TestEventual(t *testing.T) {
 // TestUnreported guards that what this process has not reported yet is shown by peek, counts
 // in this process, and is reported after a reload.
 func TestUnreported(t *testing.T) {
-	c := config{
+	c := setup{
 		global: redisGlobal(redistest.Start(t).Addr, slowly), site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1m"),
 	}
 	s, a := startWithAdmin(t, c)
@@ -357,7 +358,7 @@ func TestUnreported(t *testing.T) {
 // TestStoppedProcessReports guards that a Caddy that is stopped reports what is left.
 func TestStoppedProcessReports(t *testing.T) {
 	server := redistest.Start(t)
-	c := config{global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h\nconsistency eventual 1m")}
+	c := setup{global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h\nconsistency eventual 1m")}
 	_, a := startWithAdmin(t, c)
 	const body = `{"limit": "api", "key": "u"}`
 	level := func() float64 { return a.ask("POST", "peek", body)["level"].(float64) }
@@ -394,7 +395,7 @@ func TestConsistencyInOutages(t *testing.T) {
 	for _, stopped := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stopped %t", stopped), func(t *testing.T) {
 			server := redistest.Start(t)
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: redisGlobal(server.Addr, "timeout 1s"),
 				site: `@lease header Kind lease
 					rate_limit @lease lease {
@@ -482,7 +483,7 @@ func TestConsistencyInOutages(t *testing.T) {
 // TestDecisionsHereDoNotWait guards that what this process decides by itself is not in the
 // histogram of waits for Redis.
 func TestDecisionsHereDoNotWait(t *testing.T) {
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(redistest.Start(t).Addr, slowly), site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1s"),
 	})
 	before := collected(t)["redis_wait_seconds_count"]
@@ -496,7 +497,7 @@ func TestDecisionsHereDoNotWait(t *testing.T) {
 func TestReloadReports(t *testing.T) {
 	server := redistest.Start(t)
 	const eventual = "size 100\ndrip_rate 1h\nconsistency eventual 1m"
-	for name, after := range map[string]config{
+	for name, after := range map[string]setup{
 		"another timeout": {global: redisGlobal(server.Addr, "timeout 9s"), site: decider(eventual)},
 		"exact":           {global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h")},
 		"lease":           {global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h\nconsistency lease 1s")},
@@ -506,7 +507,7 @@ func TestReloadReports(t *testing.T) {
 			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			s := startConfig(t, config{global: redisGlobal(server.Addr, slowly), site: decider(eventual)})
+			s := startConfig(t, setup{global: redisGlobal(server.Addr, slowly), site: decider(eventual)})
 			s.ask(1, "other", 0) // connects
 			admitted := s.ask(59, "u", 0)["eventual 200"]
 			before := server.CommandStat(t, "evalsha")

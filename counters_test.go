@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"maps"
 	"net/http"
@@ -45,8 +46,8 @@ func TestRequestsAreCountedOnce(t *testing.T) {
 		{"no limit", "", "rate_limit /other {\nrate 1/1h\n}\nrespond ok", "/", counts{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{global: tc.global, site: tc.site})
-			before := process.Requests()
+			s := startConfig(t, setup{global: tc.global, site: tc.site})
+			before := statepkg.Process.Requests()
 			for path := range strings.FieldsSeq(tc.paths) {
 				if res, err := http.Get(s.url(path)); err == nil {
 					_, _ = io.Copy(io.Discard, res.Body)
@@ -54,7 +55,7 @@ func TestRequestsAreCountedOnce(t *testing.T) {
 				}
 			}
 			redistest.WaitFor(t, patience, func() error { // a response may arrive before its request has ended
-				got := process.Requests()
+				got := statepkg.Process.Requests()
 				for what := range got {
 					if got[what] -= before[what]; got[what] == 0 {
 						delete(got, what)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"go/ast"
 	goparser "go/parser"
 	"go/token"
@@ -262,7 +264,7 @@ func TestDocumentedSyntax(t *testing.T) {
 			}
 		}
 	}
-	list := strings.Join(slices.Concat(limitOptions, handlerOptions), ", ")
+	list := strings.Join(slices.Concat(configpkg.LimitOptions, configpkg.BlockOptions), ", ")
 	if documented := strings.Join(got, ", "); documented != list {
 		t.Errorf("the document has %q, the parser %q", documented, list)
 	}
@@ -495,7 +497,7 @@ func validateQuery(query string) error {
 		return errors.New("it asks for none of our metrics")
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	process.Describe(descriptions)
+	statepkg.Process.Describe(descriptions)
 	close(descriptions)
 	known := make(map[string]bool)
 	for d := range descriptions {
@@ -518,7 +520,7 @@ func TestDocumentedMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	process.Describe(descriptions)
+	statepkg.Process.Describe(descriptions)
 	close(descriptions)
 	for d := range descriptions {
 		name := regexp.MustCompile(`fqName: "caddy_rate_limit_(\w+)"`).FindStringSubmatch(d.String())[1]
@@ -584,7 +586,7 @@ const sessionSite = `
 // TestSession guards that the session in docs/commands.md is what the commands
 // print, but for the numbers in it.
 func TestSession(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: sessionSite})
+	s, a := startWithAdmin(t, setup{site: sessionSite})
 	for range 8 {
 		s.get("/search")
 	}

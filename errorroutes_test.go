@@ -70,7 +70,7 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 		before  = "rate_limit all {\nsize 10\ndrip_rate 1m\n}\n"
 	)
 	on401 := func(routes string) string { return "error 401\nhandle_errors 401 {\n" + routes + "}\n" }
-	for name, c := range map[string]config{
+	for name, c := range map[string]setup{
 		"of the server": {site: on401(failures + page401)},
 		"of the server, behind another and before an upstream": {site: before + on401(
 			failures+"reverse_proxy "+upstream+" {\nreplace_status 401\n}\n")},
@@ -147,7 +147,7 @@ func TestErrorRoutesOfOtherSites(t *testing.T) {
 		"beside some for 4xx":  "http://*.other.test:{port} {\nhandle_errors 4xx {\nrespond {err.message}\n}\n}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, config{site: site, sites: sites})
+			s := startConfig(t, setup{site: site, sites: sites})
 			s.run(
 				step{want: "200 limit=1 remaining=0", body: "admitted"},
 				step{want: "429 limit=1 remaining=0 reset=1.000 retry-after=1", body: "intercepted"},
@@ -176,7 +176,7 @@ func TestErrorRoutesOfOtherStatuses(t *testing.T) {
 		"its own of a host": {"respond other", "http://localhost:{port} {\n" + limit + page("404 429") + "}", "page"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, config{site: tc.site, sites: tc.sites})
+			s := startConfig(t, setup{site: tc.site, sites: tc.sites})
 			var host []string
 			if tc.sites != "" {
 				host = []string{"Host: localhost"}
@@ -193,7 +193,7 @@ func TestErrorRoutesOfOtherStatuses(t *testing.T) {
 // of its site by the path that was asked for, as Caddy goes by that, though it
 // was rewritten.
 func TestErrorRoutesOfRewrittenPath(t *testing.T) {
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		site: "respond elsewhere",
 		sites: `
 			http://127.0.0.1:{port}/shop/* {
@@ -293,27 +293,27 @@ func TestClientsCannotFillTheLog(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name   string
-		config config
+		config setup
 	}{
-		{"in a site", config{site: limits("x")}},
-		{"in a named route", config{site: "invoke limited", sites: named}},
-		{"in handle_response", config{site: "reverse_proxy " + upstream +
+		{"in a site", setup{site: limits("x")}},
+		{"in a named route", setup{site: "invoke limited", sites: named}},
+		{"in handle_response", setup{site: "reverse_proxy " + upstream +
 			" {\n@any status 2xx\nhandle_response @any {" + limits("x") + "\n}\n}"}},
-		{"behind intercept", config{site: "intercept {\nhandle_response {" + limits("x") + "\n}\n}\nrespond 200"}},
-		{"in error routes", config{site: "error 404\nhandle_errors {" + limits("x") + "\nrespond 404\n}"}},
-		{"in a named route in error routes", config{
+		{"behind intercept", setup{site: "intercept {\nhandle_response {" + limits("x") + "\n}\n}\nrespond 200"}},
+		{"in error routes", setup{site: "error 404\nhandle_errors {" + limits("x") + "\nrespond 404\n}"}},
+		{"in a named route in error routes", setup{
 			site: "error 404\nhandle_errors {\ninvoke limited\nrespond 404\n}", sites: named}},
-		{"with error routes", config{site: limits("x") + "handle_errors {\nrespond {err.message}\n}"}},
-		{"with error routes for others", config{site: limits("x") + "handle_errors 404 {\nrespond {err.message}\n}"}},
-		{"with error routes of another site", config{site: limits("x"),
+		{"with error routes", setup{site: limits("x") + "handle_errors {\nrespond {err.message}\n}"}},
+		{"with error routes for others", setup{site: limits("x") + "handle_errors 404 {\nrespond {err.message}\n}"}},
+		{"with error routes of another site", setup{site: limits("x"),
 			sites: "http://other.test:{port} {\nhandle_errors {\nrespond {err.message}\n}\n}"}},
-		{"beside a subroute that has error routes", config{routes: json(
+		{"beside a subroute that has error routes", setup{routes: json(
 			`[{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": {"routes": [
 				{"handle": [{"handler": "static_response"}]}]}}]},
 			{"handle": [%s]}]`)}},
-		{"in routes of another plugin", config{routes: json(
+		{"in routes of another plugin", setup{routes: json(
 			`[{"handle": [{"handler": "test_holder", "routes": [{"handle": [%s]}]}]}]`)}},
-		{"in routes of another plugin, beside error routes", config{routes: json(
+		{"in routes of another plugin, beside error routes", setup{routes: json(
 			`[{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": {"routes": [
 				{"handle": [{"handler": "static_response"}]}]}}]},
 			{"handle": [{"handler": "test_holder", "routes": [{"handle": [%s]}]}]}]`)}},
@@ -438,17 +438,17 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 
 	for _, tc := range []struct {
 		name     string
-		config   config
+		config   setup
 		returned bool
 		body     string
 	}{
 		{
 			name:   "no error routes",
-			config: config{site: "rate_limit {\nsize 1\n}\nrespond admitted"},
+			config: setup{site: "rate_limit {\nsize 1\n}\nrespond admitted"},
 		},
 		{
 			name: "in blocks, without error routes",
-			config: config{site: `
+			config: setup{site: `
 				route {
 					handle / {
 						rate_limit {
@@ -461,7 +461,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of the server",
-			config: config{site: `
+			config: setup{site: `
 				rate_limit {
 					size 1
 				}
@@ -474,7 +474,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of the server, for others than 429",
-			config: config{site: `
+			config: setup{site: `
 				rate_limit {
 					size 1
 				}
@@ -486,7 +486,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of another site of the server",
-			config: config{
+			config: setup{
 				site: "rate_limit {\nsize 1\n}\nrespond admitted",
 				sites: `
 				http://other.test:{port} {
@@ -498,7 +498,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of a site for all hosts",
-			config: config{
+			config: setup{
 				site: "rate_limit {\nsize 1\n}\nrespond admitted",
 				sites: `
 				http://:{port} {
@@ -511,7 +511,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of another server",
-			config: config{
+			config: setup{
 				site: "rate_limit {\nsize 1\n}\nrespond admitted",
 				sites: `
 				http://other.test:0 {
@@ -523,34 +523,34 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of the subroute it is in",
-			config: config{routes: `[{"handle": [{"handler": "subroute",
+			config: setup{routes: `[{"handle": [{"handler": "subroute",
 				"routes": [{"handle": [` + limit + `, ` + admitted + `]}], "errors": ` + shaped + `}]}]`},
 			returned: true, body: text,
 		},
 		{
 			name: "error routes of a subroute further out",
-			config: config{routes: `[{"handle": [{"handler": "subroute", "routes": [{"handle": [
+			config: setup{routes: `[{"handle": [{"handler": "subroute", "routes": [{"handle": [
 				{"handler": "subroute", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}
 				]}], "errors": ` + shaped + `}]}]`},
 			returned: true, body: text,
 		},
 		{
 			name: "error routes of a subroute beside it",
-			config: config{routes: `[
+			config: setup{routes: `[
 				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "errors": ` + shaped + `}]},
 				{"handle": [` + limit + `, ` + admitted + `]}]`},
 			returned: true,
 		},
 		{
 			name: "error routes of a subroute beside it, behind which nothing comes",
-			config: config{routes: `[
+			config: setup{routes: `[
 				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": ` + shaped + `}],
 					"terminal": true},
 				{"handle": [` + limit + `, ` + admitted + `]}]`},
 		},
 		{
 			name: "a named route, without error routes",
-			config: config{site: "invoke limited\nrespond admitted", sites: `
+			config: setup{site: "invoke limited\nrespond admitted", sites: `
 				&(limited) {
 					rate_limit {
 						size 1
@@ -560,7 +560,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "a named route, and error routes of the server",
-			config: config{site: `
+			config: setup{site: `
 				invoke limited
 				respond "admitted"
 				handle_errors {
@@ -577,11 +577,11 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name:   "routes that handle a proxy's response, without error routes",
-			config: config{routes: `[{"handle": [` + proxy + `]}]`},
+			config: setup{routes: `[{"handle": [` + proxy + `]}]`},
 		},
 		{
 			name: "routes for intercepted responses, without error routes",
-			config: config{site: `
+			config: setup{site: `
 				route {
 					intercept {
 						handle_response {
@@ -597,25 +597,25 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "behind a subroute that has error routes",
-			config: config{routes: `[
+			config: setup{routes: `[
 				{"handle": [{"handler": "subroute", "routes": [{"handle": [{"handler": "vars"}]}], "errors": ` + shaped + `}]},
 				{"handle": [` + limit + `, ` + admitted + `]}]`},
 			returned: true, body: text,
 		},
 		{
 			name: "in front of a subroute that has error routes",
-			config: config{routes: `[
+			config: setup{routes: `[
 				{"handle": [` + limit + `]},
 				{"handle": [{"handler": "subroute", "routes": [{"handle": [` + admitted + `]}], "errors": ` + shaped + `}]}]`},
 		},
 		{
 			name: "a subroute whose error routes are none",
-			config: config{routes: `[{"handle": [
+			config: setup{routes: `[{"handle": [
 				{"handler": "subroute", "routes": [{"handle": [` + limit + `]}], "errors": {}}, ` + admitted + `]}]`},
 		},
 		{
 			name: "a named route that a subroute with error routes invokes",
-			config: config{
+			config: setup{
 				site: "invoke limited",
 				routes: `[{"handle": [{"handler": "subroute", "errors": ` + shaped + `,
 					"routes": [{"handle": [{"handler": "invoke", "name": "limited"}, ` + admitted + `]}]}]}]`,
@@ -625,12 +625,12 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name:     "routes of another plugin, which may do anything with errors",
-			config:   config{routes: `[{"handle": [{"handler": "test_holder", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}]}]`},
+			config:   setup{routes: `[{"handle": [{"handler": "test_holder", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}]}]`},
 			returned: true,
 		},
 		{
 			name: "routes that handle a proxy's response within a subroute with error routes",
-			config: config{routes: `[{"handle": [{"handler": "subroute",
+			config: setup{routes: `[{"handle": [{"handler": "subroute",
 				"routes": [{"handle": [` + proxy + `]}], "errors": ` + shaped + `}]}]`},
 			returned: true, body: text,
 		},
@@ -671,7 +671,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 // text tell clients neither where Redis is nor what the configuration says.
 func TestErrorsRevealLittleToClients(t *testing.T) {
 	addr := redistest.FreeAddr(t)
-	s := startConfig(t, config{global: redisGlobal(addr, slowly), site: `
+	s := startConfig(t, setup{global: redisGlobal(addr, slowly), site: `
 		rate_limit {
 			size 1
 			cost {header.X-Cost}

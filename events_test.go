@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"net"
 	"net/http"
@@ -77,19 +78,19 @@ func (s *subscriber) Handle(_ context.Context, e caddy.Event) error {
 func setProcess(t *testing.T) (move func(time.Duration)) {
 	t.Helper()
 	var now atomic.Int64
-	original := process.Process
-	process.Process = telemetry.New(telemetry.Options{
+	original := statepkg.Process.Process
+	statepkg.Process.Process = telemetry.New(telemetry.Options{
 		Now: func() time.Time { return time.Unix(0, now.Load()) }, Every: time.Hour, Patience: handlerPatience,
 	})
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
 			t.Error(err)
 		}
-		process.Process = original
+		statepkg.Process.Process = original
 	})
 	return func(d time.Duration) {
 		now.Add(int64(d))
-		process.Look()
+		statepkg.Process.Look()
 	}
 }
 
@@ -179,7 +180,7 @@ const oneRequest = "rate_limit api {\nkey all\nsize 1\ndrip_rate 1m\n}\nrespond 
 // denials; and that a limit which has been quiet starts over.
 func TestExceededEvents(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, config{global: listening("a"), site: oneRequest})
+	s := startConfig(t, setup{global: listening("a"), site: oneRequest})
 	s.get("/")
 	if got := s.get("/"); got.StatusCode != http.StatusTooManyRequests {
 		t.Fatalf("got %s", got)
@@ -227,7 +228,7 @@ func totalDenials() (sum uint64) {
 // that one that will never admit a request has no wait.
 func TestEventsOfLimits(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, config{global: listening("a"), site: `
+	s := startConfig(t, setup{global: listening("a"), site: `
 		rate_limit api {
 			key all
 			size 1
@@ -257,7 +258,7 @@ func TestEventsOfLimits(t *testing.T) {
 // and not the one of denials, which a handler may act on.
 func TestEventsOfDryRuns(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, config{global: listening("a"), site: `
+	s := startConfig(t, setup{global: listening("a"), site: `
 		rate_limit {
 			limit real {
 				key all
@@ -300,7 +301,7 @@ func TestEventsOfDryRuns(t *testing.T) {
 // anyone listened are not told.
 func TestEventsOfReloads(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, config{global: listening("a"), site: oneRequest})
+	s := startConfig(t, setup{global: listening("a"), site: oneRequest})
 	s.get("/")
 	denials := 0
 	hears := func(id string) {
@@ -316,7 +317,7 @@ func TestEventsOfReloads(t *testing.T) {
 		move(20 * time.Second)
 	}
 	hears("a")
-	if err := s.load(config{global: listening("b"), site: oneRequest}); err != nil {
+	if err := s.load(setup{global: listening("b"), site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	hears("b")
@@ -327,7 +328,7 @@ func TestEventsOfReloads(t *testing.T) {
 	}
 	defer taken.Close()
 	for range 3 {
-		err := s.load(config{
+		err := s.load(setup{
 			global: listening("c"), site: oneRequest,
 			sites: "http://" + taken.Addr().String() + " {\n" + oneRequest + "\n}",
 		})
@@ -336,7 +337,7 @@ func TestEventsOfReloads(t *testing.T) {
 		}
 		hears("b")
 	}
-	if err := s.load(config{global: listening("d"), site: oneRequest}); err != nil {
+	if err := s.load(setup{global: listening("d"), site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	hears("d")
@@ -348,8 +349,8 @@ func TestRedisEvents(t *testing.T) {
 	subscribe(t)
 	redis := redistest.Start(t)
 	global := redisGlobal(redis.Addr)
-	s := startConfig(t, config{global: listening("a") + global, site: oneRequest})
-	if err := s.load(config{global: listening("b") + global, site: oneRequest}); err != nil {
+	s := startConfig(t, setup{global: listening("a") + global, site: oneRequest})
+	if err := s.load(setup{global: listening("b") + global, site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	redis.Kill()
@@ -382,7 +383,7 @@ func TestMemoryFullEvents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			move := subscribe(t)
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: listening("a"),
 				site:   "rate_limit api {\nkey {query.k}\nsize 9\ndrip_rate 1h\n" + tc.option + "\n}\nrespond admitted",
 			})
@@ -405,7 +406,7 @@ func startBlocked(t *testing.T) (s *server, move func(time.Duration), release fu
 	t.Cleanup(func() { handlerPatience = original })
 	handlerPatience = time.Millisecond
 	move = subscribe(t)
-	s = startConfig(t, config{global: listening("a"), site: oneRequest})
+	s = startConfig(t, setup{global: listening("a"), site: oneRequest})
 	var handling atomic.Int32
 	released := make(chan struct{})
 	handleEvents(func(caddy.Event) error {
@@ -430,15 +431,15 @@ func TestBlockedEventHandler(t *testing.T) {
 	move(time.Second) // its event blocks
 	waitForEvents(t, telemetry.EventExceeded, 1)
 	for n := range telemetry.MaxStuckEvents - 1 {
-		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxStuckEvents-1)
 	denied := 1 + s.flood(8, 8)
 	move(20 * time.Second)
 	for n := range 2*telemetry.MaxWaitingEvents + 1 {
-		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
+		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
 	}
-	if err := s.load(config{global: listening("b"), site: oneRequest}); err != nil {
+	if err := s.load(setup{global: listening("b"), site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	denied += s.flood(8, 8)
@@ -492,14 +493,14 @@ func TestBlockedExceededHandlers(t *testing.T) {
 // changes nothing: Caddy runs on, and the next event comes.
 func TestFailingEventHandlers(t *testing.T) {
 	subscribe(t)
-	s := startConfig(t, config{global: listening("a"), site: oneRequest})
+	s := startConfig(t, setup{global: listening("a"), site: oneRequest})
 	for n, handle := range []func(caddy.Event) error{
 		func(caddy.Event) error { panic("at the handler") },
 		func(caddy.Event) error { return caddy.ErrEventAborted },
 		nil,
 	} {
 		handleEvents(handle)
-		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 		waitForEvents(t, telemetry.EventRedisLost, n+1)
 		s.get("/")
 	}
@@ -514,7 +515,7 @@ func TestFailingEventHandlers(t *testing.T) {
 // handler it is.
 func TestEventsShowNoSecrets(t *testing.T) {
 	subscribe(t)
-	s := startConfig(t, config{global: listening("a") + redisGlobal("127.0.0.1:1", "password hunter2"), site: oneRequest})
+	s := startConfig(t, setup{global: listening("a") + redisGlobal("127.0.0.1:1", "password hunter2"), site: oneRequest})
 	s.get("/")
 	handlers := 0
 	for _, e := range s.log("debug", "events") {
@@ -542,7 +543,7 @@ func TestEventsBeforeStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range telemetry.MaxWaitingEvents + 3 {
-		process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	if got := heardEvents(telemetry.EventRedisLost); len(got) > 0 {
 		t.Fatalf("before the start: %v", got)
@@ -568,7 +569,7 @@ func TestDenialsWithoutListeners(t *testing.T) {
 		t.Fatal(err)
 	}
 	quiet.events.Emit(quiet.ctx, "started", nil)
-	c := process.Counters("api")
+	c := statepkg.Process.Counters("api")
 	defer c.Release()
 	deny := func() {
 		d := limiter.Decision{Denied: true, RetryAfter: time.Second}

@@ -188,7 +188,7 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		}
 		respond ok
 	}`
-	s, a := startWithAdmin(t, config{site: site})
+	s, a := startWithAdmin(t, setup{site: site})
 	file := configFile(t, "http://"+s.addr+" {\n"+site+"\n}\n")
 	for _, tc := range []struct{ method, path, header string }{
 		{"GET", "/", "X-None: 1"},

@@ -37,7 +37,7 @@ func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender))
 			if protocol == "HTTP/3" {
 				overHTTP3(t)
 			}
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
 				site:   site,
 				sites:  "https://" + addr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"bytes"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -15,25 +16,25 @@ import (
 func TestBucketsOfFullLimits(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		limit *Limit
+		limit *configpkg.Limit
 		want  string // by name, max_keys and share key
 	}{
-		{&Limit{Size: "1"}, "default 0 []"},
-		{&Limit{Size: "1", MaxKeys: "5"}, "default 5 []"},
-		{&Limit{Size: "1", WhenFull: "forget"}, "default 0 []"},
-		{&Limit{Size: "1", WhenFull: "share"}, "default 0 [192.0.0.0/16]"},
-		{&Limit{Size: "{n}", MaxKeys: "5", WhenFull: "share"}, "default 5 [192.0.0.0/16]"},
+		{&configpkg.Limit{Size: "1"}, "default 0 []"},
+		{&configpkg.Limit{Size: "1", MaxKeys: "5"}, "default 5 []"},
+		{&configpkg.Limit{Size: "1", WhenFull: "forget"}, "default 0 []"},
+		{&configpkg.Limit{Size: "1", WhenFull: "share"}, "default 0 [192.0.0.0/16]"},
+		{&configpkg.Limit{Size: "{n}", MaxKeys: "5", WhenFull: "share"}, "default 5 [192.0.0.0/16]"},
 		{
-			&Limit{Max: "1", Duration: "1s", MinInterval: "1s", MaxKeys: "5", WhenFull: "share"},
+			&configpkg.Limit{Max: "1", Duration: "1s", MinInterval: "1s", MaxKeys: "5", WhenFull: "share"},
 			"default 5 [192.0.0.0/16], default/min_interval 5 [192.0.0.0/16]",
 		},
 		{
-			&Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: NestedLimits{[]*Limit{
+			&configpkg.Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
 				{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"},
 			}}},
 			"x 5 [192.0.0.0/16], x/a 0 [], x/b 7 [192.0.0.0/16]",
 		},
-		{&Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
+		{&configpkg.Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
 	} {
 		l, _ := readyLimit(t, tc.limit)
 		r := newSiteRequest()
@@ -60,7 +61,7 @@ func TestBucketsOfFullLimits(t *testing.T) {
 func TestNewKeysOfFullLimits(t *testing.T) {
 	move := setProcess(t)
 	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + inLines(options) + "\n}\n" }
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
 		site: "rate_limit /forget forgets" + limit("max_keys 1") +
 			"rate_limit /share shares" + limit("max_keys 1; when_full share") +
@@ -123,7 +124,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 // may, that of memory, not that of the limit.
 func TestFullMemoryIsTold(t *testing.T) {
 	move := setProcess(t)
-	s := startConfig(t, config{global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", site: `
+	s := startConfig(t, setup{global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", site: `
 		rate_limit a {
 			key {query.k}
 			size 9
@@ -163,7 +164,7 @@ func TestFullLimitsAreLogged(t *testing.T) {
 	site := func(size int) string {
 		return fmt.Sprintf("rate_limit api {\nkey {query.k}\nsize %d\ndrip_rate 1h\nmax_keys 1\n}\nrespond admitted", size)
 	}
-	s := startConfig(t, config{global: few, site: site(9)})
+	s := startConfig(t, setup{global: few, site: site(9)})
 	key := 0
 	forget := func(n int) { // asks for so many keys, each of which has another forgotten
 		for range n {
@@ -185,7 +186,7 @@ func TestFullLimitsAreLogged(t *testing.T) {
 		t.Errorf("before anything was forgotten: %v", got)
 	}
 	for n := range 3 {
-		if err := s.load(config{global: few, site: site(n + 1)}); err != nil {
+		if err := s.load(setup{global: few, site: site(n + 1)}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
@@ -193,7 +194,7 @@ func TestFullLimitsAreLogged(t *testing.T) {
 	// The log of the last one alone.
 	s.logPath += ".2"
 	s.requests.Store(0)
-	if err := s.load(config{global: few, site: site(9)}); err != nil {
+	if err := s.load(setup{global: few, site: site(9)}); err != nil {
 		t.Fatal(err)
 	}
 	forget(5)
@@ -204,7 +205,7 @@ func TestFullLimitsAreLogged(t *testing.T) {
 	if got := full(); len(got) != 1 || got[0]["limit"] != "api" || got[0]["forgotten"] != 5.0 {
 		t.Errorf("got %v, want one line of limit api that forgot 5", got)
 	}
-	if err := s.load(config{site: "respond admitted"}); err != nil {
+	if err := s.load(setup{site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })

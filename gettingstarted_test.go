@@ -33,7 +33,7 @@ func TestGettingStarted(t *testing.T) {
 				fmt.Fprintf(&sites, "@%d header Site %d\nhandle @%d {\n%s\nrespond ok\n}\n", i, i, i, name)
 			}
 			// The end of the global options, and the beginning of the snippet, whose end is theirs.
-			s := startConfig(r.t, config{global: "}\n" + snippet, site: sites.String()})
+			s := startConfig(r.t, setup{global: "}\n" + snippet, site: sites.String()})
 			r.want("the shop", s.statuses(101, "GET", "/", "Site: 0"), "map[200:100 429:1]")
 			r.want("the API", s.statuses(21, "GET", "/", "Site: 1"), "map[200:20 429:1]")
 		},

@@ -13,11 +13,15 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -56,12 +60,12 @@ import (
 // `{http.rate_limit.basic_user}` | The name in a Basic credential, which nobody has verified, if the key of a limit has it
 // `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, how fast the upstream answers; `fallback`, this process instead of Redis
 type Handler struct {
-	Block
+	config.Block
 
 	store    limiter.Store
-	redis    *sharedRedis  // the same store; nil without Redis
+	redis    *state.Redis  // the same store; nil without Redis
 	timeout  time.Duration // of Redis; 0 without
-	settings settings
+	settings compile.Settings
 	limits   []*rule.Limit
 	logger   *zap.Logger
 
@@ -81,7 +85,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 
 // UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
 // one.
-func (h *Handler) UnmarshalJSON(b []byte) error { return unmarshalBlock(b, &h.Block) }
+func (h *Handler) UnmarshalJSON(b []byte) error { return directive.UnmarshalBlock(b, &h.Block) }
 
 // Provision sets up the limits. It returns an error if an option is invalid.
 func (h *Handler) Provision(ctx caddy.Context) error {
@@ -91,16 +95,16 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	app := loaded.(*App)
 	h.logger = app.lines.Logger(ctx.Logger())
-	h.store, h.redis, h.timeout = app.stores.store(), app.stores.redis, app.timeout
-	c, err := newCompiler(&h.Block, option.OnLoad)
+	h.store, h.redis, h.timeout = app.stores.Store(), app.stores.Redis, app.timeout
+	c, err := compile.New(&h.Block, option.OnLoad)
 	if err != nil {
 		return err
 	}
-	c.logger, c.location = h.logger, func(string) string { return h.site(ctx) }
-	if h.limits, err = c.load(ctx, app.shared); err != nil {
+	c.Logger, c.Location = h.logger, func(string) string { return h.site(ctx) }
+	if h.limits, err = c.Load(ctx, app.shared); err != nil {
 		return err
 	}
-	h.settings = c.settings
+	h.settings = c.Settings
 	rule.KeepConnections(ctx, h.limits)
 	app.handlers = append(app.handlers, h)
 	return nil
@@ -129,20 +133,20 @@ func (h *Handler) site(ctx caddy.Context) string {
 
 // Compiled implements rule.Module.
 func (h *Handler) Compiled() rule.Handler {
-	return rule.Handler{Limits: h.limits, Accounting: h.settings.accounting, OnError: h.settings.onError}
+	return rule.Handler{Limits: h.limits, Accounting: h.settings.Accounting, OnError: h.settings.OnError}
 }
 
 // ServeHTTP passes the request to the next handler or denies it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if h.redis != nil {
 		// The store must stay open: another handler may use it for this request.
-		h.redis.requests.Add(1)
-		defer h.redis.requests.Add(-1)
-		h.redis.connect()
+		h.redis.Requests.Add(1)
+		defer h.redis.Requests.Add(-1)
+		h.redis.ConnectOnce()
 	}
 	res, holdings, err := h.decide(w, r)
 	if res.Open() {
-		defer res.Count(process.Process)
+		defer res.Count(state.Process.Process)
 	}
 	if holdings != nil {
 		return rule.Settling(w, r, holdings, func(w http.ResponseWriter) error { return h.serve(w, r, next, res, err) })
@@ -210,7 +214,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		}
 	}
 	if len(q.Loads()) > 0 {
-		decider, wait, err := q.Enter(res, outcome.How{Jitter: h.settings.jitter, At: time.Now()}, w.Header())
+		decider, wait, err := q.Enter(res, outcome.How{Jitter: h.settings.Jitter, At: time.Now()}, w.Header())
 		if err != nil {
 			h.noteUndecided(res, r, refusedAs(err))
 			return res, nil, err
@@ -228,14 +232,14 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, res *outcome.Outcome) error {
 	began := time.Now()
 	delay, err := q.Decide(h.store, rule.How{
-		Accounting: h.settings.accounting, NoFallback: h.settings.onError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: process.Process,
+		Accounting: h.settings.Accounting, NoFallback: h.settings.OnError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: state.Process.Process,
 	})
 	if err != nil {
 		h.noteUndecided(res, r, telemetry.CheckedUndecided)
 		return storeError{err}
 	}
-	q.Count(h.settings.accounting)
-	decider, wait := q.Tell(res, outcome.How{Families: h.settings.families, Jitter: h.settings.jitter, At: began}, w.Header())
+	q.Count(h.settings.Accounting)
+	decider, wait := q.Tell(res, outcome.How{Families: h.settings.Families, Jitter: h.settings.Jitter, At: began}, w.Header())
 	res.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
 		if len(h.RateLimits) > 0 {

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"net/http"
 	"strings"
 	"sync"
@@ -65,7 +66,7 @@ func TestMatcherOfDirective(t *testing.T) {
 // TestNoLimitApplies guards that a request which meets no bucket passes as if
 // the directive were not there, and needs no Redis.
 func TestNoLimitApplies(t *testing.T) {
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal("127.0.0.1:1"),
 		site: `
 			rate_limit {
@@ -233,7 +234,7 @@ func TestOnError(t *testing.T) {
 			"": "", ", with error routes": "handle_errors {\nrespond \"{err.status_code} {err.message}\"\n}",
 		} {
 			t.Run(tc.name+name, func(t *testing.T) {
-				s := startConfig(t, config{
+				s := startConfig(t, setup{
 					global: "rate_limit {\nredis 127.0.0.1:1 {\ntimeout 5s\npassword canary-5fd4\n}\n" + tc.app + "\n}",
 					site:   "rate_limit {\nsize 2\n" + tc.handler + "\n}\n" + routes + "\nrespond admitted",
 				})
@@ -274,7 +275,7 @@ func TestUnexpectedStoreErrorIs500(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []rule.OnError{rule.OnErrorFallback, rule.OnErrorAllow, rule.OnErrorDeny} {
 		core, logs := observer.New(zap.DebugLevel)
-		h := &Handler{settings: settings{onError: policy}, logger: zap.New(core)}
+		h := &Handler{settings: compilepkg.Settings{OnError: policy}, logger: zap.New(core)}
 		w, r := newTestRequest(t)
 		if h.admitsUndecided(storeError{errors.New("malformed")}) {
 			t.Errorf("%s: admitted", policy)

@@ -41,7 +41,7 @@ var errNoDecision = errors.New("rate limits can't be checked for this request")
 // are only logged at DEBUG: an outage of Redis is logged once, see telemetry.
 func (h *Handler) admitsUndecided(err error) bool {
 	undecided, ok := err.(storeError) //nolint:errorlint // charge does not wrap it
-	if !ok || h.settings.onError != rule.OnErrorAllow || !errors.Is(undecided.error, limiter.ErrUnavailable) {
+	if !ok || h.settings.OnError != rule.OnErrorAllow || !errors.Is(undecided.error, limiter.ErrUnavailable) {
 		return false
 	}
 	if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
@@ -114,7 +114,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 	}
 	forceNoStore(w)
 	d, denied := err.(denial) //nolint:errorlint // decide does not wrap them
-	if !denied || h.settings.noBody {
+	if !denied || h.settings.NoBody {
 		w.WriteHeader(status)
 		return nil
 	}

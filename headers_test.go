@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"io"
 	"net/http"
 	"os"
@@ -47,7 +48,7 @@ func TestNewFamilies(t *testing.T) {
 		{"X-RateLimit", 0, `headers: "X-RateLimit" is not valid; use x-ratelimit`},
 		{"ratelimit-11 draft-7", 0, `headers: "draft-7" is not valid; use x-ratelimit`},
 	} {
-		got, err := newFamilies(strings.Fields(tc.words))
+		got, err := compilepkg.NewFamilies(strings.Fields(tc.words))
 		switch {
 		case tc.err == "" && err != nil:
 			t.Errorf("headers %s: %v", tc.words, err)
@@ -107,12 +108,12 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{site: tc.site, unnamed: true})
+			s := startConfig(t, setup{site: tc.site, unnamed: true})
 			s.run(step{want: tc.want})
 		})
 	}
 	t.Run("a named route invoked twice", func(t *testing.T) {
-		s := startConfig(t, config{
+		s := startConfig(t, setup{
 			site:  "route {\ninvoke limited\ninvoke limited\nrespond admitted\n}",
 			sites: "&(limited) {\nrate_limit api {\nsize 9\nheaders ratelimit-11\n}\n}",
 		})
@@ -248,7 +249,7 @@ func TestUpstreamTrailers(t *testing.T) {
 				}`, ""},
 		} {
 			t.Run(protocol+" "+tc.name, func(t *testing.T) {
-				s := startConfig(t, config{
+				s := startConfig(t, setup{
 					global: "servers {\nprotocols h1 h2c\n}",
 					site:   "route {\n" + tc.block + "\nreverse_proxy " + upstream + "\n}",
 				})
@@ -649,7 +650,7 @@ func TestResetOfWindowsByTheClock(t *testing.T) {
 	site.WriteString("@charged query status=401\nrespond @charged {http.rate_limit.reset_at} 401\nrespond {http.rate_limit.reset_at}")
 	for store, global := range map[string]string{"memory": "", "redis": redisGlobal(redistest.Start(t).Addr, slowly)} {
 		t.Run(store, func(t *testing.T) {
-			s := startConfig(t, config{global: global, site: site.String()})
+			s := startConfig(t, setup{global: global, site: site.String()})
 			for i, window := range windows {
 				for _, query := range []string{"cost=0", "cost=0", "cost=1&status=401", "cost=0"} {
 					began := time.Now().In(berlin)

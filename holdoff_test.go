@@ -107,7 +107,7 @@ func TestHoldOff(t *testing.T) {
 func TestHoldOffThroughOutage(t *testing.T) {
 	g := new(gatedUpstream)
 	server := redistest.Start(t)
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(server.Addr, "timeout 200ms"),
 		site:   "rate_limit scans {\nkey all\nsize 20\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy " + newUpstream(t, g.serve),
 	})
@@ -315,8 +315,8 @@ func TestHoldOffChargesOnce(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 	})
 	server := redistest.Start(t)
-	at := func(redis string) config {
-		return config{
+	at := func(redis string) setup {
+		return setup{
 			global: redis + "\nservers {\nprotocols h1 h2c\n}",
 			site:   fmt.Sprintf("rate_limit scans {\nkey all\nsize %d\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy %s", size, upstream),
 		}
@@ -355,7 +355,7 @@ func TestHoldOffChargesOnce(t *testing.T) {
 			}
 		})
 	}
-	load := func(c config) {
+	load := func(c setup) {
 		t.Helper()
 		if err := s.load(c); err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"path"
 	"path/filepath"
 	"slices"
@@ -21,11 +22,11 @@ import (
 // parent's where a limit takes its key.
 func TestKeyInheritance(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &Limit{Limits: NestedLimits{[]*Limit{
+	l, _ := readyLimit(t, &configpkg.Limit{Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
 		{Name: "plain", Size: "1"},
 		{Name: "prefixed", Size: "1", IPv4Prefix: "24"},
-		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: NestedLimits{[]*Limit{
-			{Name: "same", Size: "1", Limits: NestedLimits{[]*Limit{
+		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
+			{Name: "same", Size: "1", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
 				{Name: "deep", Max: "5", Duration: "1s", MinInterval: "1s"},
 				{Name: "other", Key: "{b}", Size: "1"},
 				{Name: "finer", IPv6Prefix: "56", Size: "1"},
@@ -64,7 +65,7 @@ func TestKeyInheritance(t *testing.T) {
 func TestKeyShorthandsInJSON(t *testing.T) {
 	t.Parallel()
 	const config = `{"key":"{client_ip} {remote_host} {http.request.host}","size":1}`
-	var l Limit
+	var l configpkg.Limit
 	if err := json.Unmarshal([]byte(config), &l); err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			for _, l := range []*Limit{
+			for _, l := range []*configpkg.Limit{
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Size: "1"},
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Max: "5", Duration: "1s", MinInterval: "1s"},
 			} {
@@ -158,8 +159,8 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 func TestMissingKeyWarnsOnce(t *testing.T) {
 	t.Parallel()
 	load := func() (*rule.Limit, func() []string) {
-		l, logs := readyLimit(t, &Limit{Limits: NestedLimits{[]*Limit{
-			{Name: "a", Key: "{a}", Size: "1", Limits: NestedLimits{[]*Limit{{Name: "within", Size: "1"}}}},
+		l, logs := readyLimit(t, &configpkg.Limit{Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
+			{Name: "a", Key: "{a}", Size: "1", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{{Name: "within", Size: "1"}}}},
 			{Name: "b", Key: "{b} {client_ip}", Size: "1"},
 			{Name: "c", Key: "{c}-{a}", Size: "1"},
 			{Name: "static", Key: "all", Size: "1"},
@@ -205,7 +206,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
 	t.Parallel()
-	l, logs := readyLimit(t, &Limit{Name: "a", Size: "1"})
+	l, logs := readyLimit(t, &configpkg.Limit{Name: "a", Size: "1"})
 	r := newSiteRequest()
 	r.setClient("")
 	buckets, err := r.asks(l)
@@ -224,7 +225,7 @@ func TestUnknownClientAddress(t *testing.T) {
 // request, and that it is read anew for the next.
 func TestKeyOfEachRequest(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &Limit{Name: "a", Key: "{a}", Size: "1", Limits: NestedLimits{[]*Limit{
+	l, _ := readyLimit(t, &configpkg.Limit{Name: "a", Key: "{a}", Size: "1", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
 		{Name: "b", Size: "1"},
 		{Name: "c", Key: "{c}", Size: "1"},
 		{Name: "d", Size: "1"},
@@ -327,7 +328,7 @@ func TestClientsWithoutAddress(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			socket := filepath.Join(tempDir(t), "caddy.sock")
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: tc.global,
 				site:   "respond other",
 				sites: "http:// {\nbind unix/" + socket + "\nlog\nrate_limit {\nkey " + tc.key +
@@ -391,7 +392,7 @@ func TestKeysSentInSeveralWays(t *testing.T) {
 	} {
 		t.Run(tc.key, func(t *testing.T) {
 			site := "rate_limit {\nkey " + tc.key + "\nsize 9\n}\nrespond admitted"
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				site:  site,
 				sites: "http://named.test:{port} {\n" + site + "\n}\nhttp://:{port} {\n" + site + "\n}",
 			})
@@ -471,7 +472,7 @@ func TestKeysChooseBuckets(t *testing.T) {
 		}, "8 7 8 8 7 8"},
 	} {
 		t.Run(tc.key, func(t *testing.T) {
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
 				site:   fmt.Sprintf(site, quoted(tc.key)),
 			})

@@ -82,7 +82,7 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"a:b", "", ""},
 		{"header.X-Api-Key", `Its key is the text "header.X-Api-Key", not`, "Write {header.X-Api-Key}."},
 	} {
-		forms := map[string]config{
+		forms := map[string]setup{
 			"limit": {site: "rate_limit {\nsize 5\nlimit within {\nsize 3\n}\n" + optionLine("key", tc.key) + "}"},
 			"zone":  {site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n" + optionLine("key", tc.key) + "}\n}"},
 		}
@@ -95,7 +95,7 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		"{client_ip}": "", "{remote_host}": "", "{uuid}": "{http.request.uuid}", "{file.key}": "",
 	} {
 		t.Run("JSON "+key, func(t *testing.T) {
-			c := config{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"size":5,"key":"` + key + `"}]}]}]`}
+			c := setup{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"size":5,"key":"` + key + `"}]}]}]`}
 			if want == "" {
 				wantWarning(t, c, "", "")
 			} else {
@@ -146,7 +146,7 @@ func TestKeysSetAround(t *testing.T) {
 			ofRoute + "forward_auth first"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := config{site: tc.site}
+			c := setup{site: tc.site}
 			if strings.Contains(tc.site, "invoke") {
 				c.sites = "&(both) {\nroute {\n" + limit("{http.auth.user.id}") + basicAuth + "}\n}"
 			}
@@ -183,7 +183,7 @@ func adviceOn(t *testing.T, text []byte) []advice.Advice {
 
 // wantWarning checks what is logged of limits when c is loaded: one line with the
 // beginnings of what is wrong and what to do, or none. The command check says the same.
-func wantWarning(t *testing.T, c config, problem, remedy string) {
+func wantWarning(t *testing.T, c setup, problem, remedy string) {
 	t.Helper()
 	onCheck := adviceOn(t, c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
 	s := startConfig(t, c)

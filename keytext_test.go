@@ -37,7 +37,7 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 		"redis":  func() string { return redisGlobal(redistest.Start(t).Addr, slowly) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, a := startWithAdmin(t, config{global: global(), site: `
+			s, a := startWithAdmin(t, setup{global: global(), site: `
 				rate_limit login {
 					key {query.k}
 					size 1

@@ -37,7 +37,7 @@ func startLeavingSite(t *testing.T, site string) *leavingSite {
 	s := &leavingSite{tlsAddr: redistest.FreeAddr(t), trusted: &tls.Config{RootCAs: authority.Pool(), ServerName: "localhost"}}
 	s.h3 = &http3.Transport{TLSClientConfig: s.trusted.Clone()}
 	t.Cleanup(func() { s.h3.Close() })
-	s.server = startConfig(t, config{
+	s.server = startConfig(t, setup{
 		global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
 		site:   site, sites: "https://" + s.tlsAddr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
 	})
@@ -303,7 +303,7 @@ func TestCountUnknownResponses(t *testing.T) {
 func TestCountUnknownWithErrorRoutes(t *testing.T) {
 	upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	const limits = `[{"name": "login", "key": "{http.request.uri.path}", "size": "9", "drip_rate": "1h", "count": {"status_code": [401]}}]`
-	s := startConfig(t, config{site: "rate_limit {\nsize 1\n}", routes: `[{"handle": [{"handler": "rate_limit", "limits": ` + limits + `},
+	s := startConfig(t, setup{site: "rate_limit {\nsize 1\n}", routes: `[{"handle": [{"handler": "rate_limit", "limits": ` + limits + `},
 		{"handler": "subroute", "routes": [
 			{"match": [{"path": ["/missing"]}], "handle": [{"handler": "error", "status_code": 404}]},
 			{"handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "` + upstream + `"}]}]}],

@@ -132,7 +132,7 @@ func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
 	for _, tc := range tests {
 		for _, unnamed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, unnamed %t", tc.name, unnamed), func(t *testing.T) {
-				s := startConfig(t, config{
+				s := startConfig(t, setup{
 					unnamed: unnamed && !strings.HasPrefix(tc.limit, "default"),
 					global:  "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
 					site:    "rate_limit " + fmt.Sprintf(tc.limit, "1") + "\nrespond admitted",
@@ -215,7 +215,7 @@ func TestLimitsWithoutNameBelongToTheirPlace(t *testing.T) {
 			show := func(site string) string {
 				return strings.ReplaceAll(site, "respond ok", "respond \"{http.rate_limit.limit} {http.rate_limit.remaining}\"")
 			}
-			c := config{site: show(tc.site), sites: show(tc.sites)}
+			c := setup{site: show(tc.site), sites: show(tc.sites)}
 			if tc.snippet != "" { // behind the global options
 				c.global = "}\n(limited) {\n" + show(tc.snippet)
 			}
@@ -259,7 +259,7 @@ func TestUnnamedLimitsOfOtherSizesAreApart(t *testing.T) {
 				site := func(size string) string {
 					return "vars three 3\nvars four 4\nrate_limit {\nkey " + key + "\n" + size + "\n}\nrespond admitted"
 				}
-				s := startConfig(t, config{unnamed: true, site: site(tc.first), sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}"})
+				s := startConfig(t, setup{unnamed: true, site: site(tc.first), sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}"})
 				for range 3 {
 					if a := s.get("/", "X-Api-Key: a"); a.StatusCode != 200 {
 						t.Fatal(a)
@@ -660,7 +660,7 @@ func TestSitesShareBuckets(t *testing.T) {
 		}
 		respond "admitted"
 	`
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		site:  fmt.Sprintf(limits, 5),
 		sites: "http://other.test:{port} {\nlog\n" + fmt.Sprintf(limits, 6) + "\n}",
 	})
@@ -706,7 +706,7 @@ func TestClientControlledDrips(t *testing.T) {
 	} {
 		t.Run(block, func(t *testing.T) {
 			t.Setenv("RATE_LIMIT_TEST_N", "5")
-			s := startConfig(t, config{site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
+			s := startConfig(t, setup{site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
 			var got []string
 			for _, e := range s.log("warn", "rate_limit") {
 				if e["limit"] != "api" {

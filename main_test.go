@@ -8,6 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"net"
 	"net/http"
@@ -72,8 +75,8 @@ func runTests(m *testing.M) int {
 	}
 	// With the race detector each process would sleep a second before it exits.
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
-	process.sweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
-	process.redisCloseDelay = 20 * ms // or the store of a test reports in the log of the next one
+	statepkg.Process.SweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
+	statepkg.Process.RedisCloseDelay = 20 * ms // or the store of a test reports in the log of the next one
 	return m.Run()
 }
 
@@ -103,8 +106,8 @@ func (c *clock) advance(d time.Duration) { c.now.Add(int64(d)) }
 
 func (c *clock) read() time.Duration { return time.Duration(c.now.Load()) }
 
-// config is what a test's Caddy runs.
-type config struct {
+// setup is what a test's Caddy runs.
+type setup struct {
 	global string // global options in addition to those of the harness
 	site   string // the site that the test's requests go to
 	sites  string // more sites, and what else stands beside them; {port} is the first's
@@ -118,7 +121,7 @@ type config struct {
 var givenNames = regexp.MustCompile(`"name":"default(-[0-9]+)?",|,"name":"default(-[0-9]+)?"`)
 
 // json adapts the config for a server on the given address.
-func (c config) json(t testing.TB, addr, log string) []byte {
+func (c setup) json(t testing.TB, addr, log string) []byte {
 	t.Helper()
 	adapted, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt(c.caddyfile(addr, log), nil)
 	if err != nil {
@@ -154,7 +157,7 @@ func (c config) json(t testing.TB, addr, log string) []byte {
 	return adapted
 }
 
-func (c config) caddyfile(addr, log string) []byte {
+func (c setup) caddyfile(addr, log string) []byte {
 	_, port, _ := strings.Cut(addr, ":")
 	return fmt.Appendf(nil, `{
 		admin %s
@@ -193,11 +196,11 @@ type server struct {
 // startSite runs a Caddy with one site, on a store of its own.
 func startSite(t testing.TB, site string) *server {
 	t.Helper()
-	return startConfig(t, config{site: site})
+	return startConfig(t, setup{site: site})
 }
 
 // startConfig runs a Caddy with c, on a store of its own.
-func startConfig(t testing.TB, c config) *server {
+func startConfig(t testing.TB, c setup) *server {
 	t.Helper()
 	s := &server{
 		t:       t,
@@ -209,17 +212,17 @@ func startConfig(t testing.TB, c config) *server {
 		},
 	}
 	s.clock.advance(time.Hour)
-	original := process.newMemory
-	process.newMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.clock.read) }
-	process.idleMemory.Store(nil)
+	original := statepkg.Process.NewMemory
+	statepkg.Process.NewMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.clock.read) }
+	statepkg.Process.IdleMemory.Store(nil)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
-		process.newMemory = original
-		process.idleMemory.Store(nil)
-		process.stores.Range(func(key, _ any) bool {
+		statepkg.Process.NewMemory = original
+		statepkg.Process.IdleMemory.Store(nil)
+		statepkg.Process.Stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
 			return true
 		})
@@ -232,7 +235,7 @@ func startConfig(t testing.TB, c config) *server {
 
 // load makes Caddy run c. The site gets a new address, so that what is sent to
 // it can't reach the config before; if c is rejected that keeps its own.
-func (s *server) load(c config) error {
+func (s *server) load(c setup) error {
 	s.t.Helper()
 	s.client.CloseIdleConnections()
 	return caddytest.Retry(func() error {
@@ -509,14 +512,14 @@ func tempDir(t testing.TB) string {
 
 // startProcess runs a Caddy with c in a process of its own until the test ends,
 // and returns the address of its site once it is served.
-func startProcess(t testing.TB, c config) (addr string) {
+func startProcess(t testing.TB, c setup) (addr string) {
 	t.Helper()
 	addr, _ = startKillable(t, c)
 	return addr
 }
 
 // startKillable is startProcess, and returns how to kill the process before.
-func startKillable(t testing.TB, c config) (addr string, kill func()) {
+func startKillable(t testing.TB, c setup) (addr string, kill func()) {
 	t.Helper()
 	err := caddytest.Retry(func() error {
 		dir := tempDir(t)
@@ -774,26 +777,26 @@ func cleanUp(t *testing.T, app *App) {
 // setRedisCloseDelay sets for how long a store that no config uses stays open, until
 // the test ends.
 func setRedisCloseDelay(t testing.TB, d time.Duration) {
-	original := process.redisCloseDelay
-	process.redisCloseDelay = d
-	t.Cleanup(func() { process.redisCloseDelay = original })
+	original := statepkg.Process.RedisCloseDelay
+	statepkg.Process.RedisCloseDelay = d
+	t.Cleanup(func() { statepkg.Process.RedisCloseDelay = original })
 }
 
 // readyLimit returns a limit that is ready for requests, and what it logs.
-func readyLimit(t testing.TB, l *Limit) (*rule.Limit, *observer.ObservedLogs) {
+func readyLimit(t testing.TB, l *configpkg.Limit) (*rule.Limit, *observer.ObservedLogs) {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
-	s, err := newShared(new(AppConfig))
+	s, err := compilepkg.NewShared(new(configpkg.App))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.release)
-	c, err := newCompiler(&Block{Limits: []*Limit{l}}, option.OnLoad)
+	t.Cleanup(s.Release)
+	c, err := compilepkg.New(&configpkg.Block{Limits: []*configpkg.Limit{l}}, option.OnLoad)
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits, err := c.load(ctx, s)
+	limits, err := c.Load(ctx, s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"bytes"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"maps"
 	"net"
@@ -33,7 +34,7 @@ func gatherer(t testing.TB) *prometheus.Registry {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	for range 2 { // registering again is no error
-		if err := process.Register(registry); err != nil {
+		if err := statepkg.Process.Register(registry); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -127,7 +128,7 @@ func TestMetricsOfLimits(t *testing.T) {
 	if len(before) != 0 {
 		t.Errorf("without a config there are metrics: %v", before)
 	}
-	s := startConfig(t, config{unnamed: true, site: `
+	s := startConfig(t, setup{unnamed: true, site: `
 		rate_limit metrics-a {
 			size 5
 			drip_rate 1h
@@ -160,8 +161,8 @@ func TestMetricsOfLimits(t *testing.T) {
 		}
 		respond "admitted"
 	`})
-	checkedBefore := process.Requests()[telemetry.CheckedAdmitted]
-	refusedBefore := process.Requests()[telemetry.CheckedRefused]
+	checkedBefore := statepkg.Process.Requests()[telemetry.CheckedAdmitted]
+	refusedBefore := statepkg.Process.Requests()[telemetry.CheckedRefused]
 	for _, c := range []struct {
 		path, cost string
 		status     int
@@ -223,8 +224,8 @@ func TestMetricsOfLimits(t *testing.T) {
 // endpoints show it.
 func TestMetricsThroughReloads(t *testing.T) {
 	admin := filepath.Join(tempDir(t), "admin")
-	c := func(sites ...string) config {
-		c := config{admin: "unix/" + admin, site: servesMetrics + sites[0] + "\nrespond admitted"}
+	c := func(sites ...string) setup {
+		c := setup{admin: "unix/" + admin, site: servesMetrics + sites[0] + "\nrespond admitted"}
 		for _, site := range sites[1:] {
 			c.sites += site + "\n"
 		}
@@ -241,7 +242,7 @@ func TestMetricsThroughReloads(t *testing.T) {
 		wantSamples(t, scrape(t, admin), want)
 		wantSamples(t, scrape(t, s.addr), want)
 	}
-	load := func(c config) {
+	load := func(c setup) {
 		t.Helper()
 		if err := s.load(c); err != nil {
 			t.Fatal(err)
@@ -260,7 +261,7 @@ func TestMetricsThroughReloads(t *testing.T) {
 	}
 	defer taken.Close()
 	rejected := strings.ReplaceAll(limited, "-a", "-rejected")
-	for name, c := range map[string]config{
+	for name, c := range map[string]setup{
 		"bad limit":     c(limited + "\n" + rejected + "\nrate_limit {\nsize 1\ncost {env.RATE_LIMIT_TEST_UNSET}\n}"),
 		"bad matcher":   c(limited + "\n" + rejected + "\n@bad path_regexp [\nrespond @bad x"),
 		"port is taken": c(limited+"\n"+rejected, "http://"+taken.Addr().String()+" {\n}"),
@@ -269,10 +270,10 @@ func TestMetricsThroughReloads(t *testing.T) {
 			t.Fatalf("%s: the config was accepted", name)
 		}
 		check(map[string]string{admitted("reload-a"): "2", admitted("reload-rejected"): ""})
-		if n := process.References("reload-rejected"); n > 0 {
+		if n := statepkg.Process.References("reload-rejected"); n > 0 {
 			t.Errorf("%s: counters of the config are in use %d times", name, n)
 		}
-		if n := process.References("reload-a"); n != 1 {
+		if n := statepkg.Process.References("reload-a"); n != 1 {
 			t.Errorf("%s: counters are in use %d times, want by one config", name, n)
 		}
 	}
@@ -294,7 +295,7 @@ func TestMetricsThroughReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"reload-a", "reload-b"} {
-		if n := process.References(path); n > 0 {
+		if n := statepkg.Process.References(path); n > 0 {
 			t.Errorf("Caddy stopped, but counters of %s are in use %d times", path, n)
 		}
 	}
@@ -304,8 +305,8 @@ func TestMetricsThroughReloads(t *testing.T) {
 // and however it ends, and that one that is rejected does not switch them.
 func TestMetricsOff(t *testing.T) {
 	admin := filepath.Join(tempDir(t), "admin")
-	c := func(value, more string) config {
-		return config{
+	c := func(value, more string) setup {
+		return setup{
 			admin:  "unix/" + admin,
 			global: "rate_limit {\nmetrics " + value + "\n}",
 			site:   servesMetrics + "rate_limit /limited {\nsize 9\n" + more + "\n}\nrespond admitted",
@@ -314,7 +315,7 @@ func TestMetricsOff(t *testing.T) {
 	s := startConfig(t, c("off", ""))
 	for _, step := range []struct {
 		name   string
-		config config
+		config setup
 		fails  bool
 		on     bool
 	}{
@@ -390,9 +391,9 @@ func TestMetricsDoNotGrow(t *testing.T) {
 
 // setServerStats replaces the state of Redis servers until the test ends.
 func setServerStats(t testing.TB, stats func(*limiter.Redis) []limiter.ServerStats) {
-	original := process.ServerStats
-	process.ServerStats = stats
-	t.Cleanup(func() { process.ServerStats = original })
+	original := statepkg.Process.ServerStats
+	statepkg.Process.ServerStats = stats
+	t.Cleanup(func() { statepkg.Process.ServerStats = original })
 }
 
 // TestMetricsOfRedis guards what decides, the time that requests wait for it, and
@@ -419,12 +420,12 @@ func TestMetricsOfRedis(t *testing.T) {
 		respond "admitted"
 	`
 	admin := filepath.Join(tempDir(t), "admin")
-	s := startConfig(t, config{admin: "unix/" + admin, global: redisGlobal(redis.Addr, slowly), site: site})
+	s := startConfig(t, setup{admin: "unix/" + admin, global: redisGlobal(redis.Addr, slowly), site: site})
 	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
 	if err != nil {
 		t.Fatal(err)
 	}
-	stats.Store(app.(*App).stores.redis.Redis, []limiter.ServerStats{
+	stats.Store(app.(*App).stores.Redis.Redis, []limiter.ServerStats{
 		{
 			Address: "a:1", State: limiter.ServerConnecting, Idle: 1, InUse: 2, Connecting: 3, Calls: 10, Requests: 20,
 			Failures: map[string]uint64{"timeout": 1, "oom": 1},
@@ -463,7 +464,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stats.Store(next.stores.redis.Redis, []limiter.ServerStats{{
+	stats.Store(next.stores.Redis.Redis, []limiter.ServerStats{{
 		Address: "a:1", State: limiter.ServerUp, Idle: 1, Calls: 1, Requests: 2, Failures: map[string]uint64{"timeout": 1},
 	}})
 	want := map[string]string{
@@ -496,7 +497,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	}
 
 	redis.Kill()
-	undecided := process.Requests()[telemetry.CheckedUndecided]
+	undecided := statepkg.Process.Requests()[telemetry.CheckedUndecided]
 	before = waits()
 	s.get("/limited/b")
 	s.get("/deny")
@@ -513,7 +514,7 @@ func TestMetricsOfRedis(t *testing.T) {
 func TestMetricsOfProcess(t *testing.T) {
 	redis := redistest.Start(t)
 	admin := filepath.Join(tempDir(t), "admin")
-	addr := startProcess(t, config{
+	addr := startProcess(t, setup{
 		admin:  "unix/" + admin,
 		global: redisGlobal(redis.Addr, slowly),
 		site: servesMetrics + `
@@ -593,7 +594,7 @@ func TestSeriesInOrder(t *testing.T) {
 	s := startSite(t, "rate_limit {\n"+limits.String()+"}\nrespond admitted")
 	s.get("/")
 	ch := make(chan prometheus.Metric, 10_000)
-	process.Collect(ch)
+	statepkg.Process.Collect(ch)
 	close(ch)
 	series, last := map[string]int{}, map[string]string{}
 	for m := range ch {
@@ -635,7 +636,7 @@ func TestMetricsOfBanRoom(t *testing.T) {
 		{"ban 1h", []string{"/?k=a"}, "1e+06"}, // half of the default, twice
 	} {
 		t.Run("", func(t *testing.T) {
-			s, a := startWithAdmin(t, config{site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + inLines(tc.options) + "\n}\nrespond ok"})
+			s, a := startWithAdmin(t, setup{site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + inLines(tc.options) + "\n}\nrespond ok"})
 			for _, path := range tc.requests {
 				s.get(path)
 			}

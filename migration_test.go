@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -81,7 +82,7 @@ func TestNginxEquivalents(t *testing.T) {
 					HTTP struct {
 						Servers map[string]struct {
 							Routes []struct {
-								Handle []struct{ Limits []*Limit }
+								Handle []struct{ Limits []*configpkg.Limit }
 							}
 						}
 					}

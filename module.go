@@ -45,7 +45,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -70,15 +74,32 @@ func commands() []*cobra.Command {
 		replay.Command(offlineModule{}), convert.Command())
 }
 
+// What configs consist of.
+type (
+	Block        = config.Block
+	Limit        = config.Limit
+	NestedLimits = config.NestedLimits
+	Auto         = config.Auto
+	Zones        = config.Zones
+	Zone         = config.Zone
+	Distributed  = config.Distributed
+	Redis        = config.Redis
+	Memory       = config.Memory
+	Number       = config.Number
+	Duration     = config.Duration
+	Rate         = config.Rate
+	List         = config.List
+)
+
 // App configures where the buckets of all `rate_limit` handlers are kept. Without
 // it they are kept in this process: each Caddy instance then limits on its own,
 // and buckets start empty when it restarts. They survive config reloads, and are
 // kept for a minute while the config has no limits.
 type App struct {
-	AppConfig
+	config.App
 
-	shared   *shared // what its handlers have in common
-	stores   stores
+	shared   *compile.Shared // what its handlers have in common
+	stores   state.Stores
 	timeout  time.Duration  // of Redis; 0 without
 	handlers []*Handler     // of the config, in the order in which they were provisioned
 	lines    logqueue.Queue // of the app and its handlers
@@ -91,7 +112,7 @@ type App struct {
 
 // UnmarshalJSON accepts known fields only, as Caddy does, and says which field is meant by an unknown
 // one.
-func (a *App) UnmarshalJSON(b []byte) error { return unmarshalApp(b, &a.AppConfig) }
+func (a *App) UnmarshalJSON(b []byte) error { return directive.UnmarshalApp(b, &a.App) }
 
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
@@ -104,27 +125,27 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision opens the stores, or takes over those of the previous config.
 func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.logger, a.ctx = a.lines.Logger(ctx.Logger()), ctx
-	if a.shared, err = newShared(&a.AppConfig); err != nil {
+	if a.shared, err = compile.NewShared(&a.App); err != nil {
 		return err
 	}
-	if a.shared.metrics {
-		if err := process.Register(ctx.GetMetricsRegistry()); err != nil {
+	if a.shared.Metrics {
+		if err := state.Process.Register(ctx.GetMetricsRegistry()); err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
 	}
 	if err := a.openEvents(ctx); err != nil {
 		return err
 	}
-	if err := a.stores.openMemory(); err != nil {
+	if err := a.stores.OpenMemory(); err != nil {
 		return err
 	}
 	if a.Redis == nil {
 		return nil
 	}
-	opt, tls, err := a.Redis.options(ctx)
+	opt, tls, err := a.Redis.Options(ctx)
 	if err == nil {
-		login := a.Redis.rotates(&opt)
-		err = a.stores.openRedis(opt, tls, login)
+		login := a.Redis.Rotates(&opt)
+		err = a.stores.OpenRedis(opt, tls, login)
 	}
 	if err != nil {
 		return fmt.Errorf("redis: %w", err)
@@ -146,17 +167,17 @@ func (a *App) Cleanup() error {
 	a.deactivate()
 	defer a.lines.Flush(flushLines)
 	if a.shared != nil {
-		a.shared.release()
+		a.shared.Release()
 	}
-	return a.stores.release()
+	return a.stores.Release()
 }
 
 // Start applies the app's settings and connects to Redis.
 func (a *App) Start() error {
 	a.activate()
 	a.warnUnintended()
-	if a.stores.redis != nil {
-		a.stores.redis.connect()
+	if a.stores.Redis != nil {
+		a.stores.Redis.ConnectOnce()
 	}
 	return nil
 }
@@ -164,8 +185,8 @@ func (a *App) Start() error {
 // Stop has limits that are decided here reported at once: the app that takes over may keep
 // them in another way. Requests may still be in flight, so Cleanup flushes the log again.
 func (a *App) Stop() error {
-	if a.stores.redis != nil {
-		a.stores.redis.Flush()
+	if a.stores.Redis != nil {
+		a.stores.Redis.Flush()
 	}
 	a.lines.Flush(flushLines)
 	return nil
@@ -177,15 +198,15 @@ func (a *App) activate() {
 		a.logStoreChange(before)
 	}
 	a.running = a.telemetryConfig()
-	process.Add(a.running)
-	a.stores.memory.SetMaxKeys(a.shared.maxKeys)
+	state.Process.Add(a.running)
+	a.stores.Memory.SetMaxKeys(a.shared.MaxKeys)
 }
 
 // warnUnintended logs what of the config is probably not as it was intended, once all handlers
 // around its limits are known: one line for each limit. The command check says the same, and more.
 func (a *App) warnUnintended() {
 	told := make(map[string]bool)
-	for _, found := range advice.On(advice.Config{HTTP: a.http(), Redis: a.stores.redis != nil}) {
+	for _, found := range advice.On(advice.Config{HTTP: a.http(), Redis: a.stores.Redis != nil}) {
 		if about := found.About(); !found.OnCheck && !found.Inherited && !told[about] {
 			told[about] = true
 			a.logger.Warn("this "+found.Of+" probably does not do what was intended",
@@ -198,14 +219,14 @@ func (a *App) warnUnintended() {
 // elsewhere than the one before it.
 func (a *App) logStoreChange(before *App) {
 	switch {
-	case a.stores.redis == nil && before.stores.redis == nil:
-	case a.stores.redis == nil:
+	case a.stores.Redis == nil && before.stores.Redis == nil:
+	case a.stores.Redis == nil:
 		a.logger.Info("limits are now kept in this process, starting from the levels that redis last reported; " +
 			"each Caddy instance limits on its own")
-	case before.stores.redis == nil:
+	case before.stores.Redis == nil:
 		a.logger.Info("limits are now kept in redis, starting from the levels in this process; " +
 			"what several Caddy instances admitted on their own is not added up")
-	case !a.stores.redis.SharesBuckets(before.stores.redis.Redis):
+	case !a.stores.Redis.SharesBuckets(before.stores.Redis.Redis):
 		a.logger.Info("limits are now kept in another redis or under other keys, starting from the levels that this process knows; " +
 			"levels known only to other Caddy instances are carried over when those are reloaded")
 	}
@@ -213,15 +234,15 @@ func (a *App) logStoreChange(before *App) {
 
 // deactivate applies the settings of the newest other app, if there is one.
 func (a *App) deactivate() {
-	process.Remove(a.running)
+	state.Process.Remove(a.running)
 	if newest := newestApp(); newest != nil {
-		newest.stores.memory.SetMaxKeys(newest.shared.maxKeys)
+		newest.stores.Memory.SetMaxKeys(newest.shared.MaxKeys)
 	}
 }
 
 // newestApp returns the newest app that runs, or nil if there is none.
 func newestApp() *App {
-	newest := process.Newest()
+	newest := state.Process.Newest()
 	if newest == nil {
 		return nil
 	}
@@ -250,21 +271,21 @@ type startedHandler struct{ app *App }
 
 // Handle implements caddyevents.Handler.
 func (h startedHandler) Handle(context.Context, caddy.Event) error {
-	process.Started(h.app.running)
+	state.Process.Started(h.app.running)
 	return nil
 }
 
 // telemetryConfig returns the config of an app for telemetry.
 func (a *App) telemetryConfig() *telemetry.Config {
 	c := &telemetry.Config{
-		App: a, Memory: a.stores.memory, MaxKeys: a.shared.maxKeys, Metrics: a.shared.metrics, Logger: a.logger, Events: a.events, Context: a.ctx,
+		App: a, Memory: a.stores.Memory, MaxKeys: a.shared.MaxKeys, Metrics: a.shared.Metrics, Logger: a.logger, Events: a.events, Context: a.ctx,
 	}
-	if a.stores.redis != nil {
-		c.Redis = a.stores.redis.Redis
+	if a.stores.Redis != nil {
+		c.Redis = a.stores.Redis.Redis
 	}
 	for _, h := range a.handlers {
 		for b := range rule.Buckets(h.limits) {
-			c.Limits = append(c.Limits, b.Reported(a.shared.maxKeys))
+			c.Limits = append(c.Limits, b.Reported(a.shared.MaxKeys))
 		}
 	}
 	return c
@@ -302,12 +323,12 @@ func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 // config is rejected. It sets up nothing else: Caddy makes several instances of the
 // API, also for such configs.
 func (*adminAPI) Provision(ctx caddy.Context) error {
-	return process.Register(ctx.GetMetricsRegistry())
+	return state.Process.Register(ctx.GetMetricsRegistry())
 }
 
 // Routes implements caddy.AdminRouter.
 func (*adminAPI) Routes() []caddy.AdminRoute {
-	return adminapi.Routes(process.Process, func() *adminapi.Config {
+	return adminapi.Routes(state.Process.Process, func() *adminapi.Config {
 		if app := newestApp(); app != nil {
 			return app.adminConfig()
 		}
@@ -317,12 +338,12 @@ func (*adminAPI) Routes() []caddy.AdminRoute {
 
 // adminConfig returns the config of a running app for the admin API.
 func (a *App) adminConfig() *adminapi.Config {
-	c := &adminapi.Config{OnError: a.shared.onError, HTTP: a.http(), Memory: a.stores.memory, MaxKeys: a.shared.maxKeys}
+	c := &adminapi.Config{OnError: a.shared.OnError, HTTP: a.http(), Memory: a.stores.Memory, MaxKeys: a.shared.MaxKeys}
 	for _, h := range a.handlers {
 		c.Handlers = append(c.Handlers, h)
 	}
-	if a.stores.redis != nil {
-		c.Redis, c.InUse = a.stores.redis.Redis, &a.stores.redis.requests
+	if a.stores.Redis != nil {
+		c.Redis, c.InUse = a.stores.Redis.Redis, &a.stores.Redis.Requests
 	}
 	return c
 }
@@ -338,16 +359,16 @@ func (a *App) http() *caddyhttp.App {
 type offlineModule struct{}
 
 // MaxKeys implements offline.Module.
-func (offlineModule) MaxKeys(app caddy.App) int { return app.(*App).shared.maxKeys }
+func (offlineModule) MaxKeys(app caddy.App) int { return app.(*App).shared.MaxKeys }
 
 // Redis implements offline.Module.
-func (offlineModule) Redis(config json.RawMessage) (offline.Redis, error) {
-	rd := new(Redis)
-	if err := caddy.StrictUnmarshalJSON(config, rd); err != nil {
+func (offlineModule) Redis(text json.RawMessage) (offline.Redis, error) {
+	rd := new(config.Redis)
+	if err := caddy.StrictUnmarshalJSON(text, rd); err != nil {
 		return nil, err
 	}
 	return func(ctx caddy.Context) (limiter.RedisOptions, error) {
-		opt, _, err := rd.options(ctx)
+		opt, _, err := rd.Options(ctx)
 		return opt, err
 	}, nil
 }

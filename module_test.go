@@ -10,7 +10,7 @@ import (
 func TestPlaceInOrder(t *testing.T) {
 	for _, auth := range []string{"basic_auth", "basicauth"} {
 		t.Run(auth, func(t *testing.T) {
-			s := startConfig(t, config{site: auth + " {\nadmin " + rightHash + "\n}\nrespond in\n" +
+			s := startConfig(t, setup{site: auth + " {\nadmin " + rightHash + "\n}\nrespond in\n" +
 				"rate_limit {\nmatch path /rewritten\nsize 3\ndrip_rate 1h\ncount status 401\n}\n" +
 				"rewrite / /rewritten"})
 			var got []int

@@ -14,7 +14,7 @@ func TestNamedRoutes(t *testing.T) {
 		{"merged", handlers, ""},
 		{"in a route", "route {\n" + handlers + "}\n", "limited"},
 	} {
-		s := startConfig(t, config{sites: "&(shared) {\n" + fmt.Sprintf(tc.route, t.Name()+strings.Fields(tc.name)[0]) + "}\n", site: "invoke shared"})
+		s := startConfig(t, setup{sites: "&(shared) {\n" + fmt.Sprintf(tc.route, t.Name()+strings.Fields(tc.name)[0]) + "}\n", site: "invoke shared"})
 		if a := s.get("/"); a.StatusCode != 200 || a.body != tc.want {
 			t.Errorf("%s: got %+v, want the body %q", tc.name, a, tc.want)
 		}

@@ -121,7 +121,7 @@ func TestUnitsInAccessLog(t *testing.T) {
 // a denial at DEBUG tell what decided, in the course of an outage of Redis.
 func TestDeciderIsTold(t *testing.T) {
 	redis := redistest.Start(t)
-	s := startConfig(t, config{global: redisGlobal(redis.Addr), site: `
+	s := startConfig(t, setup{global: redisGlobal(redis.Addr), site: `
 		header >by {http.rate_limit.by}
 		rate_limit api {
 			key all
@@ -174,7 +174,7 @@ func TestDeciderIsTold(t *testing.T) {
 func TestAccessLogWithoutDecision(t *testing.T) {
 	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable} {
 		t.Run(onError, func(t *testing.T) {
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: redisGlobal(redistest.FreeAddr(t)),
 				site:   "rate_limit api {\nsize 1\non_error " + onError + "\nlog\n}\nrespond admitted",
 			})

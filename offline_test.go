@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -210,8 +211,8 @@ func TestOfflineRunsNothing(t *testing.T) {
 			t.Errorf("%s was made", name)
 		}
 	}
-	process.stores.Range(func(key, _ any) bool {
-		if _, ok := key.(redisStoreKey); ok {
+	statepkg.Process.Stores.Range(func(key, _ any) bool {
+		if _, ok := key.(statepkg.RedisStoreKey); ok {
 			t.Error("it opened a Redis")
 		}
 		return true

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	directivepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"io/fs"
 	"maps"
 	"os"
@@ -135,15 +137,15 @@ func TestLongOptions(t *testing.T) {
 // it was given numbers that it can't have.
 func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 	const site = "rate_limit {\nsize 9\n}\nrespond admitted"
-	s := startConfig(t, config{site: site})
+	s := startConfig(t, setup{site: site})
 	for _, size := range []string{"2147483647", "3000000000", "1000000000"} {
-		bad := config{site: site, global: "rate_limit {\nredis 127.0.0.1:1 {\ndb " + size + "\n}\n}"}
+		bad := setup{site: site, global: "rate_limit {\nredis 127.0.0.1:1 {\ndb " + size + "\n}\n}"}
 		_, err := adaptCaddyfile(string(bad.caddyfile(s.addr, s.logPath)))
 		if err == nil || !strings.Contains(err.Error(), `db: "`+size+`" is not valid`) {
 			t.Errorf("got error %v", err)
 		}
 		var root map[string]any
-		if err := json.Unmarshal(config{site: site}.json(t, s.addr, s.logPath), &root); err != nil {
+		if err := json.Unmarshal(setup{site: site}.json(t, s.addr, s.logPath), &root); err != nil {
 			t.Fatal(err)
 		}
 		root["apps"].(map[string]any)["rate_limit"] = map[string]any{
@@ -159,7 +161,7 @@ func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 		if a := s.get("/"); a.StatusCode != 200 {
 			t.Errorf("after a bad configuration got %s", a)
 		}
-		if err := s.load(config{site: site}); err != nil {
+		if err := s.load(setup{site: site}); err != nil {
 			t.Errorf("the next configuration: %v", err)
 		}
 	}
@@ -172,7 +174,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 	t.Setenv("RATE_LIMIT_TEST_D", "1h")
 	env := func(text string) string { return strings.ReplaceAll(text, "$", "env.RATE_LIMIT_TEST_") }
 
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: env("rate_limit {\nmemory {\nmax_keys {$N}\n}\n}"),
 		site: env("rate_limit /max {\nmax {$N}\nduration {$D}\nmin_interval 1{$N}ms\n}\n" +
 			"rate_limit /size {\nsize {$N}\ndrip_rate {$D}\ndrip_size {$N}\ncost {$N}\nfactor 1{query.f}\n" +
@@ -183,7 +185,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 		step{path: "/size", want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
 		step{path: "/max", want: "200 limit=1 remaining=0 clear=1200.000"},
 	)
-	if n := newestApp().shared.maxKeys; n != 3 {
+	if n := newestApp().shared.MaxKeys; n != 3 {
 		t.Errorf("max_keys is %d", n)
 	}
 }
@@ -192,16 +194,16 @@ func TestNumbersFromEnvironment(t *testing.T) {
 // where it is listed.
 func TestListedOptions(t *testing.T) {
 	t.Parallel()
-	for at, in := range map[*scope]string{
-		blockScope:       ":8080 {; rate_limit {; ...; }; }",
-		limitScope:       ":8080 {; rate_limit {; limit a {; ...; }; }; }",
-		zoneScope:        ":8080 {; rate_limit {; zone a {; ...; }; }; }",
-		distributedScope: ":8080 {; rate_limit {; distributed {; ...; }; }; }",
-		globalScope:      "{; rate_limit {; ...; }; }",
-		redisScope:       "{; rate_limit {; redis a:1 {; ...; }; }; }",
-		memoryScope:      "{; rate_limit {; memory {; ...; }; }; }",
+	for at, in := range map[*directivepkg.Scope]string{
+		directivepkg.BlockScope:       ":8080 {; rate_limit {; ...; }; }",
+		directivepkg.LimitScope:       ":8080 {; rate_limit {; limit a {; ...; }; }; }",
+		directivepkg.ZoneScope:        ":8080 {; rate_limit {; zone a {; ...; }; }; }",
+		directivepkg.DistributedScope: ":8080 {; rate_limit {; distributed {; ...; }; }; }",
+		directivepkg.GlobalScope:      "{; rate_limit {; ...; }; }",
+		directivepkg.RedisScope:       "{; rate_limit {; redis a:1 {; ...; }; }; }",
+		directivepkg.MemoryScope:      "{; rate_limit {; memory {; ...; }; }; }",
 	} {
-		for _, option := range at.options {
+		for _, option := range at.Options {
 			_, err := adaptCaddyfile(strings.NewReplacer("; ", "\n", "...", option+" a b c").Replace(in) + "\n")
 			if err != nil && (strings.Contains(err.Error(), "unknown option") || strings.Contains(err.Error(), "got it in")) {
 				t.Errorf("%s: %v", option, err)
@@ -213,11 +215,11 @@ func TestListedOptions(t *testing.T) {
 // TestHintsAreNoOptions guards that a hint about a word alone is given only where it is no option.
 func TestHintsAreNoOptions(t *testing.T) {
 	t.Parallel()
-	for _, h := range hints {
-		for _, word := range h.firstWords() {
-			for _, at := range h.in {
-				if slices.Contains(at.options, word) && !strings.Contains(h.written, " ") {
-					t.Errorf("%s is an option of %s", word, at.place)
+	for _, h := range directivepkg.Hints {
+		for _, word := range h.FirstWords() {
+			for _, at := range h.In {
+				if slices.Contains(at.Options, word) && !strings.Contains(h.Written, " ") {
+					t.Errorf("%s is an option of %s", word, at.Place)
 				}
 			}
 		}
@@ -229,24 +231,24 @@ func TestHintsAreNoOptions(t *testing.T) {
 // line with file and line, which does not list the options.
 func TestWordsInAnyPlace(t *testing.T) {
 	t.Parallel()
-	places := map[*scope]string{
-		blockScope:       ":8080 {; rate_limit {; WORD; }; }",
-		limitScope:       ":8080 {; rate_limit {; size 5; limit a {; size 5; WORD; }; }; }",
-		zoneScope:        ":8080 {; rate_limit {; zone a {; events 5; window 1m; WORD; }; }; }",
-		distributedScope: ":8080 {; rate_limit {; distributed {; WORD; }; }; }",
-		globalScope:      "{; rate_limit {; WORD; }; }",
-		redisScope:       "{; rate_limit {; redis a:1 {; WORD; }; }; }",
-		memoryScope:      "{; rate_limit {; memory {; WORD; }; }; }",
+	places := map[*directivepkg.Scope]string{
+		directivepkg.BlockScope:       ":8080 {; rate_limit {; WORD; }; }",
+		directivepkg.LimitScope:       ":8080 {; rate_limit {; size 5; limit a {; size 5; WORD; }; }; }",
+		directivepkg.ZoneScope:        ":8080 {; rate_limit {; zone a {; events 5; window 1m; WORD; }; }; }",
+		directivepkg.DistributedScope: ":8080 {; rate_limit {; distributed {; WORD; }; }; }",
+		directivepkg.GlobalScope:      "{; rate_limit {; WORD; }; }",
+		directivepkg.RedisScope:       "{; rate_limit {; redis a:1 {; WORD; }; }; }",
+		directivepkg.MemoryScope:      "{; rate_limit {; memory {; WORD; }; }; }",
 	}
 	words := make(map[string]bool)
-	for _, s := range append(slices.Collect(maps.Keys(places)), zonesScope) {
-		for _, word := range s.options {
+	for _, s := range append(slices.Collect(maps.Keys(places)), directivepkg.ZonesScope) {
+		for _, word := range s.Options {
 			words[word] = true
 		}
 	}
-	for _, h := range hints {
-		for _, word := range h.firstWords() {
-			words[word] = words[word] || h.in[0].options != nil && !strings.Contains(h.written, " ")
+	for _, h := range directivepkg.Hints {
+		for _, word := range h.FirstWords() {
+			words[word] = words[word] || h.In[0].Options != nil && !strings.Contains(h.Written, " ")
 		}
 	}
 	maps.DeleteFunc(words, func(_ string, written bool) bool { return !written }) // those beside the directive
@@ -256,23 +258,23 @@ func TestWordsInAnyPlace(t *testing.T) {
 		line, _, _ := strings.Cut(in, "WORD")
 		where := fmt.Sprintf(", at Caddyfile:%d", 1+strings.Count(line, "; "))
 		for word := range words {
-			if slices.Contains(at.options, word) || at == blockScope && slices.Contains(zonesScope.options, word) {
+			if slices.Contains(at.Options, word) || at == directivepkg.BlockScope && slices.Contains(directivepkg.ZonesScope.Options, word) {
 				continue
 			}
 			for _, written := range []string{word, word + " 5", word + " a b c d", word + " {; size 5; }", strings.ToUpper(word) + ": 5"} {
 				_, err := adaptCaddyfile(strings.ReplaceAll(strings.Replace(in, "WORD", written, 1), "; ", "\n") + "\n")
 				if err == nil {
-					t.Errorf("%s in %s: got no error", written, at.place)
+					t.Errorf("%s in %s: got no error", written, at.Place)
 					continue
 				}
 				got, listed := err.Error(), 0
-				for _, name := range limitOptions {
+				for _, name := range configpkg.LimitOptions {
 					if slices.Contains(strings.FieldsFunc(got, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }), name) {
 						listed++
 					}
 				}
 				if !writeInstead.MatchString(got) || !strings.HasSuffix(got, where) || len(got) >= 300 || strings.Contains(got, "\n") || listed > 5 {
-					t.Errorf("%s in %s: got %q, want one line of fewer than 300 bytes, with what to write and%s", written, at.place, got, where)
+					t.Errorf("%s in %s: got %q, want one line of fewer than 300 bytes, with what to write and%s", written, at.Place, got, where)
 				}
 				told++
 			}
@@ -327,23 +329,23 @@ var hintSamples = map[string]string{
 // TestHints guards that each hint applies: what it says to write loads in place of what was written.
 func TestHints(t *testing.T) {
 	singleGoroutine(t)
-	within := map[*scope][]string{ // a hint may need others beside it
-		blockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
-		limitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
-		zoneScope:           {":8080 {; rate_limit {; zone a {; ...; }; }; }", ":8080 {; rate_limit {; zone a {; events 5; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; events 5; ...; }; }; }"},
-		distributedScope:    {":8080 {; rate_limit {; zone a {; window 1m; events 5; }; distributed {; ...; }; }; }"},
-		globalScope:         {"{; rate_limit {; ...; }; }; :8080 {; respond ok; }"},
-		besideScope:         {":8080 {; rate_limit ...; }", ":8080 {; rate_limit ... second; }", ":8080 {; rate_limit ... {; size 5; }; }", ":8080 {; rate_limit @a ... {; key static; }; @a path /a; }"},
-		besideRateScope:     {":8080 {; rate_limit 3/m ...; }"},
-		besideRequestsScope: {":8080 {; rate_limit {client_ip} 3r/m ...; }"},
-		besideNameScope:     {":8080 {; rate_limit robots ... 3/m; }"},
+	within := map[*directivepkg.Scope][]string{ // a hint may need others beside it
+		directivepkg.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
+		directivepkg.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
+		directivepkg.ZoneScope:           {":8080 {; rate_limit {; zone a {; ...; }; }; }", ":8080 {; rate_limit {; zone a {; events 5; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; events 5; ...; }; }; }"},
+		directivepkg.DistributedScope:    {":8080 {; rate_limit {; zone a {; window 1m; events 5; }; distributed {; ...; }; }; }"},
+		directivepkg.GlobalScope:         {"{; rate_limit {; ...; }; }; :8080 {; respond ok; }"},
+		directivepkg.BesideScope:         {":8080 {; rate_limit ...; }", ":8080 {; rate_limit ... second; }", ":8080 {; rate_limit ... {; size 5; }; }", ":8080 {; rate_limit @a ... {; key static; }; @a path /a; }"},
+		directivepkg.BesideRateScope:     {":8080 {; rate_limit 3/m ...; }"},
+		directivepkg.BesideRequestsScope: {":8080 {; rate_limit {client_ip} 3r/m ...; }"},
+		directivepkg.BesideNameScope:     {":8080 {; rate_limit robots ... 3/m; }"},
 	}
-	for _, h := range hints {
+	for _, h := range directivepkg.Hints {
 		written := []string{""}
-		for pattern := range strings.FieldsSeq(h.written) {
+		for pattern := range strings.FieldsSeq(h.Written) {
 			var longer []string
 			for word := range strings.SplitSeq(pattern, "|") {
-				if s := slot.FindStringSubmatch(word); s != nil {
+				if s := directivepkg.Slot.FindStringSubmatch(word); s != nil {
 					if word = hintSamples[s[1]]; word == "" {
 						t.Fatalf("no sample of %s", s[0])
 					}
@@ -354,9 +356,9 @@ func TestHints(t *testing.T) {
 			}
 			written = longer
 		}
-		for _, at := range h.in {
+		for _, at := range h.In {
 			for _, line := range written {
-				if h.written == "limit <matcher>" {
+				if h.Written == "limit <matcher>" {
 					line += " {; size 1; }"
 				}
 				var problems []string
@@ -378,8 +380,8 @@ func TestHints(t *testing.T) {
 						}
 					}
 				}
-				if strings.HasPrefix(h.use, `"`) && applied == 0 {
-					t.Errorf("%s in %s: %s", line, at.place, strings.Join(problems, "\n"))
+				if strings.HasPrefix(h.Use, `"`) && applied == 0 {
+					t.Errorf("%s in %s: %s", line, at.Place, strings.Join(problems, "\n"))
 				}
 			}
 		}

@@ -47,7 +47,7 @@ func TestWaitForPlace(t *testing.T) {
 	} {
 		t.Run(tc.limit+" in "+tc.store, func(t *testing.T) {
 			u := newTurns(t)
-			c := config{site: fmt.Sprintf(placeLimits[tc.limit], "10s") + "header >X-Delayed {http.rate_limit.delayed}\nreverse_proxy " + u.addr}
+			c := setup{site: fmt.Sprintf(placeLimits[tc.limit], "10s") + "header >X-Delayed {http.rate_limit.delayed}\nreverse_proxy " + u.addr}
 			if tc.store == "redis" {
 				c.global = redisGlobal(redistest.Start(t).Addr, slowly)
 			}
@@ -152,7 +152,7 @@ func TestWaitTooLong(t *testing.T) {
 // TestPlaceElsewhere guards that a request gets a place which another instance has freed.
 func TestPlaceElsewhere(t *testing.T) {
 	u := newTurns(t)
-	c := config{global: redisGlobal(redistest.Start(t).Addr, slowly), site: fmt.Sprintf(placeLimits["concurrency"], "1m") + "reverse_proxy " + u.addr}
+	c := setup{global: redisGlobal(redistest.Start(t).Addr, slowly), site: fmt.Sprintf(placeLimits["concurrency"], "1m") + "reverse_proxy " + u.addr}
 	s := startConfig(t, c)
 	c.admin = "localhost:0"
 	other := "http://" + startProcess(t, c)
@@ -206,7 +206,7 @@ func TestNoUseToWait(t *testing.T) {
 // get the new places, however many come.
 func TestMorePlacesAfterReload(t *testing.T) {
 	u := newTurns(t)
-	c := config{site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
+	c := setup{site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
 	c.site = strings.Replace(c.site, "max_waiting 3", "max_waiting 100", 1)
 	s := startConfig(t, c)
 	var url atomic.Value // another one after the reload

@@ -156,7 +156,7 @@ func TestPlacesThatLimitNothing(t *testing.T) {
 		{"all behind authentication", "", "route {\n" + basicAuth + limit("") + proxy + "}", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := config{global: tc.global, site: tc.site}
+			c := setup{global: tc.global, site: tc.site}
 			if strings.Contains(tc.site, "invoke") {
 				c.sites = "&(own) {\n" + limited + "}\n&(answer) {\nrespond a\n}"
 			}

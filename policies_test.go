@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"encoding/json"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"maps"
 	"reflect"
 	"slices"
@@ -56,7 +57,7 @@ func TestPoliciesAreShown(t *testing.T) {
 		site.WriteString("limit " + name + " {\n" + strings.ReplaceAll(p.limit, "; ", "\n") + "\n}\n")
 	}
 	site.WriteString("}\nrespond ok")
-	s, a := startWithAdmin(t, config{site: site.String()})
+	s, a := startWithAdmin(t, setup{site: site.String()})
 	s.get("/")
 
 	address, file := "--address="+a.addr, configFile(t, "http://localhost:8080 {\n"+site.String()+"\n}\n")
@@ -134,7 +135,7 @@ func TestOptionsAreShown(t *testing.T) {
 		"factor": "size", "concurrency": "algorithm", "min_interval": "path", "limit": "parent",
 	}
 	shown := jsonNames(reflect.TypeFor[adminjson.Limit]())
-	for _, option := range limitOptions {
+	for _, option := range configpkg.LimitOptions {
 		if !shown[option] && !shown[other[option]] {
 			t.Errorf("%s is not shown", option)
 		}
@@ -143,7 +144,7 @@ func TestOptionsAreShown(t *testing.T) {
 
 // TestPeekInDryRun guards that peek does not say of a dry run that it denies requests.
 func TestPeekInDryRun(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit candidate {\nsize 1\ndrip_rate 1h\ndry_run\n}\nrespond ok"})
+	s, a := startWithAdmin(t, setup{site: "rate_limit candidate {\nsize 1\ndrip_rate 1h\ndry_run\n}\nrespond ok"})
 	s.get("/")
 	runCommand(t, "peek", "candidate", "127.0.0.1", "--address", a.addr).want(t, 0, ""+
 		"limit        candidate\n"+
@@ -162,7 +163,7 @@ func TestPeekInDryRun(t *testing.T) {
 func jsonNames(of reflect.Type) map[string]bool {
 	names := make(map[string]bool)
 	for _, f := range reflect.VisibleFields(of) {
-		if name := jsonName(f); name != "" {
+		if name := configpkg.JsonName(f); name != "" {
 			names[name] = true
 		}
 	}

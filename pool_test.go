@@ -201,7 +201,7 @@ func TestBorrowWith(t *testing.T) {
 	} {
 		for _, redis := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, redis %t", name, redis), func(t *testing.T) {
-				c := config{site: "rate_limit {\n" + tc.limits + "}\nheader >X-Borrowed {http.rate_limit.borrowed}\nheader Cost 3\nrespond /fail 500\nrespond ok"}
+				c := setup{site: "rate_limit {\n" + tc.limits + "}\nheader >X-Borrowed {http.rate_limit.borrowed}\nheader Cost 3\nrespond /fail 500\nrespond ok"}
 				if redis {
 					c.global = redisGlobal(redistest.Start(t).Addr, slowly)
 				}
@@ -243,10 +243,10 @@ func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	b, app := bucketAt(t, limit), newestApp()
 	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now()), Cost: 1}
 	var err error
-	if app.stores.redis != nil {
-		l, err = app.stores.redis.Peek(t.Context(), at)
+	if app.stores.Redis != nil {
+		l, err = app.stores.Redis.Peek(t.Context(), at)
 	} else {
-		l, err = app.stores.memory.Peek(context.Background(), at)
+		l, err = app.stores.Memory.Peek(context.Background(), at)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -257,7 +257,7 @@ func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 // TestBorrowIsObserved guards what operators see of pools: the field of the access log,
 // metrics of what was borrowed, and numbers in which a pool counts for nothing else.
 func TestBorrowIsObserved(t *testing.T) {
-	s, a := startWithAdmin(t, config{site: "rate_limit {\nlog\n" + pooled + "}\nrespond ok"})
+	s, a := startWithAdmin(t, setup{site: "rate_limit {\nlog\n" + pooled + "}\nrespond ok"})
 	for i := range 6 {
 		s.get("/", "Tenant: a")
 		borrowed := s.lastAccess()["rate_limit"].(map[string]any)["borrowed"]
@@ -287,7 +287,7 @@ func TestBorrowIsObserved(t *testing.T) {
 // TestBorrowOnReload guards that a reload keeps what was borrowed, and that a limit can
 // become a pool and cease to be one.
 func TestBorrowOnReload(t *testing.T) {
-	c := config{site: "rate_limit {\n" + pooled + "}\nrespond ok"}
+	c := setup{site: "rate_limit {\n" + pooled + "}\nrespond ok"}
 	s := startConfig(t, c)
 	statuses := func(n int) (got string) {
 		for range n {
@@ -297,7 +297,7 @@ func TestBorrowOnReload(t *testing.T) {
 	}
 	load := func(change ...string) {
 		t.Helper()
-		if err := s.load(config{site: strings.NewReplacer(change...).Replace(c.site)}); err != nil {
+		if err := s.load(setup{site: strings.NewReplacer(change...).Replace(c.site)}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -76,7 +76,7 @@ func TestProtocols(t *testing.T) {
 	// it while its apps are starting, and reads one of them (a race in Caddy v2.11.9).
 	authority := redistest.NewAuthority(t)
 	cert, key := authority.Issue(t, "localhost")
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
 		site:   "rate_limit {\nkey {http.request.proto}\nsize 1\n}\nrespond admitted",
 		sites: "https://" + addr + " {\ntls " + cert + " " + key + `
@@ -198,7 +198,7 @@ func connect(t *testing.T, addr string) (io.WriteCloser, *http.Response) {
 func TestWebSocketOverHTTP2(t *testing.T) {
 	upstream := newWebSocket(t)
 	t.Setenv("GODEBUG", "http2xconnect=1") // without it Go's server takes no such CONNECT
-	addr := startProcess(t, config{
+	addr := startProcess(t, setup{
 		global: "servers {\nprotocols h1 h2c\n}",
 		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nreverse_proxy " + upstream,
 	})
@@ -228,7 +228,7 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 func TestBytesOfWebSockets(t *testing.T) {
 	upstream := newWebSocket(t)
 	t.Setenv("GODEBUG", "http2xconnect=1") // without it Go's server takes no such CONNECT
-	addr := startProcess(t, config{
+	addr := startProcess(t, setup{
 		global: "servers {\nprotocols h1 h2c\n}",
 		site: "rate_limit {\nkey all\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
 			"respond /left 204\nreverse_proxy " + upstream,
@@ -407,7 +407,7 @@ func TestPreflights(t *testing.T) {
 
 // TestHTTP2 guards that requests are limited and get the fields on HTTP/2 too.
 func TestHTTP2(t *testing.T) {
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: "servers {\nprotocols h1 h2c\n}",
 		site:   "rate_limit {\nsize 1\n}\nrespond admitted",
 	})

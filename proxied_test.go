@@ -21,7 +21,7 @@ func wantTrustedAfter(t *testing.T, remedy, block, field string) {
 		}
 		name, address = "X-Forwarded-For", "192.0.2.7"
 	}
-	c := config{global: "servers {" + global, site: strings.ReplaceAll(block, "{remote_host}", "{client_ip}") + "\nrespond ok"}
+	c := setup{global: "servers {" + global, site: strings.ReplaceAll(block, "{remote_host}", "{client_ip}") + "\nrespond ok"}
 	if found := adviceOn(t, c.onAllHosts(t)); len(found) > 0 {
 		t.Errorf("with the remedy: got %+v, want no advice", found)
 	}
@@ -73,7 +73,7 @@ func TestKeysOfProxies(t *testing.T) {
 		{"another proxy is trusted, remote_host", other, block("key {remote_host}"), "X-Forwarded-For: 192.0.2.7", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{global: tc.global, site: tc.block + "\nrespond ok"})
+			s := startConfig(t, setup{global: tc.global, site: tc.block + "\nrespond ok"})
 			s.get("/")
 			for range 2 {
 				s.get("/", tc.field)

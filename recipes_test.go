@@ -60,7 +60,7 @@ var wholeSite = regexp.MustCompile(`(?s)^[\w.]*:\d+ \{\n(.*)\}\n$`)
 
 // config returns what the nth block of Caddyfile configures. For each pair of replacements
 // the first, which has to be there, stands for the second: addresses mostly.
-func (r recipe) config(n int, replacements ...string) (c config) {
+func (r recipe) config(n int, replacements ...string) (c setup) {
 	r.t.Helper()
 	var code string
 	for _, b := range r.blocks {
@@ -639,7 +639,7 @@ func recipeAllowList(r recipe) {
 	s.from("127.0.0.2")
 	r.want("an address in the list", s.statuses(20, "GET", "/"), "map[200:20]")
 	r.want("its fields", s.get("/"), "200")
-	r.want("buckets", newestApp().stores.memory.Len(), 1)
+	r.want("buckets", newestApp().stores.Memory.Len(), 1)
 }
 
 func recipePlans(r recipe) {
@@ -826,7 +826,7 @@ func recipeSticky(r recipe) {
 		addr, stop := startKillable(r.t, node)
 		addrs, kill = append(addrs, addr), append(kill, stop)
 	}
-	balancer := func(n int) config {
+	balancer := func(n int) setup {
 		c := r.config(1, "10.0.0.1:8080 10.0.0.2:8080 10.0.0.3:8080", strings.Join(addrs[:n], " "))
 		c.site += "\nheader X-Node {http.reverse_proxy.upstream.hostport}"
 		c.site = strings.Replace(c.site, "header X-Node", "header >X-Node", 1)
@@ -1092,7 +1092,7 @@ func recipeLabels(r recipe) {
 		write(b)
 	}
 	upstream := strings.TrimPrefix(newUpstream(r.t, behind), "http://")
-	s := startConfig(r.t, config{site: strings.Replace(text.String(), "{{upstreams 9000}}", upstream, 1)})
+	s := startConfig(r.t, setup{site: strings.Replace(text.String(), "{{upstreams 9000}}", upstream, 1)})
 	r.want("logins", s.statuses(7, "GET", "/login"), "map[200:5 429:2]")
 	r.want("other pages", s.statuses(100, "GET", "/"), "map[200:95 429:5]")
 }
@@ -1115,7 +1115,7 @@ func recipeWatch(r recipe) {
 		}
 	}
 	site := func(version string) string {
-		return string(config{site: "header Version " + version + "\nrate_limit api {\nimport " + imported + "\n}\nrespond ok"}.caddyfile(addr, log))
+		return string(setup{site: "header Version " + version + "\nrate_limit api {\nimport " + imported + "\n}\nrespond ok"}.caddyfile(addr, log))
 	}
 	write(imported, "size 3\ndrip_rate 1h\n")
 	write(file, site("1"))

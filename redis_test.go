@@ -51,7 +51,7 @@ func TestWaysToReachRedis(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			admin := filepath.Join(tempDir(t), "admin")
-			c := config{global: tc.global, admin: "unix/" + admin, site: `
+			c := setup{global: tc.global, admin: "unix/" + admin, site: `
 				rate_limit ` + strings.ReplaceAll(tc.name, " ", "-") + ` {
 					size 2
 					drip_rate 1h
@@ -128,7 +128,7 @@ func getUnix(t testing.TB, socket, path string) string {
 // the limit's path and numbers and a digest, and nothing that a client sent.
 func TestRedisKeys(t *testing.T) {
 	server := redistest.Start(t)
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(server.Addr, slowly, "db 5", "key_prefix shop:limits:"),
 		site: `
 			rate_limit api {
@@ -187,7 +187,7 @@ func TestRedisKeys(t *testing.T) {
 func TestProcessesShareRedis(t *testing.T) {
 	const processes, requests, size = 2, 400, 100
 	server := redistest.Start(t)
-	c := config{
+	c := setup{
 		global: redisGlobal(server.Addr, slowly),
 		site:   fmt.Sprintf("rate_limit {\nsize %d\ndrip_rate 1h\n}\nrespond admitted", size),
 	}
@@ -256,7 +256,7 @@ func TestRedisFails(t *testing.T) {
 				if tc.password != "" {
 					options = append(options, "password "+tc.password)
 				}
-				s := startConfig(t, config{
+				s := startConfig(t, setup{
 					global: redisGlobal(tc.addr, options...),
 					site:   "rate_limit {\nsize 9\non_error deny\n}\n" + errors + "\nrespond admitted",
 				})
@@ -315,7 +315,7 @@ func TestRedisRecovers(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: redisGlobal(server.Addr, "timeout 250ms"),
 				site:   "rate_limit {\nsize 1000\non_error deny\n}\nrespond admitted",
 			})
@@ -335,7 +335,7 @@ func TestRedisRecovers(t *testing.T) {
 // Redis.
 func TestCancelledRequestsAreCharged(t *testing.T) {
 	server := redistest.Start(t)
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(server.Addr, slowly),
 		site:   "rate_limit {\nsize 9\ndrip_rate 1h\n}\nrespond admitted",
 	})
@@ -365,7 +365,7 @@ func TestTimeoutCoversAllBlocks(t *testing.T) {
 	for i := range 4 {
 		fmt.Fprintf(&blocks, "rate_limit block%d {\nsize 9\ndrip_rate 1h\n}\n", i)
 	}
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(server.Addr, "timeout "+timeout.String()),
 		site:   blocks.String() + "respond admitted",
 	})
@@ -388,7 +388,7 @@ func TestTimeoutCountsOnlyWaitingForRedis(t *testing.T) {
 		<-time.After(2 * timeout)
 		io.WriteString(w, "upstream")
 	})
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(server.Addr, "timeout "+timeout.String()),
 		site: `
 			rate_limit before {
@@ -419,7 +419,7 @@ func TestTimeoutCoversAllSteps(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr)
 	proxy.Delay(delay)
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(proxy.Addr, "timeout "+timeout.String()),
 		site:   "rate_limit {\nsize 9\non_error deny\n}\nrespond admitted",
 	})
@@ -442,7 +442,7 @@ func TestLogHasNoSecret(t *testing.T) {
 	} {
 		for _, kind := range []string{"", "cluster", "master_name m\nsentinel_username " + user + "\nsentinel_password " + password} {
 			addr := replyServer(t, reply)
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				global: redisGlobal(addr, "username "+user, "password "+password, kind),
 				site:   "rate_limit {\nsize 1000\non_error deny\n}\nhandle_errors {\nrespond \"{err.message}\"\n}\nrespond ok",
 			})
@@ -460,7 +460,7 @@ func TestLogHasNoSecret(t *testing.T) {
 					t.Errorf("%q %q: the log has %s", kind, reply, text)
 				}
 			}
-			if err := s.load(config{site: "respond ok"}); err != nil {
+			if err := s.load(setup{site: "respond ok"}); err != nil {
 				t.Fatal(err)
 			}
 			if err := caddy.Stop(); err != nil {

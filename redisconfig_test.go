@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -26,41 +27,41 @@ func TestParseAddress(t *testing.T) {
 	}
 	tests := []struct {
 		address string
-		want    address
+		want    configpkg.Address
 	}{
-		{"localhost:6379", address{form: formHostPort, server: "localhost:6379"}},
-		{"192.0.2.1:7000", address{form: formHostPort, server: "192.0.2.1:7000"}},
-		{"[::1]:6379", address{form: formHostPort, server: "[::1]:6379"}},
-		{"[fe80::1%eth0]:6379", address{form: formHostPort, server: "[fe80::1%eth0]:6379"}},
-		{"redis.example.com:1", address{form: formHostPort, server: "redis.example.com:1"}},
-		{"a:65535", address{form: formHostPort, server: "a:65535"}},
-		{"localhost", address{form: formHostPort, server: "localhost:1234"}},
-		{"192.0.2.1", address{form: formHostPort, server: "192.0.2.1:1234"}},
-		{"[::1]", address{form: formHostPort, server: "[::1]:1234"}},
-		{"/run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
-		{"/run/redis 1:2.sock", address{form: formUnix, server: "/run/redis 1:2.sock"}},
-		{"unix//run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
-		{"unix/redis.sock", address{form: formUnix, server: filepath.Join(wd, "redis.sock")}},
-		{"redis://a", address{form: formRedis, server: "a:1234"}},
-		{"redis://a/", address{form: formRedis, server: "a:1234"}},
-		{"redis://[::1]", address{form: formRedis, server: "[::1]:1234"}},
-		{"redis://a:7000", address{form: formRedis, server: "a:7000"}},
-		{"redis://a:7000/3", address{form: formRedis, server: "a:7000", db: 3}},
-		{"redis://[::1]:7000", address{form: formRedis, server: "[::1]:7000"}},
-		{"redis://u@a:7000", address{form: formRedis, server: "a:7000", username: "u"}},
-		{"redis://:p@a:7000", address{form: formRedis, server: "a:7000", password: "p"}},
-		{"redis://u:p@a:7000/15", address{formRedis, "a:7000", "u", "p", 15}},
-		{"redis://u%3A:p%40%2F%25@a:7000", address{formRedis, "a:7000", "u:", "p@/%", 0}},
-		{"rediss://a", address{form: formRediss, server: "a:1234"}},
-		{"rediss://[::1]:7000", address{form: formRediss, server: "[::1]:7000"}},
-		{"rediss://u:p@a:7000/15", address{formRediss, "a:7000", "u", "p", 15}},
-		{"unix:///run/redis.sock", address{form: formUnix, server: "/run/redis.sock"}},
-		{"unix://u:p@/run/redis.sock", address{formUnix, "/run/redis.sock", "u", "p", 0}},
-		{"unix://:p@/run/redis.sock", address{form: formUnix, server: "/run/redis.sock", password: "p"}},
+		{"localhost:6379", configpkg.Address{Form: configpkg.FormHostPort, Server: "localhost:6379"}},
+		{"192.0.2.1:7000", configpkg.Address{Form: configpkg.FormHostPort, Server: "192.0.2.1:7000"}},
+		{"[::1]:6379", configpkg.Address{Form: configpkg.FormHostPort, Server: "[::1]:6379"}},
+		{"[fe80::1%eth0]:6379", configpkg.Address{Form: configpkg.FormHostPort, Server: "[fe80::1%eth0]:6379"}},
+		{"redis.example.com:1", configpkg.Address{Form: configpkg.FormHostPort, Server: "redis.example.com:1"}},
+		{"a:65535", configpkg.Address{Form: configpkg.FormHostPort, Server: "a:65535"}},
+		{"localhost", configpkg.Address{Form: configpkg.FormHostPort, Server: "localhost:1234"}},
+		{"192.0.2.1", configpkg.Address{Form: configpkg.FormHostPort, Server: "192.0.2.1:1234"}},
+		{"[::1]", configpkg.Address{Form: configpkg.FormHostPort, Server: "[::1]:1234"}},
+		{"/run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock"}},
+		{"/run/redis 1:2.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis 1:2.sock"}},
+		{"unix//run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock"}},
+		{"unix/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: filepath.Join(wd, "redis.sock")}},
+		{"redis://a", configpkg.Address{Form: configpkg.FormRedis, Server: "a:1234"}},
+		{"redis://a/", configpkg.Address{Form: configpkg.FormRedis, Server: "a:1234"}},
+		{"redis://[::1]", configpkg.Address{Form: configpkg.FormRedis, Server: "[::1]:1234"}},
+		{"redis://a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000"}},
+		{"redis://a:7000/3", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Db: 3}},
+		{"redis://[::1]:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "[::1]:7000"}},
+		{"redis://u@a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Username: "u"}},
+		{"redis://:p@a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Password: "p"}},
+		{"redis://u:p@a:7000/15", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Username: "u", Password: "p", Db: 15}},
+		{"redis://u%3A:p%40%2F%25@a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Username: "u:", Password: "p@/%", Db: 0}},
+		{"rediss://a", configpkg.Address{Form: configpkg.FormRediss, Server: "a:1234"}},
+		{"rediss://[::1]:7000", configpkg.Address{Form: configpkg.FormRediss, Server: "[::1]:7000"}},
+		{"rediss://u:p@a:7000/15", configpkg.Address{Form: configpkg.FormRediss, Server: "a:7000", Username: "u", Password: "p", Db: 15}},
+		{"unix:///run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock"}},
+		{"unix://u:p@/run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock", Username: "u", Password: "p", Db: 0}},
+		{"unix://:p@/run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock", Password: "p"}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.address, func(t *testing.T) {
-			if got, err := parseAddress(caddy.NewReplacer(), tc.address, "1234"); err != nil || got != tc.want {
+			if got, err := configpkg.ParseAddress(caddy.NewReplacer(), tc.address, "1234"); err != nil || got != tc.want {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tc.want)
 			}
 		})
@@ -136,7 +137,7 @@ func TestParseAddressErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.address, func(t *testing.T) {
-			got, err := parseAddress(caddy.NewReplacer(), tc.address, "1234")
+			got, err := configpkg.ParseAddress(caddy.NewReplacer(), tc.address, "1234")
 			if err == nil {
 				t.Fatalf("got %+v, want an error", got)
 			}
@@ -165,13 +166,13 @@ func TestRedisOptions(t *testing.T) {
 	}
 	tests := []struct {
 		name  string
-		redis Redis
+		redis configpkg.Redis
 		want  limiter.RedisOptions
 	}{
-		{"defaults", Redis{Addresses: []string{"a:1"}}, with(func(*limiter.RedisOptions) {})},
+		{"defaults", configpkg.Redis{Addresses: []string{"a:1"}}, with(func(*limiter.RedisOptions) {})},
 		{
 			"all options of a server",
-			Redis{
+			configpkg.Redis{
 				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: "3",
 				KeyPrefix: "x", KeySecret: "k", Timeout: "1s",
 			},
@@ -182,7 +183,7 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"all options of sentinels",
-			Redis{
+			configpkg.Redis{
 				Addresses: []string{"a:1", "b:1"}, MasterName: "m", SentinelUsername: "su", SentinelPassword: "sp",
 				Username: "u", Password: "p", DB: "3",
 			},
@@ -194,32 +195,32 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"one sentinel, by a URL",
-			Redis{Addresses: []string{"redis://a"}, MasterName: "m"},
+			configpkg.Redis{Addresses: []string{"redis://a"}, MasterName: "m"},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.MasterName = []string{"a:26379"}, "m" }),
 		},
 		{
 			"sentinels without ports",
-			Redis{Addresses: []string{"a", "b:1"}, MasterName: "m"},
+			configpkg.Redis{Addresses: []string{"a", "b:1"}, MasterName: "m"},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.MasterName = []string{"a:26379", "b:1"}, "m" }),
 		},
 		{
 			"a cluster without ports",
-			Redis{Addresses: []string{"a", "b:1"}},
+			configpkg.Redis{Addresses: []string{"a", "b:1"}},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.Cluster = []string{"a:6379", "b:1"}, true }),
 		},
 		{
 			"seed of a cluster",
-			Redis{Addresses: []string{"a:1"}, Cluster: true},
+			configpkg.Redis{Addresses: []string{"a:1"}, Cluster: true},
 			with(func(opt *limiter.RedisOptions) { opt.Cluster = true }),
 		},
 		{
 			"several servers",
-			Redis{Addresses: []string{"a:1", "b:1", "a:2"}},
+			configpkg.Redis{Addresses: []string{"a:1", "b:1", "a:2"}},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.Cluster = []string{"a:1", "b:1", "a:2"}, true }),
 		},
 		{
 			"several servers, some with the user and password",
-			Redis{Addresses: []string{"redis://a", "redis://u@b", "redis://:p@c", "redis://u:p@d/0"}},
+			configpkg.Redis{Addresses: []string{"redis://a", "redis://u@b", "redis://:p@c", "redis://u:p@d/0"}},
 			with(func(opt *limiter.RedisOptions) {
 				opt.Addresses, opt.Cluster = []string{"a:6379", "b:6379", "c:6379", "d:6379"}, true
 				opt.Username, opt.Password = "u", "p"
@@ -227,22 +228,22 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"least timeout",
-			Redis{Addresses: []string{"a:1"}, Timeout: "1ms"},
+			configpkg.Redis{Addresses: []string{"a:1"}, Timeout: "1ms"},
 			with(func(opt *limiter.RedisOptions) { opt.Timeout = time.Millisecond }),
 		},
 		{
 			"password beside the address's user",
-			Redis{Addresses: []string{"redis://u@a:1"}, Password: "p"},
+			configpkg.Redis{Addresses: []string{"redis://u@a:1"}, Password: "p"},
 			with(func(opt *limiter.RedisOptions) { opt.Username, opt.Password = "u", "p" }),
 		},
 		{
 			"the same database twice",
-			Redis{Addresses: []string{"redis://a:1/3"}, DB: "3"},
+			configpkg.Redis{Addresses: []string{"redis://a:1/3"}, DB: "3"},
 			with(func(opt *limiter.RedisOptions) { opt.DB = 3 }),
 		},
 		{
 			"placeholders in all texts",
-			Redis{
+			configpkg.Redis{
 				Addresses:        []string{"{env.RATE_LIMIT_TEST_HOST}:1"},
 				Username:         "{env.RATE_LIMIT_TEST_USER}",
 				Password:         "{env.RATE_LIMIT_TEST_PASSWORD}",
@@ -260,32 +261,32 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"file",
-			Redis{Addresses: []string{"a:1"}, Password: "{file." + file + "}"},
+			configpkg.Redis{Addresses: []string{"a:1"}, Password: "{file." + file + "}"},
 			with(func(opt *limiter.RedisOptions) { opt.Password = "in a file" }),
 		},
 		{
 			"address that is a placeholder",
-			Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_URL}"}},
+			configpkg.Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_URL}"}},
 			with(func(opt *limiter.RedisOptions) {
 				opt.Addresses, opt.Username, opt.Password, opt.DB = []string{"a:7000"}, "u", "p", 2
 			}),
 		},
 		{
 			"placeholder in the password of a URL",
-			Redis{Addresses: []string{"redis://u:x@{env.RATE_LIMIT_TEST_PASSWORD}@a:1"}},
+			configpkg.Redis{Addresses: []string{"redis://u:x@{env.RATE_LIMIT_TEST_PASSWORD}@a:1"}},
 			with(func(opt *limiter.RedisOptions) {
 				opt.Username, opt.Password = "u", "x@s3cret {env.RATE_LIMIT_TEST_USER}"
 			}),
 		},
 		{
 			"escaped braces",
-			Redis{Addresses: []string{"a:1"}, Password: `\{p\}`},
+			configpkg.Redis{Addresses: []string{"a:1"}, Password: `\{p\}`},
 			with(func(opt *limiter.RedisOptions) { opt.Password = "{p}" }),
 		},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			if got, _, err := tc.redis.options(caddy.Context{}); err != nil || !reflect.DeepEqual(got, tc.want) {
+			if got, _, err := tc.redis.Options(caddy.Context{}); err != nil || !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tc.want)
 			}
 		})
@@ -307,11 +308,11 @@ func TestSecretInURL(t *testing.T) {
 			"unix://:{env.RATE_LIMIT_TEST_SECRET}@/run":  "/run",
 			"unix://u:{env.RATE_LIMIT_TEST_SECRET}@/run": "/run",
 		} {
-			got, err := parseAddress(caddy.NewReplacer(), address, "6379")
+			got, err := configpkg.ParseAddress(caddy.NewReplacer(), address, "6379")
 			switch {
 			case err != nil && strings.Contains(err.Error(), "canary"):
 				t.Errorf("%s with %q: error %q shows the secret", address, secret, err)
-			case err == nil && (got.server != want || got.password != secret):
+			case err == nil && (got.Server != want || got.Password != secret):
 				t.Errorf("%s with %q: got %+v, want address %s and that password", address, secret, got, want)
 			}
 		}
@@ -371,7 +372,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 // limits are then kept there.
 func TestUnixNetworkAddress(t *testing.T) {
 	redis := redistest.Start(t)
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal("unix/"+redis.Socket, slowly),
 		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted",
 	})
@@ -388,13 +389,13 @@ func TestUnixNetworkAddress(t *testing.T) {
 // Guards that a URL without a host does not make the client send its password to
 // this machine, where a variable is unset.
 func TestURLNeedsHost(t *testing.T) {
-	s := startConfig(t, config{site: "respond ok"})
+	s := startConfig(t, setup{site: "respond ok"})
 	t.Setenv("RATE_LIMIT_TEST_PW", "canary")
 	for _, address := range []string{
 		"redis://:{env.RATE_LIMIT_TEST_PW}@{$RATE_LIMIT_TEST_UNSET}:6379", "redis://", "redis:///",
 		"redis://:canary@", "rediss://:canary@/1",
 	} {
-		c := config{global: redisGlobal(address), site: "respond ok"}
+		c := setup{global: redisGlobal(address), site: "respond ok"}
 		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(c.caddyfile(s.addr, s.logPath), nil)
 		if err == nil { // it depends on a placeholder
 			err = s.load(c)

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,7 +51,7 @@ func TestWrongRedisSettings(t *testing.T) {
 		{"no TLS", rights.Addr, "tls", "tls", []string{"tls_trust_pool file " + good.CAFile}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{global: redisGlobal(tc.addr, tc.options...), site: oneLimit})
+			s := startConfig(t, setup{global: redisGlobal(tc.addr, tc.options...), site: oneLimit})
 			lines := func() (all []entry) {
 				for _, e := range s.log("error", "rate_limit") {
 					if e["server"] == tc.addr {
@@ -78,7 +79,7 @@ func TestWrongRedisSettings(t *testing.T) {
 func TestRightsWithinScript(t *testing.T) {
 	server := redistest.Start(t)
 	server.SetUser(t, "+evalsha", "+eval", "+get", "+time")
-	s := startConfig(t, config{global: redisGlobal(server.Addr, slowly, "username limiter", "password pass"), site: oneLimit})
+	s := startConfig(t, setup{global: redisGlobal(server.Addr, slowly, "username limiter", "password pass"), site: oneLimit})
 	s.get("/")
 	eventually(t, "a line", func() bool {
 		lines := s.log("error", "rate_limit")
@@ -107,11 +108,11 @@ func TestReloadMendsRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			subscribe(t)
-			process.Process = telemetry.New(telemetry.Options{}) // which looks by itself
-			s := startConfig(t, config{global: listening("a") + tc.bad, site: oneLimit})
+			statepkg.Process.Process = telemetry.New(telemetry.Options{}) // which looks by itself
+			s := startConfig(t, setup{global: listening("a") + tc.bad, site: oneLimit})
 			s.get("/")
 			lost := waitForEvents(t, telemetry.EventRedisLost, 1)
-			if err := s.load(config{global: listening("a") + tc.good, site: oneLimit}); err != nil {
+			if err := s.load(setup{global: listening("a") + tc.good, site: oneLimit}); err != nil {
 				t.Fatal(err)
 			}
 			loaded := time.Now()
@@ -161,19 +162,19 @@ func TestPasswordInFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			rotate("pass@word/1")
-			s := startConfig(t, config{global: global, site: oneLimit})
+			s := startConfig(t, setup{global: global, site: oneLimit})
 			byRedis := func(when string) {
 				t.Helper()
 				eventually(t, "a decision by Redis "+when, func() bool { return s.get("/").body == "redis" })
 			}
 			byRedis("at first")
-			store := newestApp().stores.redis
+			store := newestApp().stores.Redis
 			rotate("{second}")
 			byRedis("on a connection that there is")
-			if err := s.load(config{global: global, site: oneLimit + "\nheader X y"}); err != nil {
+			if err := s.load(setup{global: global, site: oneLimit + "\nheader X y"}); err != nil {
 				t.Fatal(err)
 			}
-			if newestApp().stores.redis != store {
+			if newestApp().stores.Redis != store {
 				t.Error("a reload after the password has changed made new connections")
 			}
 			disconnect()
@@ -208,7 +209,7 @@ func TestPasswordInFile(t *testing.T) {
 // silent or back, and that it takes neither a Redis that nobody asks for one that is down.
 func TestRedisStateWhileIdle(t *testing.T) {
 	server := redistest.Start(t)
-	_, a := startWithAdmin(t, config{global: redisGlobal(server.Addr), site: oneLimit})
+	_, a := startWithAdmin(t, setup{global: redisGlobal(server.Addr), site: oneLimit})
 	await := func(state, up, when string) {
 		t.Helper()
 		eventually(t, state+" "+when, func() bool {
@@ -240,7 +241,7 @@ func TestConnectingIsNotUp(t *testing.T) {
 	}
 	t.Cleanup(func() { silent.Close() })
 	addr := silent.Addr().String()
-	_, a := startWithAdmin(t, config{global: redisGlobal(addr), site: oneLimit})
+	_, a := startWithAdmin(t, setup{global: redisGlobal(addr), site: oneLimit})
 	seen := make(map[string]bool)
 	eventually(t, "it to be down", func() bool {
 		state, up := redisState(t, a, addr)
@@ -264,7 +265,7 @@ func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 		proxy.Delay(60 * ms) // three times to connect, once for a request
 		return proxy.Addr
 	}
-	first, second := config{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}, config{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}
+	first, second := setup{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}, setup{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}
 	s := startConfig(t, first)
 	if a := s.get("/"); a.body != "redis" {
 		t.Errorf("the first request was decided by %s", a.body)
@@ -278,7 +279,7 @@ func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 
 	hole := redistest.StartProxy(t, redistest.Start(t).Addr)
 	hole.BlackHole()
-	load := func(c config) time.Duration {
+	load := func(c setup) time.Duration {
 		t.Helper()
 		start := time.Now()
 		if err := s.load(c); err != nil {
@@ -286,11 +287,11 @@ func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 		}
 		return time.Since(start)
 	}
-	silent := config{global: redisGlobal(hole.Addr), site: oneLimit}
-	if took := load(silent); took < connectWait || took > connectWait+2*time.Second {
+	silent := setup{global: redisGlobal(hole.Addr), site: oneLimit}
+	if took := load(silent); took < statepkg.ConnectWait || took > statepkg.ConnectWait+2*time.Second {
 		t.Errorf("a config whose Redis does not answer took %v", took)
 	}
-	if took := load(config{global: silent.global, site: "header X y\n" + oneLimit}); took >= connectWait {
+	if took := load(setup{global: silent.global, site: "header X y\n" + oneLimit}); took >= statepkg.ConnectWait {
 		t.Errorf("a config whose Redis is known took %v", took)
 	}
 }
@@ -305,7 +306,7 @@ func TestClusterWithoutOption(t *testing.T) {
 		{"two limits", "rate_limit {\nlimit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nlimit b {\nkey all\nsize 99\ndrip_rate 1h\n}\n}\nrespond ok"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{global: redisGlobal(servers[i], slowly), site: tc.site})
+			s := startConfig(t, setup{global: redisGlobal(servers[i], slowly), site: tc.site})
 			for n := range 20 { // of some keys it has the slot
 				if a := s.get("/?" + strconv.Itoa(n)); a.StatusCode != 200 {
 					t.Fatalf("got %s, want what this Caddy decides", a)

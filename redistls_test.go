@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"encoding/json"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,7 +41,7 @@ func TestClientTLS(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			opt, _, err := (&Redis{Addresses: []string{tc.address}, TLS: tc.tls}).options(caddy.Context{})
+			opt, _, err := (&configpkg.Redis{Addresses: []string{tc.address}, TLS: tc.tls}).Options(caddy.Context{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,8 +61,8 @@ func TestClientTLS(t *testing.T) {
 // Guards that each load of a configuration which trusts any certificate says
 // so, and no other.
 func TestInsecureIsLogged(t *testing.T) {
-	with := func(option string) config {
-		return config{global: "rate_limit {\nredis 127.0.0.1:1 {\ntls\n" + option + "\n}\n}", site: "respond ok"}
+	with := func(option string) setup {
+		return setup{global: "rate_limit {\nredis 127.0.0.1:1 {\ntls\n" + option + "\n}\n}", site: "respond ok"}
 	}
 	s := startConfig(t, with(""))
 	for want, option := range []string{"", "tls_insecure_skip_verify", "tls_insecure_skip_verify"} {
@@ -127,7 +128,7 @@ func TestTLSFiles(t *testing.T) {
 	}
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 	defer cancel()
-	opt, _, err := app.Redis.options(ctx)
+	opt, _, err := app.Redis.Options(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,22 +136,22 @@ func TestTLSFiles(t *testing.T) {
 		t.Errorf("got %+v", opt.TLS)
 	}
 
-	old := provisionApp(t, config).stores.redis
-	if provisionApp(t, config).stores.redis != old {
+	old := provisionApp(t, config).stores.Redis
+	if provisionApp(t, config).stores.Redis != old {
 		t.Error("the same files make another store")
 	}
 	newCert, newKey := one.Issue(t, "client")
 	write(one, newCert, newKey)
-	renewed := provisionApp(t, config).stores.redis
+	renewed := provisionApp(t, config).stores.Redis
 	if renewed == old {
 		t.Error("a new client certificate does not make another store")
 	}
 	write(two, newCert, newKey)
-	if moved := provisionApp(t, config).stores.redis; moved == renewed || moved == old {
+	if moved := provisionApp(t, config).stores.Redis; moved == renewed || moved == old {
 		t.Error("a new authority does not make another store")
 	}
 	write(one, cert, key)
-	if provisionApp(t, config).stores.redis != old {
+	if provisionApp(t, config).stores.Redis != old {
 		t.Error("the old files do not share the store that they made")
 	}
 }
@@ -180,7 +181,7 @@ func TestTLSPlaceholders(t *testing.T) {
 	} {
 		t.Setenv("RATE_LIMIT_TEST_"+name, value)
 	}
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(redis.Addr, slowly,
 			"tls_server_name {env.RATE_LIMIT_TEST_NAME}",
 			"tls_client_auth {env.RATE_LIMIT_TEST_CERT} {env.RATE_LIMIT_TEST_KEY}",
@@ -201,11 +202,11 @@ func TestTLSPlaceholdersTellStoresApart(t *testing.T) {
 	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`
 	t.Setenv("RATE_LIMIT_TEST_NAME", "x")
 	first := provisionApp(t, app)
-	if provisionApp(t, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).stores.redis != first.stores.redis {
+	if provisionApp(t, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).stores.Redis != first.stores.Redis {
 		t.Error("a name and a placeholder for it make two stores")
 	}
 	t.Setenv("RATE_LIMIT_TEST_NAME", "y")
-	if provisionApp(t, app).stores.redis == first.stores.redis {
+	if provisionApp(t, app).stores.Redis == first.stores.Redis {
 		t.Error("a placeholder for another name makes the same store")
 	}
 }

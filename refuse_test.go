@@ -59,7 +59,7 @@ func TestRejectionsAreNotCached(t *testing.T) {
 // where Caddy has nothing beneath it: it has its way, and others do not.
 func TestRejectionsWithoutWriteTimeout(t *testing.T) {
 	for set, want := range map[string]string{"header Cache-Control public": "no-store", "header >Cache-Control public": "public"} {
-		s := startConfig(t, config{
+		s := startConfig(t, setup{
 			global: "servers {\ntimeouts {\nwrite_idle -1s\n}\n}",
 			site:   set + "\nrate_limit {\nsize 1\ndrip_rate 1h\n}",
 		})
@@ -81,18 +81,18 @@ func TestRejectedUploads(t *testing.T) {
 	)
 	rejections := []struct {
 		name   string
-		config config
+		config setup
 		field  string // of the requests
 		want   int
 	}{
-		{"denied", config{site: limit}, "", 429},
-		{"denied, with error routes", config{site: limit + errors}, "", 429},
-		{"denied behind encode", config{site: "route {\nencode\n" + limit + "}\n"}, "", 429},
-		{"denied, full duplex", config{global: "servers {\nenable_full_duplex\n}", site: limit}, "", 429},
-		{"denied, no timeouts", config{global: "servers {\ntimeouts {\nread_body_idle -1s\nwrite_idle -1s\n}\n}", site: limit}, "", 429},
-		{"without Redis", config{
+		{"denied", setup{site: limit}, "", 429},
+		{"denied, with error routes", setup{site: limit + errors}, "", 429},
+		{"denied behind encode", setup{site: "route {\nencode\n" + limit + "}\n"}, "", 429},
+		{"denied, full duplex", setup{global: "servers {\nenable_full_duplex\n}", site: limit}, "", 429},
+		{"denied, no timeouts", setup{global: "servers {\ntimeouts {\nread_body_idle -1s\nwrite_idle -1s\n}\n}", site: limit}, "", 429},
+		{"without Redis", setup{
 			global: "rate_limit {\nredis " + redistest.FreeAddr(t) + "\non_error deny\n}", site: limit}, "", 503},
-		{"bad cost", config{site: "rate_limit {\nsize 1\ncost {header.X-Cost}\n}\n"}, "X-Cost: no\r\n", 400},
+		{"bad cost", setup{site: "rate_limit {\nsize 1\ncost {header.X-Cost}\n}\n"}, "X-Cost: no\r\n", 400},
 	}
 	uploads := []struct {
 		name, fields, body string

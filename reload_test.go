@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"bytes"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"net"
 	"net/http"
@@ -89,9 +90,9 @@ func TestReloadKeepsLevels(t *testing.T) {
 				if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 					t.Fatal(err)
 				}
-				s := startConfig(t, config{global: global})
+				s := startConfig(t, setup{global: global})
 				for i, r := range tc.reloads {
-					c := config{global: global, site: strings.Replace(tc.site, "%s", r.numbers, 1) + "\nrespond admitted"}
+					c := setup{global: global, site: strings.Replace(tc.site, "%s", r.numbers, 1) + "\nrespond admitted"}
 					if err := s.load(c); err != nil {
 						t.Fatal(err)
 					}
@@ -123,7 +124,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 	}
 	defer taken.Close()
 	before := s.addr
-	for name, c := range map[string]config{
+	for name, c := range map[string]setup{
 		"before the store is taken":      {global: redisGlobal("{env.RATELIMIT_TEST_UNSET}:6379"), site: site},
 		"after it is taken":              {site: "rate_limit {\nsize 2\ndrip_rate 1h\ncost {env.RATELIMIT_TEST_UNSET}\n}\nrespond admitted"},
 		"in a module of somebody else's": {site: site + "\n@bad path_regexp [\nrespond @bad x"},
@@ -137,7 +138,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 	if s.addr != before {
 		t.Errorf("after a rejected config the site moved from %s to %s", before, s.addr)
 	}
-	if n, _ := process.stores.References(memoryKey); n != 1 {
+	if n, _ := statepkg.Process.Stores.References(statepkg.MemoryKey); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
 	}
 }
@@ -156,7 +157,7 @@ func TestReloadSharesConnections(t *testing.T) {
 		_, value, _ := strings.Cut(text, name+":")
 		return fieldstest.Number(value)
 	}
-	c := config{
+	c := setup{
 		global: redisGlobal(server.Addr, slowly),
 		site:   "rate_limit {\nsize 90\n}\nrespond admitted",
 	}
@@ -164,8 +165,8 @@ func TestReloadSharesConnections(t *testing.T) {
 	// Held, so that the garbage collector does not close connections instead.
 	var held []any
 	defer runtime.KeepAlive(&held)
-	process.stores.Range(func(key, store any) bool {
-		if key != memoryKey {
+	statepkg.Process.Stores.Range(func(key, store any) bool {
+		if key != statepkg.MemoryKey {
 			held = append(held, store)
 		}
 		return true
@@ -193,7 +194,7 @@ func TestReloadSharesConnections(t *testing.T) {
 	if a := s.get("/"); fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) > 85 {
 		t.Errorf("with another timeout the limits start afresh: %s", a)
 	}
-	if err := s.load(config{site: "respond admitted"}); err != nil {
+	if err := s.load(setup{site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "all connections closed but that of the test", func() bool {
@@ -232,7 +233,7 @@ func TestDeletedKeysStayDeleted(t *testing.T) {
 		for _, deletion := range deletions {
 			t.Run(deletion.name+"/"+limit, func(t *testing.T) {
 				server := redistest.Start(t)
-				s := startConfig(t, config{
+				s := startConfig(t, setup{
 					global: redisGlobal(server.Addr, "timeout 1s"),
 					site:   "rate_limit {\n" + limit + "\n}\nrespond admitted",
 				})
@@ -261,24 +262,24 @@ func TestDeletedKeysStayDeleted(t *testing.T) {
 func TestLevelsSurviveStoreChange(t *testing.T) {
 	a, b := startUsed(t), startUsed(t)
 	const site = "rate_limit {\nsize 10\ndrip_rate 1h\nkey all\n}\nrespond admitted"
-	none := config{site: site}
-	in := func(server *redistest.Server, options ...string) config {
-		return config{site: site, global: redisGlobal(server.Addr, append(options, "timeout 9s")...)}
+	none := setup{site: site}
+	in := func(server *redistest.Server, options ...string) setup {
+		return setup{site: site, global: redisGlobal(server.Addr, append(options, "timeout 9s")...)}
 	}
 	for _, tc := range []struct {
 		name    string
-		configs []config
+		configs []setup
 		moves   int // how many of the reloads the log says something about
 	}{
-		{"memory to Redis", []config{none, in(a)}, 1},
-		{"Redis to Redis", []config{in(a), in(b)}, 1},
-		{"another database", []config{in(a), in(a, "db 1")}, 1},
-		{"another prefix", []config{in(a), in(a, "key_prefix other:")}, 1},
-		{"another secret", []config{in(a), in(a, "key_secret other")}, 1},
-		{"Redis to memory", []config{in(a), none}, 1},
-		{"by way of memory", []config{in(a), none, in(a), none, in(b)}, 4},
-		{"there and back", []config{in(a), in(b), in(a)}, 2},
-		{"nowhere", []config{in(a), in(a), {site: site, global: redisGlobal(a.Addr, slowly)}}, 0},
+		{"memory to Redis", []setup{none, in(a)}, 1},
+		{"Redis to Redis", []setup{in(a), in(b)}, 1},
+		{"another database", []setup{in(a), in(a, "db 1")}, 1},
+		{"another prefix", []setup{in(a), in(a, "key_prefix other:")}, 1},
+		{"another secret", []setup{in(a), in(a, "key_secret other")}, 1},
+		{"Redis to memory", []setup{in(a), none}, 1},
+		{"by way of memory", []setup{in(a), none, in(a), none, in(b)}, 4},
+		{"there and back", []setup{in(a), in(b), in(a)}, 2},
+		{"nowhere", []setup{in(a), in(a), {site: site, global: redisGlobal(a.Addr, slowly)}}, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, server := range []*redistest.Server{a, b} {
@@ -322,7 +323,7 @@ func TestSharedLevelsSurviveStoreChange(t *testing.T) {
 		{"from another Redis", true, 10},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := config{site: site}
+			c := setup{site: site}
 			if tc.before {
 				c.global = redisGlobal(startUsed(t).Addr, slowly)
 			}
@@ -383,14 +384,14 @@ type reloadable struct {
 }
 
 // startAdmin starts a Caddy with c in a process of its own.
-func startAdmin(t *testing.T, c config) *reloadable {
+func startAdmin(t *testing.T, c setup) *reloadable {
 	t.Helper()
 	c.admin = redistest.FreeAddr(t)
 	return &reloadable{t, startProcess(t, c), c.admin, &http.Client{Transport: caddytest.FreshConnections("")}}
 }
 
 // load has the process run c.
-func (p *reloadable) load(c config) {
+func (p *reloadable) load(c setup) {
 	p.t.Helper()
 	c.admin = p.admin
 	res, err := p.client.Post("http://"+p.admin+"/load", "application/json",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -411,7 +412,7 @@ func decidesAsCaddy(t *testing.T, s *server, limits string, status map[string]in
 	s.entries() // all are logged
 	var want []string
 	for _, path := range paths {
-		c := process.Counters(path)
+		c := statepkg.Process.Counters(path)
 		n := c.Totals()
 		c.Release()
 		denied := n.Of(telemetry.Denied, telemetry.Banned)

@@ -37,7 +37,7 @@ func eachNode(t *testing.T, site string, do func(t *testing.T, urls []string)) {
 	})
 	t.Run("redis", func(t *testing.T) {
 		server := redistest.Start(t)
-		all, _ := nodes(t, 3, config{admin: "localhost:0", global: redisGlobal(server.Addr, slowly), site: site})
+		all, _ := nodes(t, 3, setup{admin: "localhost:0", global: redisGlobal(server.Addr, slowly), site: site})
 		var urls []string
 		for _, n := range all {
 			urls = append(urls, "http://"+n.addr)
@@ -133,7 +133,7 @@ func TestCountGuessesInAnyTime(t *testing.T) {
 	site := fmt.Sprintf("rate_limit login {\nkey {header.From}\nsize %d\ndrip_rate %v\ncount status 401\nstatus 403\n}\n"+
 		"basic_auth {\nadmin %s\n}\nrespond in", size, drip, rightHash)
 	server := redistest.Start(t)
-	for name, c := range map[string]config{"memory": {site: site}, "redis": {site: site, global: redisGlobal(server.Addr, slowly)}} {
+	for name, c := range map[string]setup{"memory": {site: site}, "redis": {site: site, global: redisGlobal(server.Addr, slowly)}} {
 		t.Run(name, func(t *testing.T) {
 			instances := 1
 			if c.global != "" {
@@ -327,7 +327,7 @@ func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
 	b := bucketAt(t, limit)
 	at := *b.Constant
 	at.Name, at.Key = b.Name, key
-	got, err := newestApp().stores.memory.Peek(context.Background(), at)
+	got, err := newestApp().stores.Memory.Peek(context.Background(), at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -625,7 +625,7 @@ func TestActualCostOfResetStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) })
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: "servers {\nprotocols h1 h2c\n}",
 		site: "rate_limit bytes {\nkey {path}\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
 			"root " + dir + "\nfile_server /file\nreverse_proxy /proxy " + upstream + "\n" +
@@ -792,7 +792,7 @@ func TestSettlementsSurvivePause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
-			s := startConfig(t, config{global: redisGlobal(server.Addr, "timeout 200ms"), site: "rate_limit {\nlimit a {\nkey static\n" + block + "\n}\n}\nreverse_proxy " + upstream})
+			s := startConfig(t, setup{global: redisGlobal(server.Addr, "timeout 200ms"), site: "rate_limit {\nlimit a {\nkey static\n" + block + "\n}\n}\nreverse_proxy " + upstream})
 			eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
 			var stop atomic.Bool
 			var paused, answers, denied, late atomic.Int64 // paused: until when nobody is to be denied any more, in Unix ns
@@ -879,8 +879,8 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 			})
 			site := "rate_limit {\nlimit a {\nkey static\nconcurrency 2\n}\nlimit b {\nkey static\nsize 3\ndrip_rate 1h\ncount status 404\n}\n}\n" +
 				"reverse_proxy " + upstream
-			s := startConfig(t, config{global: tc.from, site: site})
-			other := "http://" + startProcess(t, config{admin: "localhost:0", global: tc.to, site: site})
+			s := startConfig(t, setup{global: tc.from, site: site})
+			other := "http://" + startProcess(t, setup{admin: "localhost:0", global: tc.to, site: site})
 			var running sync.WaitGroup
 			for range 2 {
 				running.Go(func() { ask(context.Background(), s.url("/slow")) })
@@ -896,7 +896,7 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 				return res.StatusCode
 			}
 			load := func(global string) {
-				if err := s.load(config{global: global, site: site}); err != nil {
+				if err := s.load(setup{global: global, site: site}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -24,9 +25,9 @@ import (
 // storesInUse returns how many references there are to stores in the process, and to
 // all in Redis.
 func storesInUse() (memory, redis int) {
-	process.stores.Range(func(key, _ any) bool {
+	statepkg.Process.Stores.Range(func(key, _ any) bool {
 		// References would wait for Range.
-		if key == memoryKey {
+		if key == statepkg.MemoryKey {
 			memory++
 		} else {
 			redis++
@@ -34,7 +35,7 @@ func storesInUse() (memory, redis int) {
 		return true
 	})
 	if memory > 0 {
-		memory, _ = process.stores.References(memoryKey)
+		memory, _ = statepkg.Process.Stores.References(statepkg.MemoryKey)
 	}
 	return memory, redis
 }
@@ -95,7 +96,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 			t.Errorf("%s: %d references to the store in the process, %d stores in Redis", config, memory, redis)
 		}
 	}
-	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.stores.redis != other.stores.redis {
+	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.stores.Redis != other.stores.Redis {
 		t.Error("the Redis store was released")
 	}
 }
@@ -157,16 +158,16 @@ func TestStoreIsShared(t *testing.T) {
 	seen := make(map[limiter.Store]string)
 	for _, group := range groups {
 		first := provisionApp(t, group[0])
-		if other, found := seen[first.stores.store()]; found {
+		if other, found := seen[first.stores.Store()]; found {
 			t.Errorf("%s and %s share a store", group[0], other)
 		}
-		seen[first.stores.store()] = group[0]
+		seen[first.stores.Store()] = group[0]
 		for _, config := range group[1:] {
-			if provisionApp(t, config).stores.store() != first.stores.store() {
+			if provisionApp(t, config).stores.Store() != first.stores.Store() {
 				t.Errorf("%s and %s do not share a store", group[0], config)
 			}
 		}
-		if first.stores.memory != provisionApp(t, `{}`).stores.store() {
+		if first.stores.Memory != provisionApp(t, `{}`).stores.Store() {
 			t.Errorf("%s does not fall back on the store in the process", group[0])
 		}
 	}
@@ -177,7 +178,7 @@ func TestStoreIsShared(t *testing.T) {
 func TestStoreKeyCoversAllOptions(t *testing.T) {
 	t.Parallel()
 	var plain limiter.RedisOptions
-	keys := map[redisStoreKey]string{newRedisStoreKey(plain, nil, ""): "no option"}
+	keys := map[statepkg.RedisStoreKey]string{statepkg.NewRedisStoreKey(plain, nil, ""): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
 	for i := range fields.NumField() {
 		name := fields.Field(i).Name
@@ -201,12 +202,12 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		default:
 			t.Fatalf("%s: no value for a %T", name, field)
 		}
-		key := newRedisStoreKey(opt, nil, "")
+		key := statepkg.NewRedisStoreKey(opt, nil, "")
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
 		keys[key] = name
-		if text := fmt.Sprintf("%+v %q", key, key.digest[:]); strings.Contains(text, "canary") {
+		if text := fmt.Sprintf("%+v %q", key, key.Digest[:]); strings.Contains(text, "canary") {
 			t.Errorf("%s: the key is %s", name, text)
 		}
 	}
@@ -219,7 +220,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		"ff": {Password: "\xff"}, "fe": {Password: "\xfe"},
 		"one address": {Addresses: []string{"a b"}}, "two": {Addresses: []string{"a", "b"}},
 	} {
-		key := newRedisStoreKey(opt, nil, "")
+		key := statepkg.NewRedisStoreKey(opt, nil, "")
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -244,7 +245,7 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 
 	setRedisCloseDelay(t, time.Hour)
 	app := provisionApp(t, config)
-	first := app.stores.redis
+	first := app.stores.Redis
 	cleanUp(t, app)
 	if err := take(first); err != nil {
 		t.Errorf("right after the last app released it: %v", err)
@@ -255,10 +256,10 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 
 	setRedisCloseDelay(t, ms)
 	app = provisionApp(t, config)
-	if app.stores.redis == first {
+	if app.stores.Redis == first {
 		t.Fatal("a store that is to be closed is used again")
 	}
-	second := app.stores.redis
+	second := app.stores.Redis
 	if err := take(second); err != nil {
 		t.Error(err)
 	}
@@ -274,9 +275,9 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 // it can't be reached, and when it leaves it.
 func TestMemoryOutlivesRedis(t *testing.T) {
 	site := "rate_limit {\nsize 3\ndrip_rate 1h\n}\nrespond admitted"
-	lost := config{global: redisGlobal("127.0.0.1:1", slowly), site: site}
-	s := startConfig(t, config{site: site})
-	for i, c := range []config{{site: site}, lost, {site: site}} {
+	lost := setup{global: redisGlobal("127.0.0.1:1", slowly), site: site}
+	s := startConfig(t, setup{site: site})
+	for i, c := range []setup{{site: site}, lost, {site: site}} {
 		if err := s.load(c); err != nil {
 			t.Fatal(err)
 		}
@@ -317,14 +318,14 @@ func TestStoreOutlivesRequests(t *testing.T) {
 		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
 	}
 	gates.reached, gates.open = make(chan struct{}), make(chan struct{})
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: redisGlobal(redis.Addr, "timeout 5s"),
 		routes: `[` + limits("first") + `,{"handle":[{"handler":"rate_limit_test_gate"}]},` + limits("second") +
 			`,{"handle":[{"handler":"static_response","body":"admitted"}]}]`,
 	})
-	var old *sharedRedis
-	process.stores.Range(func(_, store any) bool {
-		if store, ok := store.(*sharedRedis); ok {
+	var old *statepkg.Redis
+	statepkg.Process.Stores.Range(func(_, store any) bool {
+		if store, ok := store.(*statepkg.Redis); ok {
 			old = store
 		}
 		return true
@@ -345,10 +346,10 @@ func TestStoreOutlivesRequests(t *testing.T) {
 		results <- result{status: res.StatusCode}
 	}()
 	<-gates.reached
-	if err := s.load(config{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
+	if err := s.load(setup{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * process.redisCloseDelay) // nothing is to happen
+	time.Sleep(50 * statepkg.Process.RedisCloseDelay) // nothing is to happen
 	close(gates.open)
 	if got := <-results; got.err != nil || got.status != 200 {
 		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
@@ -365,24 +366,24 @@ func TestStoreOutlivesRequests(t *testing.T) {
 // Guards that a store which was used again is kept for the whole time when that
 // is over, though the time that it was kept before ends meanwhile.
 func TestIdleMemoryIsKeptAgain(t *testing.T) {
-	original := process.idleMemoryTime
+	original := statepkg.Process.IdleMemoryTime
 	t.Cleanup(func() {
-		process.idleMemoryTime = original
-		process.idleMemory.Store(nil)
+		statepkg.Process.IdleMemoryTime = original
+		statepkg.Process.IdleMemory.Store(nil)
 	})
-	process.idleMemory.Store(nil)
+	statepkg.Process.IdleMemory.Store(nil)
 	app := provisionApp(t, `{}`)
-	for _, process.idleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
-		before := app.stores.memory
+	for _, statepkg.Process.IdleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
+		before := app.stores.Memory
 		cleanUp(t, app)
-		if process.idleMemoryTime == time.Hour {
+		if statepkg.Process.IdleMemoryTime == time.Hour {
 			time.Sleep(50 * time.Millisecond) // nothing is to happen
 		}
 		app = provisionApp(t, `{}`)
-		if app.stores.memory != before && process.idleMemoryTime == time.Hour {
+		if app.stores.Memory != before && statepkg.Process.IdleMemoryTime == time.Hour {
 			t.Error("got another store")
 		}
-		if process.idleMemory.Load() != nil {
+		if statepkg.Process.IdleMemory.Load() != nil {
 			t.Error("a store that is in use is kept besides")
 		}
 	}
@@ -394,28 +395,28 @@ func TestIdleMemoryIsKeptAgain(t *testing.T) {
 func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 	for name, global := range map[string]string{"memory": "", "redis": redisGlobal("127.0.0.1:1", slowly)} {
 		t.Run(name, func(t *testing.T) {
-			c := config{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
+			c := setup{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
 			s := startConfig(t, c)
-			original := process.idleMemoryTime
-			t.Cleanup(func() { process.idleMemoryTime = original })
+			original := statepkg.Process.IdleMemoryTime
+			t.Cleanup(func() { statepkg.Process.IdleMemoryTime = original })
 			for i, want := range []int{200, 200, 429, 429, 200} {
 				if a := s.get("/"); a.StatusCode != want {
 					t.Errorf("got %s, want %d", a, want)
 				}
 				over := i == 3 // the time that the store is kept
 				if over {
-					process.idleMemoryTime = 0
+					statepkg.Process.IdleMemoryTime = 0
 				}
-				if err := s.load(config{site: "respond admitted"}); err != nil {
+				if err := s.load(setup{site: "respond admitted"}); err != nil {
 					t.Fatal(err)
 				}
-				if n, used := process.stores.References(memoryKey); used {
+				if n, used := statepkg.Process.Stores.References(statepkg.MemoryKey); used {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
 				s.run(step{want: "200"})
 				if over {
-					eventually(t, "the store to be released", func() bool { return process.idleMemory.Load() == nil })
-					process.idleMemoryTime = original
+					eventually(t, "the store to be released", func() bool { return statepkg.Process.IdleMemory.Load() == nil })
+					statepkg.Process.IdleMemoryTime = original
 				}
 				if err := s.load(c); err != nil {
 					t.Fatal(err)
@@ -439,9 +440,9 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 // more requests, also after reloads, and that no goroutine stays behind for a config that
 // has ended.
 func TestMemoryIsSwept(t *testing.T) {
-	original := process.sweepInterval
-	process.sweepInterval = time.Millisecond
-	t.Cleanup(func() { process.sweepInterval = original })
+	original := statepkg.Process.SweepInterval
+	statepkg.Process.SweepInterval = time.Millisecond
+	t.Cleanup(func() { statepkg.Process.SweepInterval = original })
 	sweepers := func() int {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
@@ -458,18 +459,18 @@ func TestMemoryIsSwept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		memory := app.(*App).stores.memory
+		memory := app.(*App).stores.Memory
 		if got := memory.Len(); got != 100 {
 			t.Fatalf("%d buckets of 100 keys", got)
 		}
 		s.clock.advance(time.Minute)
 		eventually(t, "drained buckets to be removed", func() bool { s.clock.advance(time.Second); return memory.Len() == 0 })
-		if err := s.load(config{site: site + "\nheader X-Reload again"}); err != nil {
+		if err := s.load(setup{site: site + "\nheader X-Reload again"}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	eventually(t, "one goroutine to sweep", func() bool { return sweepers() == 1 })
-	if err := s.load(config{site: "respond unlimited"}); err != nil {
+	if err := s.load(setup{site: "respond unlimited"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
@@ -478,27 +479,29 @@ func TestMemoryIsSwept(t *testing.T) {
 // Guards that a store which can't be made, even by a panic, leaves the pool of
 // stores as it was: the next configuration gets what it asks for.
 func TestFailedStoreLeavesPool(t *testing.T) {
-	for name, open := range map[string]func() (sharedMemory, error){
-		"panic": func() (sharedMemory, error) { panic("as the test wants it") },
-		"error": func() (sharedMemory, error) { return sharedMemory{}, errors.New("as the test wants it") },
+	for name, open := range map[string]func() (statepkg.SharedMemory, error){
+		"panic": func() (statepkg.SharedMemory, error) { panic("as the test wants it") },
+		"error": func() (statepkg.SharedMemory, error) {
+			return statepkg.SharedMemory{}, errors.New("as the test wants it")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := new(stores)
-			if _, err := openStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
+			a := new(statepkg.Stores)
+			if _, err := statepkg.OpenStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
 				t.Errorf("got error %v", err)
 			}
-			if len(a.keys) > 0 {
-				t.Errorf("the config has taken %v", a.keys)
+			if len(a.Keys) > 0 {
+				t.Errorf("the config has taken %v", a.Keys)
 			}
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				store, err := openStore(a, "test", func() (sharedMemory, error) { return use(process.newMemory()), nil })
+				store, err := statepkg.OpenStore(a, "test", func() (statepkg.SharedMemory, error) { return statepkg.Sweep(statepkg.Process.NewMemory()), nil })
 				if err != nil || store.Memory == nil {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}
-				process.stores.Range(func(any, any) bool { return true })
-				if err := a.release(); err != nil {
+				statepkg.Process.Stores.Range(func(any, any) bool { return true })
+				if err := a.Release(); err != nil {
 					t.Error(err)
 				}
 			}()

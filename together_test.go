@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"flag"
 	"fmt"
+	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"os"
 	"slices"
 	"strings"
@@ -19,11 +20,11 @@ func TestClashesAreDocumented(t *testing.T) {
 	const file, begin, end = "docs/directive.md", "<!-- begin: clashes -->\n", "<!-- end: clashes -->"
 	with := make(map[string][]string)
 	var options []string
-	for _, c := range clashes {
-		if with[c.option] == nil {
-			options = append(options, c.option)
+	for _, c := range compilepkg.Conflicts {
+		if with[c.Option] == nil {
+			options = append(options, c.Option)
 		}
-		with[c.option] = append(with[c.option], "`"+c.with+"`")
+		with[c.Option] = append(with[c.Option], "`"+c.With+"`")
 	}
 	table := "| Option | Not with |\n|---|---|\n"
 	for _, option := range options {
@@ -60,21 +61,21 @@ func TestClashesAreErrors(t *testing.T) {
 		"concurrency auto": "concurrency auto", "cost": "cost 2", "factor": "factor 2", "max_keys": "max_keys 9", "track_top": "track_top 9",
 		"limit": "limit within {; size 1; }", "hold": "count status 401; hold off", "cost 0": "cost 0",
 	}
-	for _, c := range clashes {
-		t.Run(c.option+" with "+c.with, func(t *testing.T) {
-			options := []string{blocks[c.option]}
-			if with := blocks[c.with]; with != "" {
+	for _, c := range compilepkg.Conflicts {
+		t.Run(c.Option+" with "+c.With, func(t *testing.T) {
+			options := []string{blocks[c.Option]}
+			if with := blocks[c.With]; with != "" {
 				options = append(options, with)
 			}
-			if !slices.Contains([]string{"concurrency", "concurrency auto", "min_interval"}, c.with) {
+			if !slices.Contains([]string{"concurrency", "concurrency auto", "min_interval"}, c.With) {
 				options = append(options, "size 5")
 			}
 			block := "limit a {; " + strings.Join(options, "; ") + "; }; limit other {; size 5; pool; }; limit third {; size 5; borrow other; }; limit fourth {; size 5; borrow a; }"
-			if c.with == "accounting in_order" {
+			if c.With == "accounting in_order" {
 				block += "; accounting in_order"
 			}
 			err := validateCaddyfile(inLimit(block))
-			begins, ends := `/a": `+c.option+`: `, "can't be combined with "+c.with+"; "+c.instead
+			begins, ends := `/a": `+c.Option+`: `, "can't be combined with "+c.With+"; "+c.Instead
 			if err == nil || !strings.Contains(err.Error(), begins) || !strings.Contains(err.Error(), ends) {
 				t.Errorf("%s:\n got %v\nwant %s…%s", block, err, begins, ends)
 			}

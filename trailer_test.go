@@ -61,7 +61,7 @@ func TestCountByTrailer(t *testing.T) {
 		}
 	})
 	count := "rate_limit {\nlimit %s {\nkey all\nsize 100\ndrip_rate 1h\ncount {\nheader Grpc-Status 8\nheader Grpc-Status 16\n%s\n}\n%s\n}\n}\n"
-	s := startConfig(t, config{
+	s := startConfig(t, setup{
 		global: "servers {\nprotocols h1 h2c\n}",
 		site: fmt.Sprintf(count, "held", "", "") + fmt.Sprintf(count, "off", "", "hold off") + fmt.Sprintf(count, "status", "status 5xx", "") +
 			fmt.Sprintf(count, "cost", "", "cost 3\nactual_cost bytes") +

@@ -21,20 +21,20 @@ func TestTroubleshooting(t *testing.T) {
 		}
 	}
 	cases := []struct {
-		config
+		setup
 		path     string // of the requests
 		requests int
 		then     func() // before the last 20 of them
 	}{
-		{config{site: "rate_limit {\nlimit api {\nrate 60/1m\nlimit search {\nmatch path /search\nrate 5/1m\n}\n}\n}\nrespond ok"}, "/search", 8, nil},
-		{config{site: "rate_limit {\nlimit site {\nmatch path /v1/*\nrate 60/1m\n}\nlimit tenant {\nkey {header.X-Tenant}\nrate 3/1h\ndry_run\n}\n" +
+		{setup{site: "rate_limit {\nlimit api {\nrate 60/1m\nlimit search {\nmatch path /search\nrate 5/1m\n}\n}\n}\nrespond ok"}, "/search", 8, nil},
+		{setup{site: "rate_limit {\nlimit site {\nmatch path /v1/*\nrate 60/1m\n}\nlimit tenant {\nkey {header.X-Tenant}\nrate 3/1h\ndry_run\n}\n" +
 			"limit random {\nkey {http.request.uuid}\nrate 5/1m\n}\n}\nrespond ok"}, "/", 8, nil},
-		{config{global: "order rate_limit after respond", site: one}, "/", 0, nil},
-		{config{site: one}, "/", 70, nil},
-		{config{site: one}, "/", 0, nil},
-		{config{global: "rate_limit {\nredis " + redis.Addr + "\n}", site: one}, "/", 22, redis.BlackHole},
-		{config{site: login}, "/login", 6, nil},
-		{config{site: login}, "/login", 12, nil},
+		{setup{global: "order rate_limit after respond", site: one}, "/", 0, nil},
+		{setup{site: one}, "/", 70, nil},
+		{setup{site: one}, "/", 0, nil},
+		{setup{global: "rate_limit {\nredis " + redis.Addr + "\n}", site: one}, "/", 22, redis.BlackHole},
+		{setup{site: login}, "/login", 6, nil},
+		{setup{site: login}, "/login", 12, nil},
 	}
 	if len(shown) != len(cases) {
 		t.Fatalf("the page shows %d commands, want %d", len(shown), len(cases))
@@ -45,7 +45,7 @@ func TestTroubleshooting(t *testing.T) {
 	}
 	for i, b := range shown {
 		t.Run(b.place, func(t *testing.T) {
-			s, a := startWithAdmin(t, cases[i].config)
+			s, a := startWithAdmin(t, cases[i].setup)
 			for n := range cases[i].requests {
 				if cases[i].then != nil && n == cases[i].requests-20 {
 					cases[i].then()

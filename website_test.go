@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"go/ast"
 	"go/importer"
 	goparser "go/parser"
@@ -41,7 +42,7 @@ func TestCaddyWebsite(t *testing.T) {
 	if want := []string{"admin.api.rate_limit", "http.handlers.rate_limit", "rate_limit"}; !slices.Equal(ids, want) {
 		t.Errorf("found modules %q, want %q", ids, want)
 	}
-	if options < len(limitOptions)+len(handlerOptions) {
+	if options < len(configpkg.LimitOptions)+len(configpkg.BlockOptions) {
 		t.Errorf("found only %d options", options)
 	}
 }

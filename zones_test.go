@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -59,7 +60,7 @@ func TestPublishedZones(t *testing.T) {
 	if err := validateCaddyfile(":80 {\n" + block + "respond ok\n}"); err != nil {
 		t.Error(err)
 	}
-	for name, c := range map[string]config{"Caddyfile": {site: block + `respond "I'm behind the rate limiter!"`}, "JSON": {routes: routes}} {
+	for name, c := range map[string]setup{"Caddyfile": {site: block + `respond "I'm behind the rate limiter!"`}, "JSON": {routes: routes}} {
 		t.Run(name, func(t *testing.T) {
 			s := startConfig(t, c)
 			s.run(
@@ -78,11 +79,11 @@ func TestPublishedZones(t *testing.T) {
 // matchers, and counts of each zone and key.
 func TestTestedZones(t *testing.T) {
 	zone1 := `"zone1": {"match": [{"method": ["GET"]}], "key": %q, "window": "60s", "max_events": 10}`
-	routes := func(zones, more string) config {
-		return config{routes: `[{"handle": [{"handler": "rate_limit", "rate_limits": {` + zones + `}` + more + `},
+	routes := func(zones, more string) setup {
+		return setup{routes: `[{"handle": [{"handler": "rate_limit", "rate_limits": {` + zones + `}` + more + `},
 			{"handler": "static_response", "status_code": 200}]}]`}
 	}
-	caddyfile := config{site: `rate_limit {
+	caddyfile := setup{site: `rate_limit {
 		zone zone1 {
 			match {
 				method GET
@@ -94,7 +95,7 @@ func TestTestedZones(t *testing.T) {
 	}
 	respond 200`}
 	single := fmt.Sprintf(zone1, "static")
-	for name, c := range map[string]config{
+	for name, c := range map[string]setup{
 		"JSON": routes(single, ""), "Caddyfile": caddyfile,
 		"distributed": routes(single, `, "distributed": {"write_interval": "3600s", "read_interval": "3600s", "purge_age": "7200s"}`),
 	} {
@@ -265,7 +266,7 @@ func TestChargeInOrder(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var limits []*rule.Limit
 			for i := range tc.first {
-				l, _ := readyLimit(t, &Limit{Name: strconv.Itoa(i), Size: "1"})
+				l, _ := readyLimit(t, &configpkg.Limit{Name: strconv.Itoa(i), Size: "1"})
 				limits = append(limits, l)
 			}
 			q, err := rule.Evaluate(newSiteRequest().Request, limits, time.Time{})
@@ -505,7 +506,7 @@ func TestZoneKeyMayBeEmpty(t *testing.T) {
 func TestZoneWithoutEvents(t *testing.T) {
 	for name, events := range map[string]string{"0": `, "max_events": 0`, "missing": ""} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, config{routes: `[{"handle": [
+			s := startConfig(t, setup{routes: `[{"handle": [
 				{"handler": "rate_limit", "rate_limits": {"none": {"match": [{"path": ["/none"]}], "window": "1m"` + events + `},
 					"some": {"window": "1m", "max_events": 2}}},
 				{"handler": "static_response", "body": "ok"}
@@ -661,7 +662,7 @@ func TestReplacedOptions(t *testing.T) {
 		{"metrics off", "rate_limit {\nmetrics off\n}", []string{"distributed", "storage", "sweep_interval"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, config{global: tc.global, site: "route {\n" + zones + zones + "respond ok\n}"})
+			s := startConfig(t, setup{global: tc.global, site: "route {\n" + zones + zones + "respond ok\n}"})
 			var got []string
 			for _, e := range s.log("warn", ownLogger) {
 				got = append(got, fmt.Sprint(e["option"]))
@@ -704,7 +705,7 @@ func TestZonesOfOneName(t *testing.T) {
 // of zones, and that Redis holds no key of a client.
 func TestZonesInRedis(t *testing.T) {
 	server := redistest.Start(t)
-	c := config{global: redisGlobal(server.Addr, slowly), site: `
+	c := setup{global: redisGlobal(server.Addr, slowly), site: `
 		rate_limit {
 			zone wide {
 				key {header.X-User}
@@ -755,7 +756,7 @@ func TestZoneDifferences(t *testing.T) {
 	t.Run("a new window starts afresh", func(t *testing.T) {
 		s := startSite(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
 		s.run(step{want: "200"}, step{want: "429 retry-after=3600"})
-		if err := s.load(config{site: zones("zone a {\nevents 1\nwindow 2h\n}")}); err != nil {
+		if err := s.load(setup{site: zones("zone a {\nevents 1\nwindow 2h\n}")}); err != nil {
 			t.Fatal(err)
 		}
 		s.run(step{want: "200"})
@@ -765,7 +766,7 @@ func TestZoneDifferences(t *testing.T) {
 		s.run(step{path: "/?a=ab&b=c", want: "200"}, step{path: "/?a=a&b=bc", want: "200"})
 	})
 	t.Run("a placeholder of a Caddyfile in JSON", func(t *testing.T) {
-		s := startConfig(t, config{routes: `[{"handle": [
+		s := startConfig(t, setup{routes: `[{"handle": [
 			{"handler": "rate_limit", "rate_limits": {"a": {"key": "{remote_host}", "window": "1h", "max_events": 1}}},
 			{"handler": "static_response"}
 		]}]`})
@@ -803,7 +804,7 @@ func TestZoneDifferences(t *testing.T) {
 		}
 	})
 	t.Run("more keys than there is room for", func(t *testing.T) {
-		s := startConfig(t, config{
+		s := startConfig(t, setup{
 			global: "rate_limit {\nmemory {\nmax_keys 200\n}\n}",
 			site:   zones("zone a {\nkey {query}\nevents 1\nwindow 1h\n}"),
 		})
@@ -830,7 +831,7 @@ func heldBuckets(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return app.(*App).stores.memory.Len()
+	return app.(*App).stores.Memory.Len()
 }
 
 // TestZonesWrittenAsLimitsKeepCounts guards that a limit of the name of a zone, written
@@ -847,7 +848,7 @@ func TestZonesWrittenAsLimitsKeepCounts(t *testing.T) {
 			s := startSite(t, "rate_limit {\nzone a {\n"+zone+"\nevents 2\nwindow 1h\n}\n}\nrespond ok")
 			s.run(times(2, step{want: "200"})...)
 			limits := "rate_limit {\naccounting in_order\nheaders off\nlimit a {\n" + limit + "\nalgorithm sliding_log\nsize 2\nwindow 1h\n}\n}\nrespond ok"
-			if err := s.load(config{site: limits}); err != nil {
+			if err := s.load(setup{site: limits}); err != nil {
 				t.Fatal(err)
 			}
 			s.run(step{want: "429 retry-after=3600"})

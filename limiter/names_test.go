@@ -76,7 +76,8 @@ func TestLayersNameNoAlgorithm(t *testing.T) {
 		}
 		return nil
 	}
-	checkNames("../*.go", 20, ofLimits, "forms", "bans")
+	checkNames("../*.go", 4, ofLimits)
+	checkNames("../internal/compile/*.go", 10, ofLimits, "shapes", "bans")
 	checkNames("../internal/rule/*.go", 10, ofLimits, "algorithm", "ban")
 
 	// In Lua the names are in the registry, which inserts the files.

@@ -1,0 +1,65 @@
+package compile
+
+import (
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// maxBanAfter is the largest number of denials before a ban.
+const maxBanAfter = 10_000
+
+// UseBans describes valid durations of bans.
+const UseBans = "one to three durations, none shorter than the one before, such as 10m 1h 24h"
+
+// setBans sets how long keys are banned that the limit has denied.
+func (d *LimitBuilder) setBans() (err error) {
+	if len(d.Ban) == 0 {
+		if d.BanAfter != "" {
+			return option.Needs("ban_after", string(d.BanAfter), "ban, the durations of bans")
+		}
+		return nil
+	}
+	if len(d.Ban) > bucket.MaxBans {
+		return option.Bad("ban", d.BanText(), UseBans)
+	}
+	durations := make([]time.Duration, len(d.Ban))
+	for i, text := range d.Ban {
+		if durations[i], err = option.Parse(d.resolve, "ban", text, parseBan); err != nil {
+			return err
+		}
+		d.rule.Ban = append(d.rule.Ban, adminjson.Seconds(durations[i]))
+	}
+	after := 1
+	if d.BanAfter != "" {
+		if after, err = option.Parse(d.resolve, "ban_after", string(d.BanAfter), option.Integer(1, maxBanAfter)); err != nil {
+			return err
+		}
+	}
+	bans := limiter.BanAfter(int64(after), durations...)
+	if bans.Validate() != nil {
+		return option.Bad("ban", d.BanText(), UseBans)
+	}
+	d.rule.BanAfter = int64(after)
+	d.rule.Bans = &rule.Bans{Limit: bans, Events: state.Process.Process}
+	return nil
+}
+
+// parseBan parses the duration of a ban.
+func parseBan(text string) (d time.Duration, use string) {
+	d, err := caddy.ParseDuration(text)
+	switch {
+	case err == nil && d%time.Microsecond != 0:
+		return 0, "a duration of whole microseconds, such as 10m"
+	case err != nil || limiter.BanAfter(1, d).Validate() != nil:
+		return 0, "a duration from 1s to 17 years, such as 10m"
+	}
+	return d, ""
+}

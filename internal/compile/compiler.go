@@ -1,0 +1,325 @@
+// Package compile makes of the options of a block what decides on requests: package rule has that.
+package compile
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"regexp"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+const defaultKey = "{" + placeholder.ClientIP + "}"
+
+// defaultPrefixes are what usually one host or one customer has.
+var defaultPrefixes = clientip.Prefixes{IPv4: 32, IPv6: 64}
+
+// validName matches the names of limits.
+var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+
+// Compiler makes the limits of a block from what its config says. It is the same when a config is
+// loaded and when a Caddyfile is adapted, but for what is not known then.
+type Compiler struct {
+	block        *config.Block
+	Settings     Settings
+	resolve      option.Resolver              // of global placeholders
+	maxKeys      int                          // of all limits together
+	consistency  limiter.Consistency          // by default
+	countsDenied bool                         // whether any of the limits counts denied requests
+	zones        map[*config.Limit]*zone.Zone // that limits were
+	paths        map[string]bool              // of the buckets so far
+	Logger       *zap.Logger                  // of the handler
+	Location     Location                     // of the handler, as far as its routes are known
+}
+
+// New returns the compiler of a block. Its error is that of an option which is not one of a limit.
+func New(b *config.Block, resolve option.Resolver) (*Compiler, error) {
+	c := &Compiler{
+		block: b, resolve: resolve, maxKeys: math.MaxInt, countsDenied: countDenied(b.Limits), paths: make(map[string]bool),
+	}
+	return c, c.Settings.set(b, resolve)
+}
+
+// LimitBuilder is a limit that is being compiled: its options, and what they become.
+type LimitBuilder struct {
+	*config.Limit
+	*Compiler
+	rule     *rule.Limit
+	parent   *LimitBuilder   // that of the containing limit; nil if there is none
+	siblings []*config.Limit // in the same limit or block, l among them
+
+	consistency limiter.Consistency // that limits within it inherit
+}
+
+// compile compiles all of l that its options alone determine, without its matchers, and
+// those within it. siblings are the limits that stand beside l, and l. If an option is
+// invalid, the error names the limit and the option.
+func (c *Compiler) compile(l *config.Limit, siblings []*config.Limit, parent *LimitBuilder) (*LimitBuilder, error) {
+	d := &LimitBuilder{Limit: l, Compiler: c, rule: &rule.Limit{Named: l.Name != "", Zone: c.zones[l]}, parent: parent, siblings: siblings}
+	if err := d.setPath(); err != nil {
+		return nil, fmt.Errorf("limit %q: %w", option.Redacted(l.Name), err)
+	}
+	d.rule.CountDenied, d.rule.Pool = l.CountDenied, l.Pool
+	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
+	for _, set := range []func(*LimitBuilder) error{
+		(*LimitBuilder).setKey, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setSettlement,
+		(*LimitBuilder).checkTogether, (*LimitBuilder).setLoad, (*LimitBuilder).checkQueue, (*LimitBuilder).setBuckets, (*LimitBuilder).setBans, (*LimitBuilder).setPool, (*LimitBuilder).setConsistency, (*LimitBuilder).addPaths,
+	} {
+		if err := set(d); err != nil {
+			return d, d.errorIn(err)
+		}
+	}
+	return d, nil
+}
+
+// Check compiles the limits of the block, and calls visit for each, see eachWithin.
+func (c *Compiler) Check(visit func(*config.Limit, *LimitBuilder, error) error) error {
+	return c.eachWithin(c.block.Limits, nil, visit)
+}
+
+// eachWithin compiles limits and those within them as they will be when they are loaded, but for
+// placeholders that have no value yet, and calls visit for each, with the error if there is
+// one. It ends with the first error of visit.
+func (c *Compiler) eachWithin(limits []*config.Limit, parent *LimitBuilder, visit func(*config.Limit, *LimitBuilder, error) error) error {
+	for _, l := range limits {
+		d, err := c.compile(l, limits, parent)
+		if err := visit(l, d, err); err != nil {
+			return err
+		}
+		if d == nil || d.rule.Key == nil {
+			continue // because of a placeholder, and limits within may inherit it
+		}
+		if err := c.eachWithin(l.Limits.List, d, visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Load makes the limits of the block of a config that is loaded, with what all its blocks share.
+func (c *Compiler) Load(ctx caddy.Context, s *Shared) ([]*rule.Limit, error) {
+	if err := c.setZones(); err != nil {
+		return nil, err
+	}
+	if len(c.block.Limits) == 0 {
+		return nil, errors.New("limits: none given; use at least one")
+	}
+	c.maxKeys, c.consistency = s.MaxKeys, s.consistency
+	c.Settings.OnError = cmp.Or(c.Settings.OnError, s.OnError)
+	limits, err := c.loadWithin(ctx, c.block.Limits, nil, s)
+	if err == nil {
+		c.warnZones(s)
+	}
+	return limits, err
+}
+
+// loadWithin compiles limits and those within them, adds them to what the config agrees on, and
+// loads their matchers.
+func (c *Compiler) loadWithin(ctx caddy.Context, limits []*config.Limit, parent *LimitBuilder, s *Shared) ([]*rule.Limit, error) {
+	all := make([]*rule.Limit, len(limits))
+	for i, l := range limits {
+		if l == nil {
+			if parent != nil {
+				return nil, parent.errorIn(fmt.Errorf("limit %d within it is null", i))
+			}
+			return nil, fmt.Errorf("limits: limit %d is null", i)
+		}
+		d, err := c.compile(l, limits, parent)
+		if err != nil {
+			return nil, err
+		}
+		all[i], d.rule.Reporter.Logger = d.rule, c.Logger
+		if err = s.add(d); err == nil {
+			err = d.setMatchers(ctx)
+		}
+		if err == nil {
+			err = d.setClasses(ctx)
+		}
+		if err != nil {
+			return nil, d.errorIn(err)
+		}
+		d.rule.WatchForProxies()
+		if d.rule.Within, err = c.loadWithin(ctx, l.Limits.List, d, s); err != nil {
+			return nil, err
+		}
+	}
+	linkPools(limits, all)
+	return all, nil
+}
+
+// errorIn returns an error that names d.
+func (d *LimitBuilder) errorIn(err error) error {
+	return fmt.Errorf("limit %q: %w", d.displayPath(), err)
+}
+
+// displayPath returns the path of d for messages.
+func (d *LimitBuilder) displayPath() string { return cmp.Or(d.rule.Path, config.DefaultName) }
+
+// setPath sets the path: the names of the limits that contain d and its
+// own. A limit without a name that only groups others is not part of paths.
+func (d *LimitBuilder) setPath() error {
+	switch {
+	case d.Name != "" && !validName.MatchString(d.Name):
+		return option.Bad("name", d.Name, "1 to 64 letters, digits, '_', '.' or '-'")
+	case d.Name == "" && d.parent != nil:
+		return errors.New("nested limits need a name")
+	case d.Name == "" && d.IsGroup():
+		return nil
+	}
+	d.rule.Path = cmp.Or(d.Name, config.DefaultName)
+	if d.parent != nil && d.parent.rule.Path != "" {
+		d.rule.Path = d.parent.rule.Path + "/" + d.rule.Path
+	}
+	return nil
+}
+
+// addPaths adds the paths of the buckets. Each may occur once in a handler, since a request
+// can't be charged twice in one step.
+func (d *LimitBuilder) addPaths() error {
+	for _, b := range d.rule.Buckets {
+		if d.paths[b.Path] {
+			return option.Errorf("name", "%q is the name of two limits of one block; use another for one of them", b.Path)
+		}
+		d.paths[b.Path] = true
+	}
+	return nil
+}
+
+// setKey sets the key. By default it is the parent's, and so are its prefix
+// lengths.
+func (d *LimitBuilder) setKey() (err error) {
+	template, prefixes := d.Key, defaultPrefixes
+	if template == "" && d.parent != nil {
+		template, prefixes = d.parent.rule.Key.Source, d.parent.rule.Key.Prefixes
+	}
+	if d.IPv4Prefix != "" {
+		if prefixes.IPv4, err = option.Parse(d.resolve, "ipv4_prefix", string(d.IPv4Prefix), option.Bits(32)); err != nil {
+			return err
+		}
+	}
+	if d.IPv6Prefix != "" {
+		if prefixes.IPv6, err = option.Parse(d.resolve, "ipv6_prefix", string(d.IPv6Prefix), option.Bits(128)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case d.rule.Zone != nil:
+		d.rule.Key, err = key.ParseZone(d.Key, prefixes)
+	case d.parent != nil && d.Key == "" && prefixes == d.parent.rule.Key.Prefixes:
+		d.rule.Key = d.parent.rule.Key
+	default:
+		d.rule.Key, err = key.Parse(cmp.Or(template, defaultKey), prefixes)
+	}
+	return err
+}
+
+// What to do with new keys when a limit is full.
+const (
+	whenFullForget = "forget" // each replaces the emptiest bucket
+	whenFullShare  = "share"  // they share buckets
+)
+
+// parseWhenFull parses the when_full option.
+func parseWhenFull(text string) (share bool, use string) {
+	switch text {
+	case whenFullForget, whenFullShare:
+		return text == whenFullShare, ""
+	}
+	return false, "forget or share"
+}
+
+// setBounds sets how many buckets the limit may have, what to
+// do with new keys when it is full, and how many counters track them.
+func (d *LimitBuilder) setBounds() (err error) {
+	if d.MaxKeys != "" {
+		if d.rule.MaxKeys, err = option.Parse(d.resolve, "max_keys", string(d.MaxKeys), ParseMaxKeys); err != nil {
+			return err
+		}
+		if d.rule.MaxKeys > d.Compiler.maxKeys {
+			return option.Bad("max_keys", string(d.MaxKeys),
+				fmt.Sprintf("at most %d, that of memory in the global option", d.Compiler.maxKeys))
+		}
+	}
+	if d.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(d.WhenFull, whenFullForget), parseWhenFull); err != nil {
+		return err
+	}
+	if d.TrackTop != "" {
+		d.rule.TrackTop, err = option.Parse(d.resolve, "track_top", string(d.TrackTop), option.Integer(1, adminapi.MaxTop))
+	}
+	return err
+}
+
+// setStatus sets the status of denials.
+func (d *LimitBuilder) setStatus() (err error) {
+	if d.rule.Status = http.StatusTooManyRequests; d.Status != "" {
+		d.rule.Status, err = option.Parse(d.resolve, "status", string(d.Status), option.Integer(400, 599))
+	}
+	return err
+}
+
+// setMatchers loads the matchers.
+func (d *LimitBuilder) setMatchers(ctx caddy.Context) error {
+	if d.MatcherSetsRaw == nil {
+		return nil
+	}
+	d.rule.Match = d.MatcherSetsRaw
+	sets, err := ctx.LoadModule(d.Limit, "MatcherSetsRaw")
+	if err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	return d.rule.Matchers.FromInterface(sets)
+}
+
+// addBucket completes b and adds it to the buckets of d.
+func (d *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error) {
+	parse := option.Cost
+	if b.Source.Option == "min_interval" {
+		parse = costOfInterval
+	} else {
+		b.CostIsBody = cost == bodyCost
+	}
+	if cost == bodyCost {
+		cost = ""
+	}
+	if b.Cost, err = option.NewValue(d.resolve, "cost", cmp.Or(cost, "1"), parse); err != nil {
+		return err
+	}
+	if b.Factor, err = option.NewOptional(d.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
+		return err
+	}
+	b.Limit = d.rule
+	b.Holds = d.rule.Settlement.Holds() && b.IsMain()
+	if err := b.Complete(); err != nil {
+		return err
+	}
+	if z := d.rule.Zone; z != nil && z.Events == 0 {
+		b.Constant.Cost = b.Constant.Limit.Size + 1 // more than it ever has room for
+	}
+	b.SetName(defaultKey)
+	d.rule.Buckets = append(d.rule.Buckets, b)
+	return nil
+}
+
+// costOfInterval parses what a request costs a minimum interval, which counts requests: one,
+// unless it costs nothing.
+func costOfInterval(text string) (int64, string) {
+	n, use := option.Cost(text)
+	return min(n, 1), use
+}
+
+// bodyCost is the cost of a request that is the length of its body.
+const bodyCost = "body"

@@ -1,0 +1,116 @@
+package compile
+
+import (
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// conflict is an option that does not go with something else: another option, one of its values,
+// or what stands beside the limit or within it.
+type conflict struct {
+	Option  string // as it is called in a config
+	With    string // what it does not go with, see LimitBuilder.has
+	Instead string // what to do about it, and why, as in option.Clash
+}
+
+// Conflicts are all of them. They are looked for in this order.
+var Conflicts = []conflict{
+	{"soft", "concurrency", "use a limit of its own for it"},
+	{"count_denied", "concurrency", "remove it: denied requests are not in progress"},
+	{"hold", "concurrency", "remove it: requests in progress are held in any case"},
+	{"count", "concurrency", "use a limit of its own for it: requests in progress count whatever their responses are"},
+	{"actual_cost", "concurrency", "use a limit of its own for it: requests in progress count whatever they cost"},
+
+	{"cost", "concurrency auto", "remove it: each request counts once"},
+	{"factor", "concurrency auto", "use another latency instead"},
+	{"max_keys", "concurrency auto", "remove it: there is room for 1000 keys"},
+	{"when_full", "concurrency auto", "remove it: keys beyond the first 1000 share"},
+	{"track_top", "concurrency auto", "use it in a limit with a rate"},
+	{"borrow", "concurrency auto", "remove it: no pool makes the upstream faster"},
+	{"pool", "concurrency auto", "use high and low to say which requests come first: nobody knows what is to spare"},
+	{"limit", "concurrency auto", "put it beside this limit instead of within it"},
+
+	{"count", "cost 0", "remove one of them: what costs 0 is charged nothing, whatever its response is"},
+	{"actual_cost", "cost 0", "remove cost, and use hold off to hold nothing: what costs 0 is charged nothing, whatever it has cost"},
+
+	{"hold", "count_denied", "use ban instead of count_denied: denied requests cost nothing where nothing is held"},
+
+	{"max_delay", "count", "use a limit of its own for it"},
+	{"max_delay", "actual_cost", "use a limit of its own for it"},
+
+	{"ban", "concurrency", "remove it: a client with too many requests in progress may go on when they end"},
+	{"ban", "count_denied", "use one of them: either keeps out clients that go on asking"},
+	{"ban", "when_full share", "use when_full forget: otherwise whole networks would be banned"},
+
+	{"borrow", "accounting in_order", "use accounting atomic or each: limits asked in order don't know what those behind them have"},
+	{"borrow", "count_denied", "remove count_denied: only the pool knows what is denied"},
+	{"borrow", "ban", "use ban in another limit: only the pool knows what is denied"},
+	{"borrow", "max_delay", "use one of them: a request either waits or borrows"},
+
+	{"pool", "borrow", "remove borrow: a pool can't borrow from another"},
+	{"pool", "limit", "put the limits beside it instead of within it"},
+	{"pool", "count_denied", "remove count_denied: it would count only what is borrowed"},
+	{"pool", "ban", "use ban in another limit: a pool denies nothing by itself"},
+	{"pool", "soft", "use a larger size instead of soft"},
+	{"pool", "max_delay", "remove max_delay: what a pool has no room for is denied"},
+	{"pool", "min_interval", "remove min_interval"},
+
+	{"consistency", "concurrency", "use exact: requests in progress are counted by all instances together"},
+	{"consistency", "count", "use exact: requests are charged by their responses"},
+	{"consistency", "actual_cost", "use exact: requests are charged by their responses"},
+	{"consistency", "ban", "use exact: a ban holds for all instances at once"},
+	{"consistency", "borrow", "use exact: a pool has one level for all that borrow from it"},
+	{"consistency", "pool", "use exact: a pool has one level for all that borrow from it"},
+	{"consistency", "count_denied", "use exact: each denial is counted"},
+	{"consistency", "max_delay", "use exact: requests of all instances wait in one order"},
+}
+
+// needBucket are the options that a limit can't have which only groups others.
+var needBucket = []string{
+	"drip_rate", "drip_size", "cost", "factor", "max_keys", "when_full", "track_top", "status", "soft", "max_delay", "max_waiting",
+	"actual_cost", "hold", "count_denied", "count", "ban", "ban_after", "borrow", "pool", "algorithm",
+}
+
+// has reports whether d has what an option may conflict with.
+func (d *LimitBuilder) has(with string) bool {
+	switch with {
+	case "limit":
+		return !d.Limits.IsZero()
+	case "concurrency auto":
+		return d.Concurrency == config.ConcurrencyAuto
+	case "cost 0":
+		cost, err := d.resolve("cost", string(d.Cost))
+		units, use := option.Cost(cost)
+		return err == nil && use == "" && units == 0
+	case "when_full share":
+		return d.rule.ShareWhenFull
+	case "accounting in_order":
+		return d.Settings.Accounting == rule.InOrder
+	}
+	return d.Setting(with) != nil
+}
+
+// checkTogether returns an error if options of d don't go together. Those that make its
+// bucket are checked by form.check, and consistency by setConsistency.
+func (d *LimitBuilder) checkTogether() error {
+	for _, c := range Conflicts {
+		if c.Option == "consistency" || !d.has(c.With) || d.IsGroup() {
+			continue
+		}
+		if o := d.Setting(c.Option); o != nil {
+			return option.Clash(o.Option, o.Text, c.With, c.Instead)
+		}
+	}
+	return nil
+}
+
+// mustBeExact returns the first reason why Redis has to decide each request on d, or nil.
+func (d *LimitBuilder) mustBeExact() *conflict {
+	for i, c := range Conflicts {
+		if c.Option == "consistency" && d.has(c.With) {
+			return &Conflicts[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+package compile
+
+import (
+	"cmp"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// minLeasable is how many requests a bucket of which a server leases anything admits at
+// least at once: it leases a quarter of the room, for two requests at least.
+const minLeasable = 8
+
+// UseConsistency describes valid consistencies.
+const UseConsistency = "exact, or lease or eventual with a duration from 1ms to 1m, such as lease 100ms"
+
+// ParseConsistency parses the consistency option.
+func ParseConsistency(text string) (c limiter.Consistency, use string) {
+	words := strings.Fields(text)
+	if len(words) == 1 && words[0] == "exact" {
+		return c, ""
+	}
+	if len(words) != 2 {
+		return c, UseConsistency
+	}
+	d, err := caddy.ParseDuration(words[1])
+	if err != nil || d < limiter.MinConsistency || d > limiter.MaxConsistency || d%time.Microsecond != 0 {
+		return c, UseConsistency
+	}
+	switch words[0] {
+	case "lease":
+		return limiter.Lease(d), ""
+	case "eventual":
+		return limiter.Eventual(d), ""
+	}
+	return c, UseConsistency
+}
+
+// setConsistency sets who decides on the buckets of d. Unless it says so itself, that is as
+// in the limit that contains it or else as by default, and exact if it can't be so.
+func (d *LimitBuilder) setConsistency() (err error) {
+	if d.consistency = d.Compiler.consistency; d.parent != nil {
+		d.consistency = d.parent.consistency
+	}
+	if d.Consistency != "" {
+		if d.consistency, err = option.Parse(d.resolve, "consistency", d.Consistency, ParseConsistency); err != nil {
+			return err
+		}
+	}
+	reason := d.mustBeExact()
+	for _, b := range d.rule.Buckets {
+		b.Leasable = reason == nil && mustBeExact(b, limiter.Lease(time.Second)) == nil
+	}
+	if d.consistency == (limiter.Consistency{}) {
+		return nil
+	}
+	for _, b := range d.rule.Buckets {
+		reason = cmp.Or(reason, mustBeExact(b, d.consistency))
+	}
+	if reason != nil {
+		if d.Consistency != "" {
+			return option.Clash("consistency", d.Consistency, reason.With, reason.Instead)
+		}
+		return nil
+	}
+	for _, b := range d.rule.Buckets {
+		b.Consistency = d.consistency
+	}
+	return nil
+}
+
+// mustBeExact returns why b has to be exact, although its limit may be c, or nil.
+func mustBeExact(b *rule.Bucket, c limiter.Consistency) *conflict {
+	if c.Validate(limiter.Limit{Algorithm: b.Counts}) != nil {
+		return &conflict{With: "algorithm " + string(b.Limit.Algorithm), Instead: "use exact: it depends on each request"}
+	}
+	if b.Off || b.SizeIsDynamic() {
+		return nil
+	}
+	size, _, _ := b.EffectiveSize(nil) // it is complete
+	if c.IsEventual() && b.Counts.DripSize() == 0 && !b.Drip.IsDynamic() && b.Drip.Constant > size {
+		return &conflict{With: "a drip_size above the size", Instead: "use exact or a smaller drip_size: what exceeds the limit drips as fast"}
+	}
+	if c.IsLease() && (size < minLeasable || !b.Cost.IsDynamic() && size/minLeasable < b.Cost.Constant) {
+		return &conflict{With: "a size below 8 times the cost", Instead: "use exact, or a larger size in each of its buckets: nothing would be leased"}
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package compile
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// NamedLimits are the limits that users named, by their paths: those of one path share their
+// buckets, so their options must agree.
+type NamedLimits map[string]*namedLimit
+
+// namedLimit is what all limits of one path have in common.
+type namedLimit struct {
+	options  []option.Setting
+	first    *config.Limit // of them
+	bucket   *rule.Bucket
+	location Location
+}
+
+// addBucket adds a bucket of d, which is at a location. It returns the first one of its path, which may
+// be this, and an error if their options differ.
+func (all NamedLimits) addBucket(d *LimitBuilder, b *rule.Bucket, at Location) (first *namedLimit, differ *option.Error) {
+	options := d.sharedOptions(b)
+	first = all[b.Path]
+	if first == nil {
+		first = &namedLimit{options, d.Limit, b, at}
+		all[b.Path] = first
+	}
+	for i, o := range options {
+		switch earlier := first.options[i]; {
+		case o == earlier || !d.knows(o) || !d.knows(earlier):
+		case b.Free() != first.bucket.Free() && slices.Contains(chargeOptions, o.Option):
+		default:
+			return first, disagreement(b.Path, written(d.Limit, b, o), written(first.first, first.bucket, earlier), first.location)
+		}
+	}
+	if first.bucket.Free() && !b.Free() { // it has more to agree with
+		b.Policy = first.bucket.Policy
+		*first = namedLimit{options, d.Limit, b, at}
+	}
+	return first, nil
+}
+
+// Add adds the buckets of d, if it has a name. It returns an error if an earlier limit has the
+// same name and other options.
+func (all NamedLimits) Add(d *LimitBuilder, at Location) error {
+	if !d.rule.Named {
+		return nil
+	}
+	for _, b := range d.rule.Buckets {
+		if _, differ := all.addBucket(d, b, at); differ != nil {
+			return d.errorIn(differ)
+		}
+	}
+	return nil
+}
+
+// chargeOptions say what requests are charged, which does not matter to a limit that charges
+// none: it has its name to show what the others have left.
+var chargeOptions = []string{"count", "actual_cost", "hold"}
+
+// knows reports whether an option has its value already: while a Caddyfile is adapted, one with
+// {env.*} and others has not.
+func (c *Compiler) knows(o option.Setting) bool {
+	_, err := c.resolve(o.Option, o.Text)
+	return !errors.Is(err, option.ErrUnresolved)
+}
+
+// disagreement returns the error for an option of a limit that differs from that of an earlier
+// one, which is at a location.
+func disagreement(path string, got, earlier option.Setting, at Location) *option.Error {
+	other := strconv.Quote(option.Shortened(earlier.Text))
+	if earlier.Option != got.Option {
+		other = earlier.Option + " " + other
+	}
+	return option.Errorf(got.Option, "%q differs from %s in another limit named %q%s; use the same, or another name for one of them: limits of one name share their buckets",
+		option.Shortened(got.Text), other, path, at(earlier.Option))
+}
+
+// written returns an option of l's bucket b as the user wrote it: a size may have come from a
+// rate.
+func written(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting {
+	names := []string{o.Option}
+	switch {
+	case o.Option == "ban" && len(l.Ban) > 0:
+		o.Text = l.BanText()
+	case o.Option == "drip_rate" && b.Source.Option != "":
+		return b.Source // max and duration, or min_interval
+	case o.Option == "size":
+		names = append(names, "rate", "max")
+	case o.Option == "drip_rate", o.Option == "drip_size":
+		names = append(names, "rate")
+	}
+	for _, name := range names {
+		if text := config.OptionsOf[string](l)[name]; text != nil && *text != "" && !option.HasPlaceholder(*text) {
+			return option.Setting{Option: name, Text: *text}
+		}
+	}
+	return o
+}
+
+// sharedOptions returns the options in which limits have to agree that have a bucket of the same
+// path as b.
+func (d *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
+	l := d.rule
+	return append([]option.Setting{
+		{Option: "key", Text: l.Key.String()},
+		{Option: "ipv4_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv4)},
+		{Option: "ipv6_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv6)},
+		{Option: "algorithm", Text: string(l.Algorithm)},
+		{Option: b.Size.Option, Text: b.Size.String()},
+		{Option: b.Rate.Option, Text: b.Rate.String()},
+		{Option: b.Drip.Option, Text: b.Drip.String()},
+		{Option: "factor", Text: b.Factor.String()},
+		{Option: "window_start", Text: d.startOfWindows()},
+		{Option: "period", Text: d.Period},
+		{Option: "warm_up", Text: b.WarmUp.String()},
+		{Option: "cold_factor", Text: b.Cold.String()},
+	}, l.Settings()...)
+}

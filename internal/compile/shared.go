@@ -1,0 +1,174 @@
+package compile
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Shared is what the limits of a config that share buckets have to agree in, and what they
+// share besides.
+type Shared struct {
+	named  NamedLimits
+	bounds map[string]sharedBounds // by the name of the bucket in stores
+	warned map[string]bool         // options that have no effect
+
+	counters map[string]*telemetry.Counters // by path
+	tops     state.Refs[state.TopID, *toplist.List]
+	bans     state.Refs[string, *rule.BanList] // by the name of the bucket in stores
+	waiting  state.Refs[string, *rule.Lines]   // likewise
+	loads    state.Refs[state.LoadID, *adaptive.Controllers]
+
+	MaxKeys     int // for all limits together
+	OnError     rule.OnError
+	consistency limiter.Consistency // by default
+	Metrics     bool
+	app         *config.App
+}
+
+// Location tells where an option of a limit is written, or the limit if it does not have it, for
+// errors: " at Caddyfile:7".
+type Location func(option string) string
+
+// sharedBounds are what the bounds of all limits are whose buckets have one name.
+type sharedBounds struct {
+	options  [3]option.Setting
+	location Location // of the first of them
+}
+
+// NewShared returns that of a config without limits, and reads the options of its app.
+func NewShared(app *config.App) (s *Shared, err error) {
+	s = &Shared{
+		named:    make(NamedLimits),
+		bounds:   make(map[string]sharedBounds),
+		warned:   make(map[string]bool),
+		counters: make(map[string]*telemetry.Counters),
+		tops:     state.Process.Tops.NewRefs(),
+		bans:     state.Process.Bans.NewRefs(),
+		waiting:  state.Process.Waiting.NewRefs(),
+		loads:    state.Process.Loads.NewRefs(),
+		MaxKeys:  limiter.DefaultMaxKeys,
+		app:      app,
+	}
+	if s.OnError, err = option.ParseConstant("on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError); err != nil {
+		return nil, err
+	}
+	if s.consistency, err = option.Parse(option.OnLoad, "consistency", cmp.Or(app.Consistency, "exact"), ParseConsistency); err != nil {
+		return nil, err
+	}
+	if s.Metrics, err = option.ParseConstant("metrics", cmp.Or(app.Metrics, "on"), ParseMetrics); err != nil {
+		return nil, err
+	}
+	if app.Memory != nil && app.Memory.MaxKeys != "" {
+		if s.MaxKeys, err = option.Parse(option.OnLoad, "max_keys", string(app.Memory.MaxKeys), ParseMaxKeys); err != nil {
+			return nil, fmt.Errorf("memory: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// ParseMaxKeys reads a number of buckets.
+var ParseMaxKeys = option.Integer(1, 1_000_000_000)
+
+// ParseMetrics parses the metrics option.
+func ParseMetrics(text string) (on bool, use string) {
+	switch text {
+	case "on", "off":
+		return text == "on", ""
+	}
+	return false, "on or off"
+}
+
+// countersOf returns the counters of a path.
+func (a *Shared) countersOf(path string) *telemetry.Counters {
+	c := a.counters[path]
+	if c == nil {
+		c = state.Process.Counters(path)
+		a.counters[path] = c
+	}
+	return c
+}
+
+// Release releases what the limits share.
+func (a *Shared) Release() {
+	a.loads.Release()
+	a.waiting.Release()
+	a.bans.Release()
+	a.tops.Release()
+	for path, c := range a.counters {
+		c.Release()
+		delete(a.counters, path)
+	}
+}
+
+// add adds the buckets of d. Limits of the same name share their buckets
+// wherever they are, so their options must agree. Those of limits without a name, as JSON
+// may have them, need not: these share buckets if key and numbers are equal.
+func (a *Shared) add(d *LimitBuilder) error {
+	l := d.rule
+	if l.Bans != nil {
+		l.Bans.List = a.bans.Get(l.Buckets[0].Name)
+	}
+	if l.Waiting != nil {
+		l.Waiting.Lines = a.waiting.Get(l.Buckets[0].Name)
+	}
+	if l.Load != nil {
+		l.Load.Controllers = a.loads.Get(state.LoadID{Name: l.Buckets[0].Name, Options: l.Load.Options})
+	}
+	for _, b := range l.Buckets {
+		b.Policy = &rule.Policy{
+			Policy:   outcome.Policy{Path: b.Path, Title: b.Path, Status: l.Status, Concurrency: l.Settlement.InProgress, Unit: b.QuotaUnit()},
+			Counters: a.countersOf(b.Path),
+		}
+		if l.Zone != nil {
+			b.Policy.Title = l.Zone.Name
+		}
+		if err := a.addBounds(d, b); err != nil {
+			return err
+		}
+		if l.TrackTop > 0 {
+			b.Policy.Top = a.tops.Get(state.TopID{Name: b.Name, N: l.TrackTop})
+		}
+		if !l.Named {
+			continue
+		}
+		first, err := a.named.addBucket(d, b, d.Location)
+		if err != nil && (l.Zone == nil || first.bucket.Limit.Zone == nil) {
+			return err
+		}
+		b.Policy = first.bucket.Policy
+	}
+	return nil
+}
+
+// addBounds adds max_keys, when_full and track_top of b's limit. A store bounds all
+// buckets of one name together, and their keys are tracked together, so limits whose
+// buckets have the same name must agree in these, even if the limits have no name
+// themselves.
+func (a *Shared) addBounds(d *LimitBuilder, b *rule.Bucket) error {
+	options := [3]option.Setting{
+		{Option: "max_keys", Text: fmt.Sprint(b.Limit.MaxKeysOf(a.MaxKeys))},
+		{Option: "when_full", Text: b.Limit.WhenFull()},
+		{Option: "track_top", Text: fmt.Sprint(b.Limit.TrackTop)},
+	}
+	earlier, found := a.bounds[b.Name]
+	if !found {
+		a.bounds[b.Name] = sharedBounds{options, d.Location}
+		return nil
+	}
+	for i, o := range options {
+		if o != earlier.options[i] {
+			return disagreement(b.Path, o, earlier.options[i], earlier.location)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+// Package config has what a config says: the options of blocks, limits and the app, as JSON has them, and
+// as Caddy's website documents them. What they mean is compiled by package compile.
+package config
+
+import ()
+
+// Block has the options of a `rate_limit` block. Those of its limits are theirs.
+type Block struct {
+	// The limits that requests must pass. Required, unless there are `rate_limits`.
+	Limits []*Limit `json:"limits,omitempty"`
+
+	// Which buckets to charge if some have room for the request and others do
+	// not. With `atomic`, none: a denied request uses up no limit. With
+	// `each`, every bucket that has room. With `in_order`, the limits are asked one
+	// after the other as they stand in the block, and those before the first that
+	// denies are charged; those behind it are not asked. With these two, requests that
+	// are denied use up other limits: nine denied trades take nine units from the bucket
+	// of all actions of that user, which are then denied too. Default: `atomic`, for
+	// `rate_limits` `in_order`.
+	Accounting string `json:"accounting,omitempty"`
+
+	// The header fields to set on responses, one or more of:
+	//
+	// - `x-ratelimit` (default): `X-RateLimit-Limit`, `-Remaining`, `-Clear`,
+	//   and on denial `-Reset`
+	// - `github`, in place of `x-ratelimit`: `X-RateLimit-Limit`, `-Remaining`, `-Used`, and
+	//   `-Reset` as a time in seconds since 1970. If a request passes several handlers, the
+	//   first that shows `X-RateLimit-*` decides how.
+	// - `ratelimit-11`: `RateLimit-Policy` and `RateLimit` of
+	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
+	// - `fill`: where an upstream sends any field of a family, leave that family to it,
+	//   unless the request was denied; otherwise all fields of the upstream's that are of the same family are removed.
+	//   The families are `X-RateLimit-*`, and `RateLimit` with `RateLimit-*`.
+	// - `off`, alone: none
+	//
+	// The response to a denied request always has `Retry-After`.
+	Headers List `json:"headers,omitempty"`
+
+	// How to handle a request if Redis is unavailable or does not reply in time:
+	// `fallback`, `allow` or `deny`, see the app's option of the same name.
+	// Default: the app's.
+	OnError string `json:"on_error,omitempty"`
+
+	// Whether to add the object `rate_limit` to the request's line in the access
+	// log. It never contains the key. Default: false. Its fields:
+	//
+	// - `result`: `admitted` or `denied`; `undecided` if Redis was unavailable, so
+	//   that `on_error` applied; `refused` if a number or a matcher could not be
+	//   evaluated; `early_data` if the client's address was not verified yet
+	// - `limit`, `by`, `remaining`: as the placeholders
+	// - `retry_after`: the wait that the client was told, not rounded, if the request was
+	//   denied and a wait helps
+	// - `over`, `banned`, `borrowed`, `dry_run`: as the placeholders, if they are not empty
+	// - `units`: what the request was charged, by the paths of the limits, without those that
+	//   charged nothing; with `count` and `actual_cost`, what its response came to
+	// - `waited`: for how long the request waited for Redis, if there is one
+	// - `delayed`: for how long it waited by `max_delay`, if it did
+	Log bool `json:"log,omitempty"`
+
+	// Whether the response to a denied request that no error route handles has a body,
+	// `on` (default) or `off`: one line of text with the seconds until there is room.
+	Body string `json:"body,omitempty"`
+
+	// The largest share by which the wait is longer that denied clients are told, such
+	// as 0.2 for up to a fifth, at most 1, with `rate_limits` also more. How much is random, so
+	// that clients that were denied together do not return together. All header fields,
+	// placeholders, messages and log fields tell the same wait. Default: 0.
+	Jitter Number `json:"jitter,omitempty"`
+
+	Zones
+}

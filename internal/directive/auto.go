@@ -1,0 +1,43 @@
+package directive
+
+import (
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+)
+
+// parseConcurrency parses the option concurrency: a number, or auto with or without a block.
+func (p *limitParser) parseConcurrency(l *config.Limit) error {
+	text, err := parseArgument(p.Dispenser)
+	if l.Concurrency = config.Number(text); err != nil || text != config.ConcurrencyAuto {
+		if err == nil {
+			err = parseEnd(p.Dispenser, "concurrency")
+		}
+		return err
+	}
+	a := new(config.Auto)
+	texts, seen := config.OptionsOf[string](a), make(map[string]bool)
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		l.Auto = a
+		name := p.Val()
+		if seen[name] {
+			return p.Errf("duplicate option: %s", name)
+		}
+		seen[name] = true
+		p.note(l, name)
+		switch {
+		case texts[name] != nil:
+			if *texts[name], err = parseArgument(p.Dispenser); err == nil {
+				err = parseEnd(p.Dispenser, name)
+			}
+		case name == "high":
+			a.HighRaw, err = parseMatch(p.Helper)
+		case name == "low":
+			a.LowRaw, err = parseMatch(p.Helper)
+		default:
+			return unknownOption(p.Dispenser, autoScope)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

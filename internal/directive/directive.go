@@ -1,0 +1,560 @@
+// Package directive reads the directive and the global option of a Caddyfile, and says in its errors what
+// was probably meant.
+package directive
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// ParseBlock parses the directive. docs/directive.md has its syntax: a block takes the options
+// of a Limit and of the Handler, and nested limits those of a Limit. A block may have zones instead of
+// limits, with other options beside them, see parseZoneOption.
+func ParseBlock(helper httpcaddyfile.Helper) (*config.Block, error) {
+	helper.Next() // the directive's name
+	p := &limitParser{Helper: helper, tokens: make(map[*config.Limit]map[string]caddyfile.Token)}
+	b, l := new(config.Block), new(config.Limit)
+	p.note(l, blockToken)
+	if got, use := setInLine(l, helper.RemainingArgs()); use != "" {
+		return nil, helper.WrapErr(option.Bad("rate_limit", got, use))
+	}
+	besideRate := l.Rate != ""
+	if err := p.parse(l, b); err != nil {
+		return nil, err
+	}
+	if len(b.RateLimits) == 0 {
+		if err := b.NeedsZones(); err != nil {
+			return nil, p.locateAt(l, config.FirstField(&b.Zones), err)
+		}
+		if use := insteadOfName(l, besideRate); use != "" {
+			return nil, p.locateAt(l, blockToken, fmt.Errorf("rate_limit: %q is only a name, and there is no key; use %s", l.Name, use))
+		}
+		b.Limits = []*config.Limit{l}
+	} else if name := config.FirstField(l); name != "" {
+		into := ""
+		if slices.Contains(ZoneScope.Options, name) {
+			into = name + " into the zone, or "
+		}
+		return nil, p.locateAt(l, "zone", option.Clash("zone", "", name, "put "+into+"the limits into a block of their own"))
+	}
+	p.names = namesIn(helper)
+	if err := p.names.name(b, l, p.tokens[l][blockToken]); err != nil {
+		return nil, p.locate(l, err)
+	}
+	c, err := compile.New(b, option.Later)
+	if err != nil && !errors.Is(err, option.ErrUnresolved) {
+		return nil, p.locate(l, err)
+	}
+	return b, c.Check(p.check)
+}
+
+// limitParser parses the block of a directive. It remembers where each option is, so
+// that errors of what is checked when the whole block is known have its line.
+type limitParser struct {
+	httpcaddyfile.Helper
+	tokens map[*config.Limit]map[string]caddyfile.Token // by option
+	names  *blockNames
+}
+
+// blockToken stands for the token that begins a limit's block. No option is called so.
+const blockToken = ""
+
+// note remembers the current token as that of an option.
+func (p *limitParser) note(l *config.Limit, name string) {
+	if p.tokens[l] == nil {
+		p.tokens[l] = make(map[string]caddyfile.Token)
+	}
+	p.tokens[l][name] = p.Token()
+}
+
+// locate adds file and line to an error: those of the option that it is about, or else
+// of the limit.
+func (p *limitParser) locate(l *config.Limit, err error) error {
+	var wrong *option.Error
+	if errors.As(err, &wrong) {
+		return p.locateAt(l, wrong.Option, err)
+	}
+	return p.locateAt(l, blockToken, err)
+}
+
+// locateAt adds file and line to an error: those of an option, or of the limit if that
+// does not have it.
+func (p *limitParser) locateAt(l *config.Limit, name string, err error) error {
+	return errorAt(p.token(l, name), err)
+}
+
+// errorAt adds the file and line of a token to an error.
+func errorAt(token caddyfile.Token, err error) error {
+	d := caddyfile.NewDispenser([]caddyfile.Token{token})
+	d.Next()
+	return d.WrapErr(err)
+}
+
+// token returns the token of an option, or that which begins the limit if it does not have it.
+func (p *limitParser) token(l *config.Limit, name string) caddyfile.Token {
+	if token, found := p.tokens[l][name]; found {
+		return token
+	}
+	return p.tokens[l][blockToken]
+}
+
+// check checks a limit once it is compiled, or has the error.
+func (p *limitParser) check(l *config.Limit, d *compile.LimitBuilder, err error) error {
+	if err == nil {
+		err = p.names.agreed.Add(d, func(name string) string { return locationOf(p.token(l, name)) })
+	}
+	if err != nil && !errors.Is(err, option.ErrUnresolved) {
+		return p.locate(l, err)
+	}
+	return nil
+}
+
+// parse parses the block of a limit. Only the outermost may have options of the
+// handler; b is nil for nested limits.
+func (p *limitParser) parse(l *config.Limit, b *config.Block) error {
+	texts, flags := config.OptionsOf[string](l), config.OptionsOf[bool](l)
+	delete(texts, "name")
+	if b != nil {
+		maps.Copy(texts, config.OptionsOf[string](b))
+		maps.Copy(flags, config.OptionsOf[bool](b))
+	}
+	seen := map[string]bool{"key": l.Key != "", "rate": l.Rate != ""} // beside the directive
+	matchers := ""                                                    // of the option match
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		name, args := p.Val(), strings.Join(nextArgs(p.Dispenser), " ")
+		switch {
+		case seen[name] && name == "match":
+			return p.WrapErr(option.Clash(name, args, "another", "use "+useOneMatch(matchers, args)))
+		case seen[name] && name != "limit" && name != "zone" && (b == nil || !repeatable(name)):
+			return p.Errf("duplicate option: %s", name)
+		case name == "match":
+			matchers = args
+		}
+		seen[name] = true
+		p.note(l, name)
+		here := BlockScope
+		if b == nil {
+			here = LimitScope
+		}
+		if err := orInstead(p.Dispenser, here, func() error { return p.parseOption(l, b, texts[name], flags[name]) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseOption parses an option. text or flag is the field that it sets, if it is a text or a flag.
+func (p *limitParser) parseOption(l *config.Limit, b *config.Block, text *string, flag *bool) (err error) {
+	name := p.Val()
+	switch {
+	case name == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
+		l.Rate = config.Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
+	case name == "period":
+		args := p.RemainingArgs()
+		if l.Period = strings.Join(args, " "); len(args) != 1 && len(args) != 2 {
+			return p.WrapErr(option.Bad(name, l.Period, "a unit and at most a time zone, such as month Europe/Berlin"))
+		}
+	case name == "concurrency":
+		return p.parseConcurrency(l)
+	case name == "consistency":
+		l.Consistency, err = parseConsistencyArgs(p.Dispenser)
+	case text != nil:
+		*text, err = parseArgument(p.Dispenser)
+	case flag != nil:
+		*flag, err = parseFlag(p.Dispenser)
+	case name == "ban":
+		if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
+			return p.Err("ban: nothing given; use " + compile.UseBans)
+		}
+	case name == "count":
+		l.Count, err = parseCount(p.Dispenser)
+		return err
+	case name == "match":
+		l.MatcherSetsRaw, err = parseMatch(p.Helper)
+		return err
+	case name == "limit":
+		child := new(config.Limit)
+		p.note(child, blockToken)
+		args := p.RemainingArgs()
+		if len(args) != 1 || isMatcherToken(args[0]) || kinds["units"].pattern.MatchString(args[0]) {
+			return p.WrapErr(option.Bad(name, strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
+		}
+		child.Name = args[0]
+		l.Limits.List = append(l.Limits.List, child)
+		return p.parse(child, nil)
+	case b == nil:
+		return unknownOption(p.Dispenser, LimitScope)
+	case name == "headers":
+		if b.Headers = p.RemainingArgs(); len(b.Headers) == 0 {
+			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
+		}
+	default:
+		found, err := parseZoneOption(p.Helper, &b.Zones)
+		if err == nil && !found {
+			return unknownOption(p.Dispenser, BlockScope)
+		}
+		return err
+	}
+	if err == nil {
+		err = parseEnd(p.Dispenser, name)
+	}
+	return err
+}
+
+// secrets are the options whose values must not be in errors.
+var secrets = []string{"username", "password", "sentinel_username", "sentinel_password", "key_secret"}
+
+// parseArgument parses the one argument of an option.
+func parseArgument(d *caddyfile.Dispenser) (string, error) {
+	name := d.Val()
+	args := d.RemainingArgs()
+	switch {
+	case len(args) == 1 && args[0] != "":
+		return args[0], nil
+	case len(args) > 1 && (slices.Contains(secrets, name) ||
+		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
+		return "", d.Errf("%s: %d words given; use one, in quotes if it has spaces", name, len(args))
+	case name == "key" && len(args) > 1 && !slices.ContainsFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "{") || !strings.HasSuffix(arg, "}") }):
+		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), `"key `+strings.Join(args, ",")+`"`))
+	case inOneLine(args):
+		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value, and "+ownLine))
+	}
+	return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
+}
+
+// parseMatch parses an option that is a matcher: a matcher token like that of a
+// directive, or matchers in a line or a block like those of a named matcher.
+func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
+	name := helper.Val()
+	if args := nextArgs(helper.Dispenser); len(args) == 2 && args[0] == "not" && strings.HasPrefix(args[1], "@") {
+		helper.NextArg()
+		set, _, err := helper.MatcherToken()
+		if err != nil {
+			return nil, helper.WrapErr(err)
+		}
+		return caddyhttp.RawMatcherSets{{"not": caddyconfig.JSON([]caddy.ModuleMap{set}, nil)}}, nil
+	}
+	if helper.CountRemainingArgs() > 0 {
+		set, found, err := helper.MatcherToken()
+		switch {
+		case err != nil:
+			return nil, helper.WrapErr(err)
+		case found && helper.NextArg():
+			return nil, helper.Errf("%s: %q stands after a matcher; use one matcher, or several in a block", name, helper.Val())
+		case found && set == nil: // * is all requests
+			return nil, nil
+		case found:
+			return caddyhttp.RawMatcherSets{set}, nil
+		}
+		helper.Prev() // not a matcher token
+		got := nextArgs(helper.Dispenser)
+		meant := matcherOption(got)
+		if meant != "" && meant != "match "+strings.Join(got, " ") {
+			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), inQuotes(meant)))
+		}
+		if strings.HasPrefix(meant, "match path ") && slices.ContainsFunc(got, isURL) {
+			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), "paths, which begin with a slash"))
+		}
+	}
+	if lines := matchersIn(nextArgs(helper.Dispenser)); len(lines) > 1 {
+		return nil, helper.WrapErr(option.Bad(name, strings.Join(nextArgs(helper.Dispenser), " "),
+			"a block with a line for each matcher: "+quotedLines(lines)))
+	}
+	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(helper.Dispenser)
+	if err != nil && strings.Contains(err.Error(), "http.matchers.@") {
+		return nil, helper.Errf("%s: a @name can't be combined with other matchers; use %[1]s @name, or %[1]s not @name, and put the others into its definition", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(set) == 0 {
+		return nil, helper.Errf("%s: nothing given; use @name, /path or matchers", name)
+	}
+	return caddyhttp.RawMatcherSets{set}, nil
+}
+
+// parseCount parses the responses that count: one criterion in a line, or several in a
+// block.
+func parseCount(d *caddyfile.Dispenser) (*adminjson.Responses, error) {
+	m := new(adminjson.Responses)
+	for nesting := d.Nesting(); d.NextArg() || d.NextBlock(nesting); {
+		codes := &m.StatusCode
+		if d.Val() == "not" {
+			if codes = &m.NotStatusCode; !d.NextArg() || d.Val() != "status" {
+				return nil, d.Err("count: not is only for a status; use not status <code...>")
+			}
+		}
+		switch what := d.Val(); what {
+		case "status":
+			for _, text := range d.RemainingArgs() {
+				code, use := compile.ParseStatusCode(text)
+				if use != "" {
+					return nil, d.WrapErr(option.Bad("count", text, use))
+				}
+				*codes = append(*codes, code)
+			}
+		case "header":
+			fields := caddyhttp.MatchHeader(m.Headers)
+			if err := fields.UnmarshalCaddyfile(d.NewFromNextSegment()); err != nil {
+				return nil, err
+			}
+			m.Headers = http.Header(fields)
+		default:
+			return nil, d.WrapErr(option.Bad("count", what, "status <code...>, not status <code...> or header <field>, or several in a block"))
+		}
+	}
+	if m.IsEmpty() {
+		return nil, d.Err("count: nothing given; use status <code...> or header <field>, or both in a block")
+	}
+	return m, nil
+}
+
+// ParseApp parses the global option.
+func ParseApp(d *caddyfile.Dispenser, existing any) (any, error) {
+	d.Next() // the option's name
+	if existing != nil {
+		return nil, d.Err("duplicate global option: rate_limit")
+	}
+	if d.NextArg() {
+		return nil, d.WrapErr(option.Bad("rate_limit", redisaddr.WithoutPassword(d.Val()), "a block"))
+	}
+	app := new(config.App)
+	seen := make(map[string]bool)
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		name := d.Val()
+		if seen[name] {
+			return nil, d.Errf("duplicate option: %s", name)
+		}
+		seen[name] = true
+		if err := orInstead(d, GlobalScope, func() error { return parseAppOption(d, app) }); err != nil {
+			return nil, err
+		}
+	}
+	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+// parseAppOption parses an option of the global option.
+func parseAppOption(d *caddyfile.Dispenser, app *config.App) (err error) {
+	switch name := d.Val(); name {
+	case "redis":
+		app.Redis = new(config.Redis)
+		return parseRedis(d, app.Redis)
+	case "memory":
+		app.Memory = new(config.Memory)
+		return parseMemory(d, app.Memory)
+	case "on_error":
+		app.OnError, err = parseChoice(d, rule.ParseOnError)
+		return err
+	case "consistency":
+		if app.Consistency, err = parseConsistencyArgs(d); err == nil && !option.IsTemplate(app.Consistency) {
+			if _, err = option.ParseConstant(name, app.Consistency, compile.ParseConsistency); err != nil {
+				err = d.WrapErr(err)
+			}
+		}
+		if err == nil {
+			err = parseEnd(d, name)
+		}
+		return err
+	case "metrics":
+		app.Metrics, err = parseChoice(d, compile.ParseMetrics)
+		return err
+	default:
+		return unknownOption(d, GlobalScope)
+	}
+}
+
+// parseMemory parses the memory block.
+func parseMemory(d *caddyfile.Dispenser, m *config.Memory) error {
+	if d.NextArg() {
+		return d.WrapErr(option.Bad("memory", redisaddr.WithoutPassword(d.Val()), "a block"))
+	}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		switch name := d.Val(); {
+		case name != "max_keys":
+			return unknownOption(d, MemoryScope)
+		case m.MaxKeys != "":
+			return d.Errf("duplicate option: %s", name)
+		}
+		text, err := parseNumber(d, compile.ParseMaxKeys)
+		if err != nil {
+			return err
+		}
+		m.MaxKeys = config.Number(text)
+		if err := parseEnd(d, "max_keys"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseRedis parses the redis block.
+func parseRedis(d *caddyfile.Dispenser, r *config.Redis) error {
+	tokens := map[string]caddyfile.Token{blockToken: d.Token()}
+	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
+		return d.Err("redis: no address given; use redis <address>..., such as localhost:6379")
+	}
+	// Hosts need no port, so that these would be hosts too, and a password one to look up.
+	for _, word := range r.Addresses[1:] {
+		if slices.Contains(RedisScope.Options, word) {
+			return d.Errf("redis: the option %s is among the addresses; use a block, with a line for it", word)
+		}
+	}
+	texts := map[string]*string{
+		"username":          &r.Username,
+		"password":          &r.Password,
+		"master_name":       &r.MasterName,
+		"sentinel_username": &r.SentinelUsername,
+		"sentinel_password": &r.SentinelPassword,
+		"key_prefix":        &r.KeyPrefix,
+		"key_secret":        &r.KeySecret,
+	}
+	seen := make(map[string]bool)
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		name := d.Val()
+		if seen[name] {
+			return d.Errf("duplicate option: %s", name)
+		}
+		seen[name], tokens[name] = true, d.Token()
+
+		var text string
+		var err error
+		switch name {
+		case "db":
+			text, err = parseNumber(d, config.ParseDB)
+			r.DB = config.Number(text)
+		case "timeout":
+			text, err = parseNumber(d, config.ParseTimeout)
+			r.Timeout = config.Duration(text)
+		case "cluster":
+			r.Cluster, err = parseFlag(d)
+		case "tls", "tls_client_auth", "tls_server_name", "tls_trust_pool", "tls_insecure_skip_verify":
+			if r.TLS == nil {
+				r.TLS = new(reverseproxy.TLSConfig)
+			}
+			err = parseTLS(d, r.TLS)
+		default:
+			if texts[name] == nil {
+				return unknownOption(d, RedisScope)
+			}
+			*texts[name], err = parseArgument(d)
+		}
+		if err == nil && name != "tls_trust_pool" { // its module takes the block
+			err = parseEnd(d, name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := r.Check(); err != nil {
+		var wrong *option.Error
+		token := tokens[blockToken]
+		if errors.As(err, &wrong) && tokens[wrong.Option].Text != "" {
+			token = tokens[wrong.Option]
+		}
+		return errorAt(token, fmt.Errorf("redis: %w", err))
+	}
+	return nil
+}
+
+// parseTLS parses a TLS option. The options are those of the reverse proxy's
+// transport.
+func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
+	switch name := d.Val(); name {
+	case "tls":
+		_, err = parseFlag(d)
+	case "tls_insecure_skip_verify":
+		t.InsecureSkipVerify, err = parseFlag(d)
+	case "tls_server_name":
+		t.ServerName, err = parseArgument(d)
+	case "tls_client_auth":
+		switch args := d.RemainingArgs(); {
+		case len(args) == 1 && args[0] != "":
+			t.ClientCertificateAutomate = args[0]
+		case len(args) == 2 && args[0] != "" && args[1] != "":
+			t.ClientCertificateFile, t.ClientCertificateKeyFile = args[0], args[1]
+		default:
+			return d.WrapErr(option.Bad(name, strings.Join(args, " "),
+				"the files of a certificate and its key, or the name of one to automate"))
+		}
+	case "tls_trust_pool":
+		if !d.NextArg() {
+			return d.Err("tls_trust_pool: nothing given; use a module, such as file <path>")
+		}
+		name := d.Val()
+		pool, err := caddyfile.UnmarshalModule(d, "tls.ca_pool.source."+name)
+		if err != nil {
+			return err
+		}
+		t.CARaw = caddyconfig.JSONModuleObject(pool, "provider", name, nil)
+	}
+	return err
+}
+
+// parseFlag parses an option without arguments.
+func parseFlag(d *caddyfile.Dispenser) (bool, error) {
+	if name := d.Val(); d.NextArg() {
+		return false, d.WrapErr(option.Bad(name, d.Val(), name+" alone"))
+	}
+	return true, nil
+}
+
+// parseNumber parses the argument of an option that is a number or duration. It is
+// not validated if it has placeholders, which are resolved when the config is loaded.
+func parseNumber[T any](d *caddyfile.Dispenser, parse option.Parser[T]) (string, error) {
+	name := d.Val()
+	text, err := parseArgument(d)
+	if err != nil || option.IsTemplate(text) {
+		return text, err
+	}
+	if _, err := option.ParseConstant(name, text, parse); err != nil {
+		return "", d.WrapErr(err)
+	}
+	return text, nil
+}
+
+// parseChoice parses an option that is one of some words, and its end.
+func parseChoice[T any](d *caddyfile.Dispenser, parse option.Parser[T]) (string, error) {
+	name := d.Val()
+	text, err := parseArgument(d)
+	if err != nil {
+		return "", err
+	}
+	if _, err := option.ParseConstant(name, text, parse); err != nil {
+		return "", d.WrapErr(err)
+	}
+	return text, parseEnd(d, name)
+}
+
+// parseConsistencyArgs returns the arguments of consistency.
+func parseConsistencyArgs(d *caddyfile.Dispenser) (string, error) {
+	if args := d.RemainingArgs(); len(args) > 0 {
+		return strings.Join(args, " "), nil
+	}
+	return "", d.Err("consistency: nothing given; use " + compile.UseConsistency)
+}
+
+// parseEnd returns an error if a block follows an option.
+func parseEnd(d *caddyfile.Dispenser, name string) error {
+	if d.NextBlock(d.Nesting()) {
+		return d.Errf("%s: it takes no block; use one line", name)
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+// Package state has what the configs of a process share, and what of it survives reloads.
+package state
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Process is what the configurations of this process share. A new config takes its
+// references before the old one releases its own, so what is in pools survives reloads.
+var Process = &processState{
+	Process: telemetry.New(telemetry.Options{}),
+	Stores:  caddy.NewUsagePool(),
+	Tops:    newRefPool(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
+	Bans:    newRefPool(func(string) *rule.BanList { return rule.NewBanList() }),
+	Waiting: newRefPool(func(string) *rule.Lines { return rule.NewLines() }),
+	Loads:   newRefPool(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
+
+	NewMemory:       limiter.NewMemory,
+	IdleMemoryTime:  time.Minute,
+	RedisCloseDelay: 10 * time.Second,
+	SweepInterval:   time.Second,
+}
+
+// processState is the state of the process, and what tests change of how it works.
+type processState struct {
+	*telemetry.Process // what is counted at limits
+
+	// The stores in use. There is a single memory store, under memoryKey, which every app
+	// uses. With Redis it is the fallback, so that levels are kept when Redis is added to
+	// the config or removed from it. Each Redis store is under a redisStoreKey.
+	Stores *caddy.UsagePool
+
+	// The memory store while no app uses it.
+	IdleMemory atomic.Pointer[SharedMemory]
+
+	Tops    *RefPool[TopID, *toplist.List]  // the keys that ask most
+	Bans    *RefPool[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
+	Waiting *RefPool[string, *rule.Lines]   // how many requests wait, likewise
+	Loads   *RefPool[LoadID, *adaptive.Controllers]
+
+	// newMemory returns a new memory store.
+	NewMemory func() *limiter.Memory
+
+	// How long the memory store is kept after the last app released it, in case a config
+	// without limits is soon replaced by one with limits.
+	IdleMemoryTime time.Duration
+
+	// How long a Redis store stays open, at least, after the last app released it, since
+	// Caddy cleans up a config while requests are still in flight. It is also how often the
+	// store then checks whether they have finished.
+	RedisCloseDelay time.Duration
+
+	// How often drained buckets are removed from the memory store. Requests remove them
+	// too, a few each, which takes long if there are few requests.
+	SweepInterval time.Duration
+}
+
+// TopID identifies the list of the keys that ask most: the name of the buckets, and the
+// number of counters.
+type TopID struct {
+	Name string
+	N    int
+}
+
+// LoadID identifies the controllers of limits: the name of their buckets, and what they keep to.
+type LoadID struct {
+	Name    string
+	Options adaptive.Options
+}
+
+const MemoryKey = "memory"
+
+// SharedMemory is the memory store in the pool.
+type SharedMemory struct {
+	*limiter.Memory
+	unused chan struct{} // closed when no app uses it any more
+}
+
+// Sweep returns a store that is swept until its Destruct.
+func Sweep(m *limiter.Memory) SharedMemory {
+	shared := SharedMemory{m, make(chan struct{})}
+	sweep := time.NewTicker(Process.SweepInterval)
+	go func() {
+		defer sweep.Stop()
+		for {
+			select {
+			case <-sweep.C:
+				m.Sweep()
+			case <-shared.unused:
+				return
+			}
+		}
+	}()
+	return shared
+}
+
+// Destruct keeps the store for the next app for idleMemoryTime.
+func (m SharedMemory) Destruct() error {
+	close(m.unused)
+	this := &m
+	Process.IdleMemory.Store(this)
+	time.AfterFunc(Process.IdleMemoryTime, func() { Process.IdleMemory.CompareAndSwap(this, nil) })
+	return nil
+}
+
+// Redis is a Redis store in the pool.
+type Redis struct {
+	*limiter.Redis
+	connected sync.Once
+	Requests  atomic.Int64 // in flight, having reached a handler that uses the store
+}
+
+// ConnectWait is how long a config waits for the first connection to Redis.
+const ConnectWait = 250 * time.Millisecond
+
+// ConnectOnce connects, unless that was done before. Whoever calls it meanwhile waits too:
+// Caddy may start its servers before the app, and then requests do.
+func (s *Redis) ConnectOnce() {
+	s.connected.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), ConnectWait)
+		defer cancel()
+		s.Connect(ctx)
+	})
+}
+
+// Destruct closes the store once no request can use it any more: one that has
+// passed a handler may reach another one much later. When the process exits, nobody
+// would close it later.
+func (s *Redis) Destruct() error {
+	if caddy.Exiting() {
+		return s.Close()
+	}
+	time.AfterFunc(Process.RedisCloseDelay, func() {
+		if s.Requests.Load() > 0 {
+			_ = s.Destruct()
+			return
+		}
+		_ = s.Close()
+	})
+	return nil
+}
+
+// Stores are the stores that a config uses. They have to be released.
+type Stores struct {
+	Memory *limiter.Memory // also the fallback of redis
+	Redis  *Redis          // nil without Redis
+	Keys   []any           // in the pool
+}
+
+// Store returns the store that decides.
+func (s *Stores) Store() limiter.Store {
+	if s.Redis != nil {
+		return s.Redis
+	}
+	return s.Memory
+}
+
+// OpenMemory opens the memory store of this process.
+func (s *Stores) OpenMemory() error {
+	store, err := OpenStore(s, MemoryKey, func() (SharedMemory, error) {
+		if m := Process.IdleMemory.Swap(nil); m != nil {
+			return Sweep(m.Memory), nil
+		}
+		Process.NewMemory()
+		return Sweep(Process.NewMemory()), nil
+	})
+	s.Memory = store.Memory
+	return err
+}
+
+// OpenRedis opens a Redis store, with the memory store as its fallback. tls are the options that
+// opt.TLS was made from, and login identifies opt.Credentials.
+func (s *Stores) OpenRedis(opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, login string) (err error) {
+	opt.Fallback = s.Memory
+	s.Redis, err = OpenStore(s, NewRedisStoreKey(opt, tls, login).pooled(), func() (*Redis, error) {
+		var r *limiter.Redis
+		counted := Process.Process
+		opt.Report = func(e limiter.Event) { counted.Redis(r, e) }
+		var err error
+		if r, err = limiter.NewRedis(opt); err != nil {
+			return nil, err
+		}
+		return &Redis{Redis: r}, nil
+	})
+	return err
+}
+
+// Release releases the stores, Redis before its fallback.
+func (s *Stores) Release() error {
+	errs := make([]error, 0, len(s.Keys))
+	for _, key := range slices.Backward(s.Keys) {
+		_, err := Process.Stores.Delete(key)
+		errs = append(errs, err)
+	}
+	s.Keys = nil
+	return errors.Join(errs...)
+}
+
+// OpenStore returns the store that the pool has under key, or opens it. A panic
+// in open is returned as an error, since the pool would stay locked.
+func OpenStore[S caddy.Destructor](s *Stores, key any, open func() (S, error)) (S, error) {
+	store, _, err := Process.Stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("opening the store: %v", p)
+			}
+		}()
+		return open()
+	})
+	if err != nil {
+		var none S
+		return none, err
+	}
+	s.Keys = append(s.Keys, key)
+	return store.(S), nil
+}
+
+// RedisStoreKey identifies a Redis store in the pool. It is equal for equal
+// settings, however they are written, and contains none of them in plain text.
+type RedisStoreKey struct {
+	Digest [sha256.Size]byte // of all settings but the roots
+	roots  *x509.CertPool    // that are trusted; nil for the system's
+}
+
+// NewRedisStoreKey returns the key of a store with the given options; options
+// are those that opt.TLS was made from, and login identifies opt.Credentials.
+func NewRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig, login string) RedisStoreKey {
+	digest := sha256.New()
+	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %q %d %q %q %d",
+		slices.Sorted(slices.Values(opt.Addresses)), opt.Cluster,
+		opt.MasterName, opt.SentinelUsername, opt.SentinelPassword,
+		opt.Username, opt.Password, login, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout)
+	if opt.TLS == nil {
+		return RedisStoreKey{Digest: [sha256.Size]byte(digest.Sum(nil))}
+	}
+	// The options only name the certificate files, which may have changed, so
+	// the certificates are compared too.
+	_ = json.NewEncoder(digest).Encode(cmp.Or(options, new(reverseproxy.TLSConfig)))
+	for _, certificate := range opt.TLS.Certificates {
+		fmt.Fprintf(digest, "%x", certificate.Certificate)
+	}
+	return RedisStoreKey{Digest: [sha256.Size]byte(digest.Sum(nil)), roots: opt.TLS.RootCAs}
+}
+
+// pooled returns the key in the pool that is equivalent to k, or k if there is
+// none. A lookup would not find it: roots are compared by Equal, not ==.
+func (k RedisStoreKey) pooled() RedisStoreKey {
+	Process.Stores.Range(func(key, _ any) bool {
+		other, ok := key.(RedisStoreKey)
+		same := ok && other.Digest == k.Digest && other.roots.Equal(k.roots)
+		if same {
+			k = other
+		}
+		return !same
+	})
+	return k
+}
