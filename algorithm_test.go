@@ -70,7 +70,7 @@ func TestAlgorithms(t *testing.T) {
 			}
 			defer q.Release()
 			got := q.Entries()
-			if len(got) != 1 || got[0].Ask.Limit != tc.want || got[0].Ask.Cost != 1 {
+			if len(got) != 1 || got[0].Query.Limit != tc.want || got[0].Query.Cost != 1 {
 				t.Errorf("got %+v, want %+v", got, tc.want)
 			}
 		})

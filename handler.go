@@ -239,7 +239,7 @@ func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request
 		return storeError{err}
 	}
 	q.Count(h.settings.Accounting)
-	decider, wait := q.Tell(res, outcome.How{Families: h.settings.Families, Jitter: h.settings.Jitter, At: began}, w.Header())
+	decider, wait := q.SetHeaders(res, outcome.How{Families: h.settings.Families, Jitter: h.settings.Jitter, At: began}, w.Header())
 	res.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
 		if len(h.RateLimits) > 0 {
@@ -261,7 +261,7 @@ func denialOf(q *rule.Request, decider *outcome.Entry, wait time.Duration) error
 
 // noteUndecided notes why the handler did not decide on the request.
 func (h *Handler) noteUndecided(res *outcome.Outcome, r *http.Request, why telemetry.Checked) {
-	res.Become(why)
+	res.SetResult(why)
 	res.Observe(r.Context(), h.Log)
 }
 
@@ -289,8 +289,8 @@ func (h *Handler) logExceeded(r *http.Request, q *rule.Request, decider *outcome
 	fields := []zap.Field{zap.String("zone", decider.Title), zap.Duration("wait", wait), zap.String("remote_ip", address)}
 	if h.LogKey {
 		entries := q.Entries()
-		i := slices.IndexFunc(entries, func(e rule.Entry) bool { return e.Ask.Name == decider.Name })
-		key, template := entries[i].Ask.Key, h.RateLimits[decider.Title].Key
+		i := slices.IndexFunc(entries, func(e rule.Entry) bool { return e.Query.Name == decider.Name })
+		key, template := entries[i].Query.Key, h.RateLimits[decider.Title].Key
 		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
 			key = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(template, "")
 		}

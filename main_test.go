@@ -835,7 +835,7 @@ func (r *testRequest) asks(l *rule.Limit) (buckets []limiter.Bucket, err error) 
 	q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, time.Time{})
 	defer q.Release()
 	for _, e := range q.Entries() {
-		buckets = append(buckets, e.Ask)
+		buckets = append(buckets, e.Query)
 	}
 	return buckets, err
 }

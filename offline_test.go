@@ -63,7 +63,7 @@ func met(t testing.TB, d *offline.Config, r *http.Request) string {
 	var met []string
 	run := s.NewRun(func(_ *offline.Handler, q *rule.Request, err error) bool {
 		for _, e := range q.Entries() {
-			met = append(met, e.Path+"="+e.Ask.Key)
+			met = append(met, e.Path+"="+e.Query.Key)
 		}
 		if err != nil {
 			met = append(met, fmt.Sprintf("error: %v", err))

@@ -43,7 +43,7 @@ func (c *collector) sharing(order []rule.Module, around map[rule.Module]*routes.
 
 // shared is a bucket of a handler.
 type shared struct {
-	rule.Placed
+	rule.LocatedBucket
 	module rule.Module
 }
 
@@ -59,6 +59,6 @@ func (p shared) alwaysMet() bool {
 
 // costs reports whether p charges a request as b does. Blocks of one name that charge
 // differently may well both be meant, as for a path that costs more.
-func (p shared) costs(b rule.Placed) bool {
+func (p shared) costs(b rule.LocatedBucket) bool {
 	return p.Cost.String() == b.Cost.String() && p.CostIsBody == b.CostIsBody
 }

@@ -20,7 +20,7 @@ func (c *collector) flooded(h rule.Handler) {
 	buckets := conditioned(h.Limits)
 	var all []conditionedBucket // before the limit that is looked at, or all of them if each is charged
 	for _, b := range buckets {
-		if b.forAll() && charges(b.Placed) {
+		if b.forAll() && charges(b.LocatedBucket) {
 			all = append(all, b)
 		}
 		if h.Accounting == rule.InOrder {
@@ -36,7 +36,7 @@ func (c *collector) flooded(h rule.Handler) {
 
 // floodedBy advises on buckets for all that are charged for what b denies.
 func (c *collector) floodedBy(b conditionedBucket, all []conditionedBucket, accounting rule.Accounting) {
-	if b.forAll() || !charges(b.Placed) {
+	if b.forAll() || !charges(b.LocatedBucket) {
 		return
 	}
 	for _, a := range all {
@@ -52,7 +52,7 @@ func (c *collector) floodedBy(b conditionedBucket, all []conditionedBucket, acco
 }
 
 // charges reports whether b denies requests, and charges them as soon as it admits them.
-func charges(b rule.Placed) bool {
+func charges(b rule.LocatedBucket) bool {
 	l := b.Limit
 	return b.Constant != nil && !b.Off && !l.DryRun && l.Load == nil && !l.Pool && l.Lender == nil && len(l.Borrowers) == 0 && !l.Settlement.Holds()
 }
@@ -60,14 +60,14 @@ func charges(b rule.Placed) bool {
 // conditionedBucket is a bucket, the matchers of its limit and of those around it, and the
 // placeholders of its key.
 type conditionedBucket struct {
-	rule.Placed
+	rule.LocatedBucket
 	conditions, key []string
 }
 
 // conditioned returns the buckets of limits.
 func conditioned(limits []*rule.Limit) (all []conditionedBucket) {
 	for b := range rule.Buckets(limits) {
-		of := conditionedBucket{Placed: b, key: b.Limit.Key.Template().Placeholders()}
+		of := conditionedBucket{LocatedBucket: b, key: b.Limit.Key.Template().Placeholders()}
 		for _, l := range append(slices.Clip(b.Around), b.Limit) {
 			if len(l.Match) > 0 {
 				text, _ := json.Marshal(l.Match)
@@ -98,11 +98,11 @@ func (a *conditionedBucket) sharesKey(b conditionedBucket) bool {
 func (c *collector) unused(h rule.Handler) {
 	all := conditioned(h.Limits)
 	for i, b := range all {
-		if !mayBeUnused(b.Placed, h.Accounting) {
+		if !mayBeUnused(b.LocatedBucket, h.Accounting) {
 			continue
 		}
 		for j, a := range all {
-			if i == j || a.Limit == b.Limit || !charges(a.Placed) || a.Limit.MaxDelay > 0 || a.Consistency != (limiter.Consistency{}) ||
+			if i == j || a.Limit == b.Limit || !charges(a.LocatedBucket) || a.Limit.MaxDelay > 0 || a.Consistency != (limiter.Consistency{}) ||
 				!a.meets(b) || !a.sharesKey(b) || a.Constant.Cost < b.Constant.Cost || !tighter(a.Bucket, b.Bucket) || j > i && tighter(b.Bucket, a.Bucket) {
 				continue
 			}
@@ -117,7 +117,7 @@ func (c *collector) unused(h rule.Handler) {
 }
 
 // mayBeUnused reports whether b has no effect if it never denies a request by itself.
-func mayBeUnused(b rule.Placed, accounting rule.Accounting) bool {
+func mayBeUnused(b rule.LocatedBucket, accounting rule.Accounting) bool {
 	l := b.Limit
 	return b.Constant != nil && !b.Off && !l.DryRun && l.Load == nil && !l.Pool && l.Lender == nil && len(l.Borrowers) == 0 &&
 		!l.Settlement.InProgress && l.Settlement.ActualCost == "" && !l.CountDenied && (l.Bans == nil || accounting == rule.Atomic)
@@ -179,7 +179,7 @@ func perHour(l bucket.Limit) float64 {
 
 // zones advises on zones that admit nothing, and on zones of one name whose options differ.
 func (c *collector) zones(order []rule.Module) {
-	first := make(map[string]rule.Placed) // by path
+	first := make(map[string]rule.LocatedBucket) // by path
 	for _, m := range order {
 		for b := range rule.Buckets(m.Compiled().Limits) {
 			if b.Limit.Zone == nil {
@@ -205,7 +205,7 @@ func (c *collector) zones(order []rule.Module) {
 }
 
 // zonesDiffer returns what differs in two zones, or "".
-func zonesDiffer(a, b rule.Placed) string {
+func zonesDiffer(a, b rule.LocatedBucket) string {
 	switch ka, kb := a.Limit.Key, b.Limit.Key; {
 	case ka.String() != kb.String():
 		return "keys"

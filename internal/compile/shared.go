@@ -25,7 +25,7 @@ type Shared struct {
 	counters map[string]*telemetry.Counters // by path
 	tops     state.Refs[state.TopID, *toplist.List]
 	bans     state.Refs[string, *rule.BanList] // by the name of the bucket in stores
-	waiting  state.Refs[string, *rule.Lines]   // likewise
+	waiting  state.Refs[string, *rule.Queues]  // likewise
 	loads    state.Refs[state.LoadID, *adaptive.Controllers]
 
 	MaxKeys     int // for all limits together
@@ -119,7 +119,7 @@ func (a *Shared) add(d *LimitBuilder) error {
 		l.Bans.List = a.bans.Get(l.Buckets[0].Name)
 	}
 	if l.Waiting != nil {
-		l.Waiting.Lines = a.waiting.Get(l.Buckets[0].Name)
+		l.Waiting.Queues = a.waiting.Get(l.Buckets[0].Name)
 	}
 	if l.Load != nil {
 		l.Load.Controllers = a.loads.Get(state.LoadID{Name: l.Buckets[0].Name, Options: l.Load.Options})

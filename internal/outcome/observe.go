@@ -37,7 +37,7 @@ func (o *Outcome) Observe(ctx context.Context, log bool) {
 func (o *Outcome) attributes() []attribute.KeyValue {
 	sum, decided := summarize(o.entries, 0)
 	attributes := append(make([]attribute.KeyValue, 0, 4),
-		attribute.String("caddy.rate_limit.result", o.what.String()))
+		attribute.String("caddy.rate_limit.result", o.result.String()))
 	if !decided {
 		return attributes
 	}
@@ -54,7 +54,7 @@ type logged struct{ *Outcome }
 // MarshalLogObject implements zapcore.ObjectMarshaler.
 func (l logged) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	sum, decided := summarize(l.entries, 0)
-	enc.AddString("result", l.what.String())
+	enc.AddString("result", l.result.String())
 	if decided {
 		decider := &l.entries[sum.Deciding]
 		enc.AddString("limit", decider.Path)

@@ -31,13 +31,13 @@ type Outcome struct {
 	waited  time.Duration        // for Redis, so far
 	delayed time.Duration        // until there was room, so far
 	at      int64                // when the last handler began to decide, in µs since 1970
-	what    telemetry.Checked    // the outcome of the request so far
+	result  telemetry.Checked    // the outcome of the request so far
 	counted telemetry.CheckedSet // what it was counted as
 	opened  bool                 // whether a handler is going to count it
 	logged  bool                 // whether the access log shows it
 	traced  bool                 // whether the request has a span
 	stripe  uint8                // of counters
-	insists Families             // those that some limit is shown in without Fill
+	forced  Families             // those that some limit is shown in without Fill
 	inline  [1]Entry
 	text    [48]byte // backs the fields that the first handler sets
 }
@@ -87,11 +87,11 @@ func Of(r *http.Request, repl *caddy.Replacer, stripe uint32) *Outcome {
 	return o
 }
 
-// Become notes the outcome of the request at one more handler. It was denied if any
+// SetResult notes the outcome of the request at one more handler. It was denied if any
 // limit did so.
-func (o *Outcome) Become(what telemetry.Checked) {
-	if o.what != telemetry.CheckedDenied {
-		o.what = what
+func (o *Outcome) SetResult(result telemetry.Checked) {
+	if o.result != telemetry.CheckedDenied {
+		o.result = result
 	}
 }
 
@@ -119,8 +119,8 @@ func (o *Outcome) Open() (outermost bool) {
 // nothing else has become of it since, in an error route.
 func (o *Outcome) Count(in *telemetry.Process) {
 	o.opened = false
-	if o.counted.Add(o.what) {
-		in.CountRequest(uint32(o.stripe), o.what)
+	if o.counted.Add(o.result) {
+		in.CountRequest(uint32(o.stripe), o.result)
 	}
 }
 
@@ -146,7 +146,7 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 			e.Families = 0
 		}
 		if e.Families&Fill == 0 {
-			o.insists |= e.Families
+			o.forced |= e.Families
 		}
 		if e.Concurrency {
 			e.Decision.Clear = 0 // when it is clear is up to the requests in progress
@@ -155,7 +155,7 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 	}
 	own, _ := summarize(o.entries[before:], 0)
 	if own.Denied {
-		o.Become(telemetry.CheckedDenied)
+		o.SetResult(telemetry.CheckedDenied)
 	}
 	all, text := own, o.text[:0]
 	if before > 0 {
@@ -174,7 +174,7 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 		all, _ = summarize(o.entries, 0)
 	}
 	if all.Denied {
-		o.insists = XRateLimit | IETF // a page for the denial tells nothing of its wait
+		o.forced = XRateLimit | IETF // a page for the denial tells nothing of its wait
 	}
 	o.fields.render(o.entries, all, o.at, text)
 	o.fields.set(h)
@@ -349,7 +349,7 @@ func (o *Outcome) marked(is func(*Entry) bool) string {
 }
 
 // fill returns the families that are left to an upstream that sends any of them.
-func (o *Outcome) fill() Families { return (XRateLimit | IETF) &^ o.insists }
+func (o *Outcome) fill() Families { return (XRateLimit | IETF) &^ o.forced }
 
 // Wrap returns a writer that keeps values of others out of our fields. It returns
 // w if w has such a writer already or there are no fields.

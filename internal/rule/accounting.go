@@ -21,7 +21,7 @@ const (
 )
 
 // ParseAccounting parses the option accounting.
-func ParseAccounting(text string) (a Accounting, use string) {
+func ParseAccounting(text string) (a Accounting, want string) {
 	switch a := Accounting(text); a {
 	case Atomic, Each, InOrder:
 		return a, ""
@@ -54,23 +54,23 @@ type How struct {
 //
 // Only limits that are asked in order may take more than one call: one that charges all or
 // none is all it takes for a request that is admitted, and another one charges a denied
-// request. One that waits for a place asks anew each time that there may be one.
+// request. A request that waits for a slot is decided anew each time that one may be free.
 func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err error) {
 	switch n := len(q.entries); {
 	case how.Accounting == InOrder && n > 1 && q.notesDenials():
-		err = q.askInTurn(s, &how)
+		err = q.decideInOrder(s, &how)
 	case how.Accounting == InOrder:
-		if err = q.ask(s, &how, 0, n); err == nil {
+		if err = q.decideEntries(s, &how, 0, n); err == nil {
 			q.chargeInOrder(s, &how)
 		}
 	default:
-		err = q.askInLine(s, &how)
+		err = q.decideOrWait(s, &how)
 	}
 	if err != nil {
 		q.settleUnpassed()
 		return 0, err
 	}
-	delay = q.lower()
+	delay = q.removeExtra()
 	if q.firstDenied() >= 0 {
 		q.settleUnpassed()
 	}
@@ -79,8 +79,8 @@ func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err err
 
 // chargeInOrder charges the buckets before the first that has denied, after
 // all were asked at once and none was charged. The store is asked once more, about
-// these. If one of them is full by now, that is the first that denies. What was decided
-// behind it does not count, as if it had not been asked.
+// these. If one of them is full by now, that is the first that denies. Decisions on later ones
+// do not count, as if they had not been asked.
 func (q *Request) chargeInOrder(s limiter.Store, how *How) {
 	first := q.firstDenied()
 	if first < 0 {
@@ -88,7 +88,7 @@ func (q *Request) chargeInOrder(s limiter.Store, how *How) {
 	}
 	for more := true; more && first > 0; {
 		q.undecide(first+1, len(q.entries))
-		if q.ask(s, how, 0, first) != nil { // the store failed meanwhile, but the request is denied
+		if q.decideEntries(s, how, 0, first) != nil { // the store failed meanwhile, but the request is denied
 			q.undecide(0, first)
 			return
 		}
@@ -99,12 +99,12 @@ func (q *Request) chargeInOrder(s limiter.Store, how *How) {
 	q.undecide(first+1, len(q.entries))
 }
 
-// askInTurn asks a store about one bucket after the other, until one denies. Asked all at
-// once, limits that count denied requests, or ban for them, would do so behind that one too,
+// decideInOrder asks a store about one bucket after the other, until one denies. Asked all at
+// once, limits that count denied requests, or ban for them, would do so after that one too,
 // and twice before it.
-func (q *Request) askInTurn(s limiter.Store, how *How) error {
+func (q *Request) decideInOrder(s limiter.Store, how *How) error {
 	for i := range q.entries {
-		if err := q.ask(s, how, i, i+1); err != nil {
+		if err := q.decideEntries(s, how, i, i+1); err != nil {
 			return err
 		}
 		if d := &q.entries[i].Decision; d.Denied && !d.DryRun {
@@ -143,10 +143,10 @@ func (q *Request) firstDenied() int {
 	return -1
 }
 
-// ask has a store decide on the entries from one index to another, in one step. It is asked
-// about their buckets, and about those that watch them.
-func (q *Request) ask(s limiter.Store, how *How, from, to int) error {
-	q.asked, q.of = q.asked[:0], q.of[:0]
+// decideEntries has a store decide on the entries from one index to another, in one step. It is
+// asked about their buckets, and about the buckets that ban their keys.
+func (q *Request) decideEntries(s limiter.Store, how *How, from, to int) error {
+	q.asked, q.about = q.asked[:0], q.about[:0]
 	req := limiter.Request{Accounting: how.Accounting.inStore(), NoFallback: how.NoFallback}
 	same := 0 // entries of one limit that are asked
 	for i := from; i < to; i++ {
@@ -154,32 +154,33 @@ func (q *Request) ask(s limiter.Store, how *How, from, to int) error {
 		if e.withheld {
 			continue
 		}
-		q.asked, q.of = append(q.asked, e.Ask), append(q.of, i)
-		if e.Ask.Hold && req.Held == nil {
+		q.asked, q.about = append(q.asked, e.Query), append(q.about, entryRange{i, i + 1})
+		if e.Query.Hold && req.Held == nil {
 			req.Held = new(limiter.Held)
 		}
 		if same++; i+1 == to || q.entries[i+1].Limit != e.Limit {
 			if e.Limit.Bans != nil {
-				q.askBan(i+1, same)
+				q.addBan(entryRange{i + 1 - same, i + 1})
 			}
 			same = 0
 		}
 	}
 	if to-from == 1 {
-		req.Accounting = limiter.AccountingAtomic // all the same, but denials are remembered
+		req.Accounting = limiter.AccountingAtomic // no difference for one bucket, but denials are remembered
 	}
 	req.Buckets = q.asked
 	var err error
-	if q.answers, err = q.take(s, how, req); err != nil {
+	if q.answers, err = q.callStore(s, how, req); err != nil {
 		return err
 	}
-	for j, i := range q.of {
-		switch d := &q.answers[j]; {
-		case q.asked[j].Watches > 0:
-			q.banned(d, i, int(q.asked[j].Watches))
-		default:
-			q.entries[i].Decision, q.entries[i].Decided = *d, !d.Pool || d.Borrowed
+	for j, of := range q.about {
+		d := &q.answers[j]
+		if q.asked[j].Watches > 0 {
+			q.applyBan(d, of)
+			continue
 		}
+		e := &q.entries[of.from]
+		e.Decision, e.Decided = *d, !d.Pool || d.Borrowed
 	}
 	if req.Held != nil {
 		q.hold(req.Held)
@@ -187,9 +188,9 @@ func (q *Request) ask(s limiter.Store, how *How, from, to int) error {
 	return nil
 }
 
-// take has a store decide. The request's own context is ignored: a client that
+// callStore has a store decide. The request's own context is ignored: a client that
 // disconnects is charged like any other.
-func (q *Request) take(s limiter.Store, how *How, req limiter.Request) ([]limiter.Decision, error) {
+func (q *Request) callStore(s limiter.Store, how *How, req limiter.Request) ([]limiter.Decision, error) {
 	if how.Timeout == 0 {
 		return s.Take(context.Background(), req, q.answers[:0])
 	}

@@ -28,7 +28,7 @@ var algorithms = map[Algorithm]bucket.Algorithm{
 }
 
 // ParseAlgorithm parses the option algorithm.
-func ParseAlgorithm(text string) (a Algorithm, use string) {
+func ParseAlgorithm(text string) (a Algorithm, want string) {
 	if _, ok := algorithms[Algorithm(text)]; !ok {
 		return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// A ban is a bucket of its own, which watches those of its limit: a store counts their
+// A ban is a bucket of its own, which watches the buckets of its limit: a store counts their
 // denials in it, in the same step, and while it is full they deny too. There is one only
 // while a store is asked. Everything else sees a limit that denies for longer.
 
@@ -35,27 +35,25 @@ func (b *Bucket) BanOf(at *limiter.Bucket) limiter.Bucket {
 	return limiter.Bucket{Name: name + banSuffix, Key: at.Key, Limit: b.Limit.Bans.Limit, Cost: 1, MaxKeys: at.MaxKeys, DryRun: at.DryRun}
 }
 
-// askBan has the bucket asked that bans the key, behind the n entries before to, which are
-// all that are asked of one limit.
-func (q *Request) askBan(to, n int) {
-	e := &q.entries[to-n]
-	ban := e.BanOf(&e.Ask)
-	ban.Watches = uint8(n) //nolint:gosec // a limit has at most two
-	q.asked, q.of = append(q.asked, ban), append(q.of, to)
+// addBan adds the bucket that bans the key to those that are asked, after the entries of one
+// limit.
+func (q *Request) addBan(of entryRange) {
+	e := &q.entries[of.from]
+	ban := e.BanOf(&e.Query)
+	ban.Watches = uint8(of.to - of.from) //nolint:gosec // a limit has at most two
+	q.asked, q.about = append(q.asked, ban), append(q.about, of)
 }
 
-// banned reads what a bucket decided that bans, behind the n entries before to. It is what
-// those decide that it watches. The request that begins a ban was denied by one of these
-// anyway, and is denied by their limit.
-func (q *Request) banned(d *limiter.Decision, to, n int) {
+// applyBan applies the decision of a bucket that bans to the entries that it watches. The
+// request that begins a ban was denied by one of them anyway: the first has the ban then.
+func (q *Request) applyBan(d *limiter.Decision, of entryRange) {
 	if !d.Denied {
 		return
 	}
-	from := to - n
 	if d.Began {
-		to = from + 1
+		of.to = of.from + 1
 	}
-	for i := from; i < to; i++ {
+	for i := of.from; i < of.to; i++ {
 		e := &q.entries[i]
 		e.Banned, e.Began = d.RetryAfter, d.Began
 		e.Decision.Denied, e.Decision.Remaining = true, 0
@@ -70,18 +68,18 @@ func (q *Request) banned(d *limiter.Decision, to, n int) {
 func (q *Request) noteBan(e *Entry) {
 	bans := e.Limit.Bans
 	if e.Began || e.Decision.By == limiter.DecidedByRedis { // or it is noted already
-		bans.List.Note(BannedKey{e.Ask.Key, e.ByAddress()}, e.Banned)
+		bans.List.Note(BannedKey{e.Query.Key, e.ByAddress()}, e.Banned)
 	}
 	if !e.Began {
 		return
 	}
 	e.Policy.Counters.CountBan(q.stripe)
-	if e.Ask.DryRun {
+	if e.Query.DryRun {
 		return
 	}
 	var key *string
 	if e.Policy.Top != nil {
-		text := strings.Clone(keytext.Of(e.Ask.Key))
+		text := strings.Clone(keytext.Of(e.Query.Key))
 		key = &text
 	}
 	bans.Events.Banned(e.Limit.Path, e.Banned, key)
@@ -94,7 +92,7 @@ const (
 	// maxListedKey is the length of the longest key in a list, in bytes.
 	maxListedKey = 1024
 
-	// bansSampled is how many bans compete for their place if a list is full.
+	// bansSampled is how many bans are compared if a list is full, to drop one.
 	bansSampled = 16
 )
 

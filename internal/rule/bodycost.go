@@ -9,16 +9,17 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// errNoLength rejects a request whose cost is the length of its body, which nobody knows
-// before the body has come. It could be counted as it is read, but then an upstream would
-// have a part of what is denied, and nobody could know whether parallel requests fit.
+// errNoLength rejects a request whose cost is the length of its body, if that is unknown
+// before the body has arrived. It could be counted as it is read, but then an upstream would
+// have a part of what is denied, and it would be unknown whether parallel requests fit.
 var errNoLength = RefusalError{
 	Status: http.StatusLengthRequired,
 	Err:    errors.New("the cost is the length of the body, and the request does not tell it"),
 }
 
 // costOf returns what the request costs, as far as that is known before its response: with an
-// actual cost of bytes, those of the response are added. To a dry run, which must not reject it, a body of unknown length is one that does not fit.
+// actual cost of bytes, the bytes of the response are added. To a dry run, which must not reject
+// it, a body of unknown length is one that does not fit.
 func (b *Bucket) costOf(q *Request) (int64, error) {
 	if !b.CostIsBody {
 		cost, err := b.Cost.At(q.replacer)
@@ -43,7 +44,7 @@ func bodyLength(r *http.Request) (length int64, known bool) {
 	case r.ProtoMajor == 1, r.Method == http.MethodConnect, r.Header.Get("Expect") != "":
 		return 0, false // and some of these send nothing before they are answered
 	}
-	// HTTP/2 and 3 may tell by the end of the stream that there is no body, and HTTP/3
+	// HTTP/2 and 3 may show by the end of the stream that there is no body, and HTTP/3
 	// always does.
 	body, begun := r.Body.(*begunBody)
 	if !begun {
@@ -58,16 +59,15 @@ func bodyLength(r *http.Request) (length int64, known bool) {
 	return 0, body.empty()
 }
 
-// beginTime is how long a stream may take to tell that it has no body. One that says nothing
-// for that long has one, as far as anybody knows: its client may wait for an answer before it
-// sends it.
+// beginTime is how long a stream may take to show that it has no body. A longer silence counts
+// as a body: its client may wait for an answer before it sends it.
 const beginTime = 500 * time.Millisecond
 
 // begunBody is a body whose beginning was read to learn whether there is any.
 type begunBody struct {
 	io.ReadCloser
 	began chan struct{} // closed when first and err are known
-	first []byte        // which nobody has read yet
+	first []byte        // not read yet
 	err   error
 }
 

@@ -35,20 +35,20 @@ type Bucket struct {
 	Counts           bucket.Algorithm // as stores have it
 	WarmUp           time.Duration    // if it warms up
 	Cold             option.Factor    // if it warms up
-	Period           *calendar.Period // that takes the place of the rate; nil if there is none
+	Period           *calendar.Period // instead of the rate; nil if there is none
 	CostIsBody       bool             // whether the cost is the length of the request's body
 
 	Consistency limiter.Consistency
 	Holds       bool // whether requests hold units until their outcome is known
 	Leasable    bool // whether it could have consistency lease
 
-	// The bucket of all requests but for its key, or nil if its numbers depend
+	// The bucket of all requests except for its key, or nil if its numbers depend
 	// on the request.
 	Constant *limiter.Bucket
 	Off      bool // whether the factor is 0
 }
 
-// IsMain reports whether b is its limit's own bucket, and not that of a minimum interval.
+// IsMain reports whether b is its limit's own bucket, and not the bucket of a minimum interval.
 func (b *Bucket) IsMain() bool { return b.Path == b.Limit.Path }
 
 // QuotaUnit returns the unit of b's size that is registered for RateLimit-Policy, or "" for
@@ -112,7 +112,7 @@ func (b *Bucket) Complete() error {
 	if err := b.check(numbers); err != nil {
 		return err
 	}
-	if err := b.checkHeadroom(numbers); err != nil {
+	if err := b.checkExtraCapacity(numbers); err != nil {
 		return err
 	}
 	if b.Period == nil && !b.SizeIsDynamic() && !b.Rate.IsDynamic() && !b.Drip.IsDynamic() && !b.Cost.IsDynamic() && !b.CostIsBody {
@@ -272,7 +272,7 @@ func (b *Bucket) addTo(q *Request) error {
 	if ask.MaxKeys = b.Limit.MaxKeys; b.Limit.ShareWhenFull {
 		ask.ShareKey = q.clientNetwork()
 	}
-	e := Entry{Bucket: b, Ask: ask, Estimate: ask.Cost}
+	e := Entry{Bucket: b, Query: ask, Estimate: ask.Cost}
 	if b.Limit.Load != nil {
 		q.loads = append(q.loads, e)
 	} else {

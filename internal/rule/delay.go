@@ -10,7 +10,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/hangup"
 )
 
 // lookEvery is how often a request that waits looks whether its client is still there.
@@ -81,5 +80,5 @@ func clientLeft(r *http.Request) bool {
 		return true
 	}
 	conn, ok := r.Context().Value(connKey{}).(net.Conn)
-	return ok && hangup.Closed(conn)
+	return ok && hungUp(conn)
 }

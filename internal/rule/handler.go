@@ -35,7 +35,7 @@ const (
 )
 
 // ParseOnError parses the option on_error.
-func ParseOnError(text string) (o OnError, use string) {
+func ParseOnError(text string) (o OnError, want string) {
 	switch o := OnError(text); o {
 	case OnErrorFallback, OnErrorAllow, OnErrorDeny:
 		return o, ""
@@ -43,29 +43,28 @@ func ParseOnError(text string) (o OnError, use string) {
 	return "", "fallback, allow or deny"
 }
 
-// Placed is a bucket, and the limits around its own.
-type Placed struct {
+// LocatedBucket is a bucket, and the limits around its own.
+type LocatedBucket struct {
 	*Bucket
 	Around []*Limit // the outermost first
 }
 
-// Unnamed reports whether the limit of p or one around it has no name, so that nobody has
-// named what its buckets are shared by.
-func (p Placed) Unnamed() bool {
+// Unnamed reports whether the limit of p or one around it has no name.
+func (p LocatedBucket) Unnamed() bool {
 	return p.Limit.Unnamed() || slices.ContainsFunc(p.Around, (*Limit).Unnamed)
 }
 
 // Buckets returns the buckets of limits and of those within them, in the order in which
 // requests meet them.
-func Buckets(limits []*Limit) iter.Seq[Placed] {
-	return func(yield func(Placed) bool) { eachBucket(limits, nil, yield) }
+func Buckets(limits []*Limit) iter.Seq[LocatedBucket] {
+	return func(yield func(LocatedBucket) bool) { eachBucket(limits, nil, yield) }
 }
 
-// eachBucket yields the buckets of limits that stand in others, until yield returns false.
-func eachBucket(limits, around []*Limit, yield func(Placed) bool) bool {
+// eachBucket yields the buckets of limits that are nested in others, until yield returns false.
+func eachBucket(limits, around []*Limit, yield func(LocatedBucket) bool) bool {
 	for _, l := range limits {
 		for _, b := range l.Buckets {
-			if !yield(Placed{b, around}) {
+			if !yield(LocatedBucket{b, around}) {
 				return false
 			}
 		}

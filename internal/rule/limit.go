@@ -26,7 +26,7 @@ type Limit struct {
 	Match    caddyhttp.RawMatcherSets // the matchers as the config has them, to show
 
 	Algorithm Algorithm
-	Buckets   []*Bucket // its own, and that of a minimum interval; none if it only groups others
+	Buckets   []*Bucket // its own, and the bucket of a minimum interval; none if it only groups others
 	Within    []*Limit  // nested limits
 
 	MaxKeys       int  // of each bucket's name; 0 for the default
@@ -39,7 +39,7 @@ type Limit struct {
 	Load               *Load    // nil if it does not follow the load
 
 	Borrowers  []*Limit // those to which it may lend
-	OwnCost    bool     // whether a pool charges its own cost, and not that of the limit that borrows
+	OwnCost    bool     // whether a pool charges its own cost, and not the cost of the limit that borrows
 	Lender     *Limit   // the pool from which it may borrow; nil if there is none
 	Settlement Settlement
 
@@ -55,8 +55,7 @@ type Policy struct {
 	Top      *toplist.List // nil if the limit does not track the keys that ask most
 }
 
-// Unnamed reports whether nobody has named what the buckets of l are shared by. A group
-// without buckets needs no name.
+// Unnamed reports whether l has buckets, but the config names neither it nor them.
 func (l *Limit) Unnamed() bool { return !l.Named && len(l.Buckets) > 0 }
 
 // Name returns the last name in the path.

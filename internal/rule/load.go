@@ -74,7 +74,7 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 		}
 		p, room := q.placeAt(e, class, o)
 		e.decideLoad(room)
-		if room || e.Ask.DryRun {
+		if room || e.Query.DryRun {
 			places = append(places, Holding{bucket: e.Bucket, place: p})
 		}
 		if room {
@@ -82,7 +82,7 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 		}
 		how.Families = 0 // it is no quota of clients
 		decider, told := o.Add(1, func(int) outcome.Entry {
-			return outcome.Entry{Policy: &e.Policy.Policy, Name: e.Ask.Name, Limit: e.Ask.Limit, Cost: e.Ask.Cost, Decision: e.Decision}
+			return outcome.Entry{Policy: &e.Policy.Policy, Name: e.Query.Name, Limit: e.Query.Limit, Cost: e.Query.Cost, Decision: e.Decision}
 		}, how, h)
 		if e.Denies() {
 			shed, wait = decider, told
@@ -93,7 +93,7 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 	}
 	for i := range q.loads {
 		if e := &q.loads[i]; e.Decided {
-			e.Policy.Counters.Count(q.stripe, &e.Ask, &e.Decision, false, shed != nil, false)
+			e.Policy.Counters.Count(q.stripe, &e.Query, &e.Decision, false, shed != nil, false)
 		}
 	}
 	if shed == nil {
@@ -108,15 +108,15 @@ func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 	p = &place{limit: e.Limit, line: e.line(0)}
 	ask := func() (found, done bool) {
 		p.since = time.Now()
-		p.controller = e.Limit.Load.Controllers.Of(e.Ask.Key, p.since)
-		room = p.controller.Admit(class, e.Ask.DryRun, p.since)
+		p.controller = e.Limit.Load.Controllers.Of(e.Query.Key, p.since)
+		room = p.controller.Admit(class, e.Query.DryRun, p.since)
 		return room, room
 	}
-	waits := e.Limit.inLine() && !e.Ask.DryRun
-	behind := waits && e.Limit.Waiting.anyone(e.line(class))
+	waits := e.Limit.waitsForSlot() && !e.Query.DryRun
+	behind := waits && e.Limit.Waiting.hasWaiters(e.line(class))
 	if behind {
 		now := time.Now()
-		e.Limit.Load.Controllers.Of(e.Ask.Key, now).Queue(class, now)
+		e.Limit.Load.Controllers.Of(e.Query.Key, now).Queue(class, now)
 	} else {
 		ask()
 	}
@@ -126,7 +126,7 @@ func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 		}
 	}
 	if !room {
-		e.Limit.Load.Controllers.Of(e.Ask.Key, time.Now()).Shed(class)
+		e.Limit.Load.Controllers.Of(e.Query.Key, time.Now()).Shed(class)
 	}
 	return p, room
 }
@@ -134,7 +134,7 @@ func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 // decideLoad sets the decision on e.
 func (e *Entry) decideLoad(room bool) {
 	size := int64(e.Limit.Load.Options.Max)
-	e.Decided, e.Decision = true, limiter.Decision{By: limiter.DecidedByLoad, DryRun: e.Ask.DryRun, Size: size, Remaining: size}
+	e.Decided, e.Decision = true, limiter.Decision{By: limiter.DecidedByLoad, DryRun: e.Query.DryRun, Size: size, Remaining: size}
 	if !room {
 		e.Decision.Denied, e.Decision.Remaining = true, 0
 		e.Decision.RetryAfter = time.Duration(1 + rand.Int64N(int64(mostShedWait))) //nolint:gosec // not a secret
@@ -144,7 +144,7 @@ func (e *Entry) decideLoad(room bool) {
 // place is that of a request with the controller of a limit that follows the load.
 type place struct {
 	limit      *Limit
-	line       lineKey // of one of the classes that wait for it, if any may
+	line       queueKey // of one of the classes that wait for it, if any may
 	controller *adaptive.Controller
 	since      time.Time
 	answered   bool // whether the header of the response is an answer; of a limit until body
@@ -158,7 +158,7 @@ func (p *place) leaveAt(now time.Time, answered bool) {
 	if p.controller.Finish(p.since, now, answered) {
 		p.limit.Reporter.slowAtMin(p.limit, p.controller.State(now).Mean)
 	}
-	if !p.limit.inLine() {
+	if !p.limit.waitsForSlot() {
 		return
 	}
 	for _, class := range [...]adaptive.Class{adaptive.High, adaptive.Normal, adaptive.Low} {

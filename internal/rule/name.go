@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The names of buckets in stores are the paths of their limits and what tells buckets of one
-// path apart, from which telemetry takes the paths again.
+// The names of buckets in stores are the paths of their limits, followed by what distinguishes
+// buckets of one path. Telemetry takes the paths from them again.
 
 // addressSuffix ends the names of the buckets of clients' addresses that replace
 // keys. A limit's name has no "@".
@@ -16,13 +16,13 @@ const addressSuffix = "@client_ip"
 
 // SetName sets the names of b in stores, given the default key. Limits of one name keep
 // sharing buckets while their size changes. Limits without a name, as JSON may have them, are
-// told apart by their keys and numbers: otherwise a small limit of one site would deny what a
+// distinguished by their keys and numbers: otherwise a small limit of one site would deny what a
 // large one of another has admitted.
 //
-// Limits that users named have one key. Those that a Caddyfile named after their places may
-// have another one in another Caddyfile, or after a reload. So these are told apart by their
-// keys too, but for the default one: otherwise clients could fill each other's buckets by
-// values of another key, such as a header field.
+// Limits that users named have one key. Limits that a Caddyfile named by their order may have
+// another one in another Caddyfile, or after a reload. So they are distinguished by their keys
+// too, except for the default key: otherwise clients could fill each other's buckets by values of
+// another key, such as a header field.
 func (b *Bucket) SetName(defaultKey string) {
 	b.Name = b.Path
 	first, _, _ := strings.Cut(b.Path, "/")
@@ -30,8 +30,8 @@ func (b *Bucket) SetName(defaultKey string) {
 	if !b.Limit.Named {
 		numbers = b.Describe()
 	}
-	byPlace := first == "default" || strings.HasPrefix(first, "default-")
-	if template := k.String(); byPlace && (template != defaultKey || numbers != "") {
+	byOrder := first == "default" || strings.HasPrefix(first, "default-")
+	if template := k.String(); byOrder && (template != defaultKey || numbers != "") {
 		digest := fnv.New64a()
 		fmt.Fprintf(digest, "%s %d %d", template, k.Prefixes.IPv4, k.Prefixes.IPv6)
 		if numbers != "" {

@@ -1,11 +1,11 @@
 package rule
 
 // What a limit has no room for it may borrow from another one, which is a pool. A store
-// decides both in one step, so a pool stands behind those that borrow from it. Of a
-// request that borrows nothing it is not seen, nor charged.
+// decides both in one step, so a pool is asked after the limits that borrow from it. A request
+// that borrows nothing is invisible to it.
 
 // addPoolTo adds to q the entries of the limits that borrow from l and that the request has
-// to pass, then that of l, and then those of limits within the former.
+// to pass, then the entry of l, and then the entries of limits within the borrowers.
 func (l *Limit) addPoolTo(q *Request) error {
 	var few [4]*Limit
 	met, from := few[:0], len(q.entries)
@@ -18,10 +18,10 @@ func (l *Limit) addPoolTo(q *Request) error {
 			met = append(met, borrower)
 		}
 	}
-	at, cost := len(q.entries), int64(-1) // of the dearest that may borrow
+	at, cost := len(q.entries), int64(-1) // the highest cost of those that may borrow
 	for i := from; i < at; i++ {
 		if e := &q.entries[i]; e.IsMain() {
-			cost = max(cost, e.Ask.Cost)
+			cost = max(cost, e.Query.Cost)
 		}
 	}
 	if cost >= 0 {
@@ -31,12 +31,12 @@ func (l *Limit) addPoolTo(q *Request) error {
 	}
 	if len(q.entries) > at { // the pool applies
 		pool := &q.entries[at]
-		if pool.Ask.Pool = true; !l.OwnCost {
-			pool.Ask.Cost, pool.Estimate = cost, cost
-			pool.Ask.Hold = pool.Ask.Hold && cost > 0
+		if pool.Query.Pool = true; !l.OwnCost {
+			pool.Query.Cost, pool.Estimate = cost, cost
+			pool.Query.Hold = pool.Query.Hold && cost > 0
 		}
 		for i := from; i < at; i++ {
-			q.entries[i].Ask.Borrows = q.entries[i].IsMain()
+			q.entries[i].Query.Borrows = q.entries[i].IsMain()
 		}
 	}
 	for _, borrower := range met {

@@ -22,7 +22,7 @@ type proxyWatch struct{ state atomic.Uint32 }
 const (
 	watchNothing    uint32 = iota
 	watchClientIP          // not known yet: the server of the requests is not
-	watchRemoteHost        // likewise
+	watchRemoteHost        // the same
 	watchUntrusted         // private peers that say for whom they ask
 	watchTrusted           // trusted ones
 )
@@ -31,7 +31,7 @@ const (
 func (w *proxyWatch) begin(k key.Template) {
 	for _, p := range k {
 		if p.Placeholder && p.Text != placeholder.ClientIP && p.Text != placeholder.RemoteHost {
-			return // which may tell visitors apart
+			return // which may distinguish visitors
 		}
 	}
 	switch {
@@ -58,7 +58,7 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 			state = watchUntrusted
 		case state == watchRemoteHost:
 			state = watchTrusted
-		default: // whoever is not trusted there is a client
+		default: // a peer that is not trusted is a client
 			state = watchNothing
 		}
 		w.state.Store(state)

@@ -53,7 +53,7 @@ func (r *Reporter) badCost(b *Bucket, got string, charged int64) {
 }
 
 // slowAtMin logs that a limit which follows the load allows no more requests than it must, and
-// its upstream is slower than it should be all the same.
+// its upstream is slower than it should be anyway.
 func (r *Reporter) slowAtMin(l *Limit, mean time.Duration) {
 	if r.slow.Allow() {
 		r.Logger.Warn("the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it",

@@ -23,10 +23,10 @@ type Request struct {
 	loads    []Entry   // of limits that follow the load, which no store is asked about
 	holdings []Holding // what has to be settled
 
-	// What a store is asked, and what it answers: for each bucket that is asked, the entry,
-	// or the one behind those that it watches.
+	// What a store is asked about, the entries that each of these buckets decides, and the
+	// answers.
 	asked   []limiter.Bucket
-	of      []int
+	about   []entryRange
 	answers []limiter.Decision
 
 	// The last fixed key that was expanded: most limits of a request share it.
@@ -34,16 +34,19 @@ type Request struct {
 	keyText string
 	keyOwn  bool
 
-	left    bool   // whether its client has left while it waited for a place
+	left    bool   // whether its client has left while it waited for a slot
 	direct  bool   // whether no proxy is known to have passed it on
 	network string // of the client's address; empty until it is needed
 	stripe  uint32 // of counters; the pool keeps a Request on one core where it can
 }
 
+// entryRange is a range of entries, from the first to before the last.
+type entryRange struct{ from, to int }
+
 // Entry is one bucket, and all that is decided on it for a request.
 type Entry struct {
 	*Bucket
-	Ask      limiter.Bucket // what a store is asked about it; its size has the headroom too
+	Query    limiter.Bucket // what a store is asked about it; its size has the extraCapacity too
 	Estimate int64          // what the request costs, as far as that is known before its response
 
 	Decision limiter.Decision // about the size of the limit
@@ -54,26 +57,26 @@ type Entry struct {
 	Charged  int64            // what it was charged, as far as that is known before its response
 	Delay    time.Duration    // how long the request has to wait for it, or would without dry_run
 
-	above    headroom // in the size that is asked
-	waits    bool     // whether the request counts as one that waits
-	withheld bool     // whether no store is asked about it
+	extra    extraCapacity // in the size that is asked
+	waits    bool          // whether the request counts as one that waits
+	withheld bool          // whether no store is asked about it
 }
 
 // Denies reports whether the request was denied because of e.
 func (e *Entry) Denies() bool { return e.Decided && e.Decision.Denied && !e.Decision.DryRun }
 
 // ByAddress reports whether the client's address replaces the key.
-func (e *Entry) ByAddress() bool { return e.Ask.Name == e.AddressName }
+func (e *Entry) ByAddress() bool { return e.Query.Name == e.AddressName }
 
 // Size returns the size of the limit for the request.
-func (e *Entry) Size() int64 { return e.Ask.Limit.Size - e.above.units() }
+func (e *Entry) Size() int64 { return e.Query.Limit.Size - e.extra.units() }
 
 // need returns for how many units there has to be room.
 func (e *Entry) need() int64 {
-	if e.Ask.Hold {
-		return max(e.Ask.Cost, 1) // of what holds nothing, it is not known yet whether it costs anything
+	if e.Query.Hold {
+		return max(e.Query.Cost, 1) // of what holds nothing, it is not known yet whether it costs anything
 	}
-	return e.Ask.Cost
+	return e.Query.Cost
 }
 
 // RefusalError is the error of a request that is rejected for another reason than
@@ -96,8 +99,8 @@ var requests = sync.Pool{New: func() any { return &Request{stripe: made.Add(1)} 
 var made atomic.Uint32
 
 // Evaluate finds out which buckets of limits r has to pass if it arrives at the given time,
-// or now if that is zero. Its error is a RefusalError, or that of a matcher; the Request then has
-// the buckets that were found before. In any case it must be released.
+// or now if that is zero. Its error is a RefusalError, or the error of a matcher; the Request
+// then has the buckets that were found before. In any case it must be released.
 func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) {
 	q := requests.Get().(*Request)
 	q.http, q.at = r, at
@@ -108,10 +111,10 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 	// Not before: what is evaluated may fail, or wait for the body of another limit's cost.
 	for i := range q.entries {
 		e := &q.entries[i]
-		if e.Ask.Hold && e.Limit.Settlement.HoldOff {
-			e.Ask.Cost = 0
+		if e.Query.Hold && e.Limit.Settlement.HoldOff {
+			e.Query.Cost = 0
 		}
-		e.raise()
+		e.addExtra()
 	}
 	return q, nil
 }
@@ -125,16 +128,16 @@ func (q *Request) Release() {
 	clear(q.entries) // drop references to what clients sent
 	clear(q.loads)
 	clear(q.asked[:cap(q.asked)])
-	*q = Request{entries: q.entries[:0], loads: q.loads[:0], asked: q.asked[:0], of: q.of[:0], answers: q.answers[:0], stripe: q.stripe}
+	*q = Request{entries: q.entries[:0], loads: q.loads[:0], asked: q.asked[:0], about: q.about[:0], answers: q.answers[:0], stripe: q.stripe}
 	requests.Put(q)
 }
 
 // Entries returns the entries of q: its buckets, in the order in which they are asked. Those
-// are decided, after Decide, of which there is a decision that counts: not those behind the
-// first that denies, if limits are asked in order, and no pool of which nothing was borrowed.
+// are decided, after Decide, of which there is a decision that counts: none after the first that
+// denies, if limits are asked in order, and no pool of which nothing was borrowed.
 func (q *Request) Entries() []Entry { return q.entries }
 
-// Left reports whether the client has left while the request waited for a place. It is denied then.
+// Left reports whether the client has left while the request waited for a slot. It is denied then.
 func (q *Request) Left() bool { return q.left }
 
 // Holdings returns what the request holds after Decide until its outcome is known, if it is
@@ -150,11 +153,11 @@ func (q *Request) Withhold(i int) {
 	pool, borrows := -1, false
 	for j := range q.entries {
 		switch other := &q.entries[j]; {
-		case other.Ask.Pool && other.Limit == e.Limit.Lender:
+		case other.Query.Pool && other.Limit == e.Limit.Lender:
 			pool = j
-		case e.Ask.Pool && other.Limit.Lender == e.Limit:
-			other.Ask.Borrows = false
-		case other.Ask.Borrows && !other.withheld && other.Limit.Lender == e.Limit.Lender:
+		case e.Query.Pool && other.Limit.Lender == e.Limit:
+			other.Query.Borrows = false
+		case other.Query.Borrows && !other.withheld && other.Limit.Lender == e.Limit.Lender:
 			borrows = true
 		}
 	}
@@ -166,8 +169,8 @@ func (q *Request) Withhold(i int) {
 // Outcome returns the outcome of the request at all handlers.
 func (q *Request) Outcome() *outcome.Outcome { return outcome.Of(q.http, q.replacer, q.stripe) }
 
-// Tell tells o what was decided. It returns what o.Add does.
-func (q *Request) Tell(o *outcome.Outcome, how outcome.How, h http.Header) (decider *outcome.Entry, wait time.Duration) {
+// SetHeaders adds what was decided to o, which sets header fields. It returns what o.Add does.
+func (q *Request) SetHeaders(o *outcome.Outcome, how outcome.How, h http.Header) (decider *outcome.Entry, wait time.Duration) {
 	n, at, first := 0, -1, o.Entries()
 	for i := range q.entries {
 		if q.entries[i].Decided {
@@ -179,23 +182,23 @@ func (q *Request) Tell(o *outcome.Outcome, how outcome.How, h http.Header) (deci
 		}
 		e := &q.entries[at]
 		return outcome.Entry{
-			Policy: &e.Policy.Policy, Name: e.Ask.Name, Limit: e.Ask.Limit, Cost: e.need(),
+			Policy: &e.Policy.Policy, Name: e.Query.Name, Limit: e.Query.Limit, Cost: e.need(),
 			Over: e.Over, Banned: e.Banned > 0, Decision: e.Decision,
 		}
 	}, how, h)
 	at = first
 	for i := range q.entries {
 		if q.entries[i].Decided {
-			q.tellCharge(o, i, at)
+			q.reportCharge(o, i, at)
 			at++
 		}
 	}
 	return decider, wait
 }
 
-// tellCharge tells o what the bucket of the i-th entry was charged, or has it told once that is
-// settled. It is the at-th in o.
-func (q *Request) tellCharge(o *outcome.Outcome, i, at int) {
+// reportCharge reports to o, whose at-th entry it is, what the bucket of the i-th entry was
+// charged, now or once that is settled.
+func (q *Request) reportCharge(o *outcome.Outcome, i, at int) {
 	o.Charge(at, q.entries[i].Charged)
 	for j := range q.holdings {
 		if h := &q.holdings[j]; h.outcome == nil && h.entry == i {
@@ -214,11 +217,11 @@ func (q *Request) Count(a Accounting) {
 			continue
 		}
 		d := &e.Decision
-		charged := !d.Denied && (!denied || a != Atomic) && !e.Ask.Hold && d.Borrowed == d.Pool
+		charged := !d.Denied && (!denied || a != Atomic) && !e.Query.Hold && d.Borrowed == d.Pool
 		if charged {
-			e.Charged = e.Ask.Cost
+			e.Charged = e.Query.Cost
 		}
-		e.Policy.Counters.Count(q.stripe, &e.Ask, d, e.Banned > 0 && !e.Began, denied, charged)
+		e.Policy.Counters.Count(q.stripe, &e.Query, d, e.Banned > 0 && !e.Began, denied, charged)
 		if e.Banned > 0 {
 			q.noteBan(e)
 		}
@@ -226,7 +229,7 @@ func (q *Request) Count(a Accounting) {
 			e.Policy.Counters.CountBorrowed(q.stripe)
 		}
 		if top := e.Policy.Top; top != nil {
-			top.Record(e.Ask.Key, e.ByAddress(), d.Denied)
+			top.Record(e.Query.Key, e.ByAddress(), d.Denied)
 		}
 	}
 }

@@ -83,8 +83,8 @@ func (s *Settlement) lacksTrailer(header http.Header) bool {
 // Holding is what one request holds of a bucket, until that is settled.
 type Holding struct {
 	held   *limiter.Held
-	index  int     // of the bucket in the request to the store
-	line   lineKey // of those that wait for its place, if any may
+	index  int      // of the bucket in the request to the store
+	line   queueKey // of those that wait for its place, if any may
 	bucket *Bucket
 	cost   int64
 	counts bool // whether the header of its response has decided that it counts
@@ -105,7 +105,7 @@ func (h *Holding) Settle(charge int64) {
 	if h.outcome != nil {
 		h.outcome.Charge(h.entry, charge)
 	}
-	if h.bucket.Limit.inLine() {
+	if h.bucket.Limit.waitsForSlot() {
 		h.bucket.Limit.Waiting.wake(h.line)
 	}
 	if charge > 0 {
@@ -187,7 +187,7 @@ type Held struct {
 // at once.
 func (q *Request) Held(i int) *Held {
 	e := &q.entries[i]
-	if !e.Ask.Hold {
+	if !e.Query.Hold {
 		return nil
 	}
 	h := &Held{Holding{bucket: e.Bucket, cost: e.Estimate}, q.http}
@@ -221,15 +221,15 @@ func (h *Held) Charge(r *Response) (charge int64, known bool) {
 
 // hold notes what the buckets that were asked hold, if they have admitted the request.
 func (q *Request) hold(held *limiter.Held) {
-	for j := range q.of {
-		if q.asked[j].Watches == 0 && q.entries[q.of[j]].Denies() {
+	for j, of := range q.about {
+		if q.asked[j].Watches == 0 && q.entries[of.from].Denies() {
 			return
 		}
 	}
-	for j, i := range q.of {
+	for j, of := range q.about {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
-			e := &q.entries[i]
-			q.holdings = append(q.holdings, Holding{held: held, index: j, line: e.line(0), bucket: e.Bucket, cost: e.Estimate, entry: i})
+			e := &q.entries[of.from]
+			q.holdings = append(q.holdings, Holding{held: held, index: j, line: e.line(0), bucket: e.Bucket, cost: e.Estimate, entry: of.from})
 		}
 	}
 }

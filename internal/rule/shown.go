@@ -36,7 +36,7 @@ func (b *Bucket) ShownFor(l *limiter.Limit) adminjson.Numbers {
 	return n
 }
 
-// shownWith returns the numbers of b but for its size, given the interval and the
+// shownWith returns the numbers of b except for its size, given the interval and the
 // size of its drips.
 func (b *Bucket) shownWith(interval, drip any) adminjson.Numbers {
 	n := adminjson.Numbers{Algorithm: string(b.Limit.Algorithm)}
@@ -61,8 +61,8 @@ func (b *Bucket) shownWith(interval, drip any) adminjson.Numbers {
 	return n
 }
 
-// ShownPolicies returns the policies of b. The bucket of a min_interval has few of those of
-// its limit.
+// ShownPolicies returns the policies of b. The bucket of a min_interval has few of the policies
+// of its limit.
 func (b *Bucket) ShownPolicies() adminjson.Policies {
 	p := b.Limit.Policies
 	if !b.IsMain() {
@@ -102,7 +102,7 @@ func jsonValue[T any](v *option.Value[T], show func(T) any) any {
 // asIs returns a number to show.
 func asIs(n int64) any { return n }
 
-// Reported returns what metrics tell of b, given the maximum number of buckets of all limits.
+// Reported returns what metrics show of b, given the maximum number of buckets of all limits.
 func (b *Bucket) Reported(maxKeys int) telemetry.Limit {
 	n := b.Shown()
 	l := telemetry.Limit{

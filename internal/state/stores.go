@@ -31,7 +31,7 @@ var Process = &processState{
 	Stores:  caddy.NewUsagePool(),
 	Tops:    newRefPool(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
 	Bans:    newRefPool(func(string) *rule.BanList { return rule.NewBanList() }),
-	Waiting: newRefPool(func(string) *rule.Lines { return rule.NewLines() }),
+	Waiting: newRefPool(func(string) *rule.Queues { return rule.NewQueues() }),
 	Loads:   newRefPool(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
 
 	NewMemory:       limiter.NewMemory,
@@ -54,7 +54,7 @@ type processState struct {
 
 	Tops    *RefPool[TopID, *toplist.List]  // the keys that ask most
 	Bans    *RefPool[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
-	Waiting *RefPool[string, *rule.Lines]   // how many requests wait, likewise
+	Waiting *RefPool[string, *rule.Queues]  // how many requests wait, likewise
 	Loads   *RefPool[LoadID, *adaptive.Controllers]
 
 	// newMemory returns a new memory store.

@@ -31,7 +31,7 @@ type Config struct {
 
 // bucket is a bucket of a config, and its position there.
 type bucket struct {
-	rule.Placed
+	rule.LocatedBucket
 	module rule.Module
 	index  int    // of the handler
 	title  string // the name by which header fields list it; set by numbered
@@ -45,7 +45,7 @@ func (c *Config) buckets() iter.Seq[bucket] {
 		}
 		for i, module := range c.Handlers {
 			for b := range rule.Buckets(module.Compiled().Limits) {
-				if !yield(bucket{Placed: b, module: module, index: i}) {
+				if !yield(bucket{LocatedBucket: b, module: module, index: i}) {
 					return
 				}
 			}

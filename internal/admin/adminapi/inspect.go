@@ -203,7 +203,7 @@ func locate(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, err
 	}
 	at.Limit = b.Stored(time.Now())
 	at.Cost = b.UsualCost()
-	at.Limit.Size += b.Headroom(&at.Limit, at.Cost)
+	at.Limit.Size += b.ExtraCapacity(&at.Limit, at.Cost)
 	if b.Limit.ShareWhenFull {
 		// Known only if it is the client's address that was typed.
 		if network := clientip.NetworkOf(query.Text()); network != clientip.NoNetwork {
@@ -230,7 +230,7 @@ func (b *bucket) level(at limiter.Bucket, level found) adminjson.Level {
 		Key: shownKey(at.Key, at.Name == b.AddressName), Policies: b.ShownPolicies(), Node: level.node,
 	}
 	if !b.SizeIsDynamic() {
-		wait, above := adminjson.Seconds(level.RetryAfter), b.Headroom(&at.Limit, at.Cost)
+		wait, above := adminjson.Seconds(level.RetryAfter), b.ExtraCapacity(&at.Limit, at.Cost)
 		size, remaining := at.Limit.Size-above, max(level.Remaining-above, 0)
 		answer.Size, answer.Remaining, answer.RetryAfter = &size, &remaining, &wait
 		answer.Never = at.Cost > size

@@ -276,10 +276,10 @@ func (x *explainer) inspect(h *Handler, r *http.Request) bool {
 
 // addMet adds a limit that the request meets.
 func (x *explainer) addMet(l *Limit, e *rule.Entry) {
-	numbers := e.Ask.Limit
+	numbers := e.Query.Limit
 	numbers.Size = e.Size()
 	x.Limits = append(x.Limits, explainedLimit{
-		Limit: l.Path, Key: keytext.Of(e.Ask.Key), NoKey: e.ByAddress(), Cost: e.Estimate, Numbers: l.ShownFor(&numbers),
+		Limit: l.Path, Key: keytext.Of(e.Query.Key), NoKey: e.ByAddress(), Cost: e.Estimate, Numbers: l.ShownFor(&numbers),
 	})
 }
 

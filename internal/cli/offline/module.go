@@ -52,7 +52,7 @@ func newHandler(h caddyhttp.MiddlewareHandler) *Handler {
 }
 
 // Limit is a bucket of a limit, and its position.
-type Limit struct{ rule.Placed }
+type Limit struct{ rule.LocatedBucket }
 
 // Key returns the template of the key.
 func (l *Limit) Key() key.Template { return l.Limit.Key.Template() }

@@ -238,7 +238,7 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 		if held := q.Held(i); held != nil {
 			p.held = append(p.held, heldUnits{limit: p.of[e.Bucket], held: held, index: len(buckets)})
 		}
-		ask := e.Ask
+		ask := e.Query
 		ask.Borrows, ask.Pool = false, false // each by itself
 		buckets, decided = append(buckets, ask), append(decided, e)
 	}

@@ -71,7 +71,7 @@ func newReplayedLimit(of *offline.Limit, opt Options) *replayedLimit {
 	l.size, l.written = of.Sizes()
 	if !of.Rate.IsDynamic() && !of.Drip.IsDynamic() {
 		stored := of.Stored(time.Now())
-		l.above = of.Headroom(&stored, of.UsualCost())
+		l.above = of.ExtraCapacity(&stored, of.UsualCost())
 	}
 	if l.factorVaries = of.Factor.IsDynamic(); l.factorVaries {
 		l.factor = 1e6

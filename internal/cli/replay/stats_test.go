@@ -198,7 +198,7 @@ func TestFactor(t *testing.T) {
 
 // limitOfSize returns a limit of a size that drips each second.
 func limitOfSize(size int64) *offline.Limit {
-	return &offline.Limit{Placed: rule.Placed{Bucket: &rule.Bucket{
+	return &offline.Limit{LocatedBucket: rule.LocatedBucket{Bucket: &rule.Bucket{
 		Limit: &rule.Limit{Path: "a", Key: new(key.Key), Algorithm: rule.LeakyBucket}, Path: "a", Name: "a",
 		Size:   option.Value[int64]{Constant: size},
 		Rate:   option.Value[time.Duration]{Constant: time.Second},

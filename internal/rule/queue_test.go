@@ -24,7 +24,7 @@ type places struct {
 
 // newPlaces returns n places, for which requests wait at most so long.
 func newPlaces(n int, most time.Duration) *places {
-	l := &Limit{Waiting: &Waiters{Lines: NewLines()}, Settlement: Settlement{InProgress: true}}
+	l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, Settlement: Settlement{InProgress: true}}
 	l.MaxDelay, l.MaxWaiting = adminjson.Seconds(most), 1000
 	return &places{free: n, limit: l}
 }
@@ -40,7 +40,7 @@ func (p *places) take(ctx context.Context) (got bool) {
 		}
 		return got, got
 	}
-	behind := p.limit.Waiting.anyone(e.line(0))
+	behind := p.limit.Waiting.hasWaiters(e.line(0))
 	if !behind {
 		ask()
 	}
@@ -57,7 +57,7 @@ func (p *places) leave(told bool) {
 	p.free++
 	p.mu.Unlock()
 	if told {
-		p.limit.Waiting.wake(lineKey{})
+		p.limit.Waiting.wake(queueKey{})
 	}
 }
 

@@ -1,4 +1,4 @@
-package hangup
+package rule
 
 import (
 	"crypto/tls"
@@ -20,9 +20,9 @@ func (w wrapped) Raw() net.Conn { return w.Conn }
 // opaque is a connection that tells nothing of the one beneath.
 type opaque struct{ net.Conn }
 
-// TestClosed guards that a connection is open until its client closes it, only its sending
+// TestHungUp guards that a connection is open until its client closes it, only its sending
 // side or with a reset, whether or not there is unread data.
-func TestClosed(t *testing.T) {
+func TestHungUp(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux")
 	}
@@ -90,13 +90,13 @@ func TestClosed(t *testing.T) {
 				if err := <-sent; err != nil {
 					t.Fatal(err)
 				}
-				if Closed(server) {
+				if hungUp(server) {
 					t.Fatal("an open connection is closed")
 				}
 			}
 			tc.hangUp(client)
-			got := Closed(server)
-			for end := time.Now().Add(5 * time.Second); !got && tc.want && time.Now().Before(end); got = Closed(server) {
+			got := hungUp(server)
+			for end := time.Now().Add(5 * time.Second); !got && tc.want && time.Now().Before(end); got = hungUp(server) {
 				time.Sleep(time.Millisecond)
 			}
 			if got != tc.want {

@@ -9,55 +9,55 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// headroom is what a bucket may hold above its size: units of requests that pass although
+// extraCapacity is what a bucket may hold above its size: units of requests that pass although
 // they exceed it, and above those units of requests that wait until they have dripped
 // out. To a store the size is larger by both, and what that means is read from the level
 // after the request. So both are exact for all instances, without a queue anywhere.
-type headroom struct {
+type extraCapacity struct {
 	soft, delayed int64
 }
 
 // units returns by how much the bucket is larger than the limit.
-func (h headroom) units() int64 { return h.soft + h.delayed }
+func (c extraCapacity) units() int64 { return c.soft + c.delayed }
 
-// Headroom returns by how many units b may exceed its size, given its numbers for a request
+// ExtraCapacity returns by how many units b may exceed its size, given its numbers for a request
 // of some cost.
-func (b *Bucket) Headroom(numbers *limiter.Limit, cost int64) int64 {
-	return b.headroom((*bucket.Limit)(numbers), cost).units()
+func (b *Bucket) ExtraCapacity(numbers *limiter.Limit, cost int64) int64 {
+	return b.extraCapacity((*bucket.Limit)(numbers), cost).units()
 }
 
-// headroom returns what b may hold above its size, likewise.
-func (b *Bucket) headroom(numbers *bucket.Limit, cost int64) (h headroom) {
+// extraCapacity returns what b may hold above its size, given the same.
+func (b *Bucket) extraCapacity(numbers *bucket.Limit, cost int64) (c extraCapacity) {
 	l := b.Limit
 	if l.Soft == 0 && l.MaxDelay == 0 || !b.IsMain() {
-		return h
+		return c
 	}
-	h.soft = l.Soft
+	c.soft = l.Soft
 	if l.waitsForRoom() {
-		h.delayed = l.delayed(*numbers, cost)
+		c.delayed = l.delayed(*numbers, cost)
 	}
-	return h
+	return c
 }
 
-// checkHeadroom returns an error if b's algorithm has nothing above its size.
-func (b *Bucket) checkHeadroom(numbers bucket.Limit) error {
+// checkExtraCapacity returns an error if b's algorithm has nothing above its size.
+func (b *Bucket) checkExtraCapacity(numbers bucket.Limit) error {
 	l := b.Limit
-	least := numbers // with which requests may wait
+	minimum := numbers // with which requests may wait
 	if b.Drip.IsDynamic() {
-		least.DripSize = 1
+		minimum.DripSize = 1
 	}
 	if b.SizeIsDynamic() {
-		least.Size = leastDelaying(&least, b.UsualCost())
+		minimum.Size = minDelaying(&minimum, b.UsualCost())
 	}
 	switch {
 	case l.Soft > 0 && !l.Algorithm.HasSize():
 		return option.Clash("soft", fmt.Sprint(l.Soft), "algorithm warm_up", "use another algorithm: warm_up has no size")
 	case l.waitsForRoom():
-		if err := b.checkDelay(&least); err != nil {
+		if err := b.checkDelay(&minimum); err != nil {
 			return err
 		}
 	}
-	if numbers.Size += b.headroom(&least, b.UsualCost()).units(); numbers.Validate() != nil {
+	if numbers.Size += b.extraCapacity(&minimum, b.UsualCost()).units(); numbers.Validate() != nil {
 		if l.Soft == 0 {
 			return option.Bad("max_delay", l.Waiting.Option, "less: together with size the bucket is too large")
 		}
@@ -78,7 +78,7 @@ func (b *Bucket) checkDelay(numbers *bucket.Limit) error {
 	case l.delayed(*numbers, cost) > 0:
 		return nil
 	case l.Algorithm.HasSize():
-		size := leastDelaying(numbers, cost) - l.Soft
+		size := minDelaying(numbers, cost) - l.Soft
 		needed = fmt.Sprintf("size %d or more, as drip_size is %d and cost %d: otherwise more than the size could pass at once", size, numbers.DripSize, cost)
 	default:
 		needed = fmt.Sprintf("a warm_up of more than %v: twice the time of a request at the full rate", 2*numbers.DripTime(cost))
@@ -86,11 +86,11 @@ func (b *Bucket) checkDelay(numbers *bucket.Limit) error {
 	return option.Needs("max_delay", l.Waiting.Option, needed)
 }
 
-// leastDelaying returns the least size of a bucket at which requests of some cost may wait,
+// minDelaying returns the smallest size of a bucket at which requests of some cost may wait,
 // see bucket.Limit.Delayed.
-func leastDelaying(numbers *bucket.Limit, cost int64) int64 { return numbers.DripSize + cost - 1 }
+func minDelaying(numbers *bucket.Limit, cost int64) int64 { return numbers.DripSize + cost - 1 }
 
-// delayed returns how much larger a bucket is for requests of some cost that wait. To them
+// delayed returns how much larger a bucket is for requests of some cost that wait. For them
 // what l admits above its size is room like the rest.
 func (l *Limit) delayed(numbers bucket.Limit, cost int64) int64 {
 	numbers.Size += l.Soft
@@ -100,7 +100,7 @@ func (l *Limit) delayed(numbers bucket.Limit, cost int64) int64 {
 // Waiters are the requests that may wait.
 type Waiters struct {
 	Option string // max_delay as the config has it
-	*Lines
+	*Queues
 }
 
 // mayWait reports whether one more request may wait, and counts it if so.
@@ -112,34 +112,34 @@ func (l *Limit) mayWait() bool {
 	return false
 }
 
-// raise adds to the size that e asks for what may be above it for one more request.
-func (e *Entry) raise() {
-	if e.above = e.headroom((*bucket.Limit)(&e.Ask.Limit), e.Ask.Cost); e.above == (headroom{}) {
+// addExtra adds to the size that e asks for what may be above it for one more request.
+func (e *Entry) addExtra() {
+	if e.extra = e.extraCapacity((*bucket.Limit)(&e.Query.Limit), e.Query.Cost); e.extra == (extraCapacity{}) {
 		return
 	}
-	if e.above.delayed > 0 {
+	if e.extra.delayed > 0 {
 		if e.waits = e.Limit.mayWait(); !e.waits {
-			e.above.delayed = 0
+			e.extra.delayed = 0
 		}
 	}
-	e.Ask.Limit.Size += e.above.units()
+	e.Query.Limit.Size += e.extra.units()
 }
 
-// lower makes the decisions on a request ones about the sizes of the limits. If the
+// removeExtra makes the decisions on a request ones about the sizes of the limits. If the
 // request is admitted, it returns how long it has to wait. What need not wait does not
 // count as waiting from then on. A dry run only counts what would have waited.
-func (q *Request) lower() (wait time.Duration) {
+func (q *Request) removeExtra() (wait time.Duration) {
 	all := q.firstDenied() < 0
 	for i := range q.entries {
 		e := &q.entries[i]
-		if e.above == (headroom{}) || !e.Decided {
+		if e.extra == (extraCapacity{}) || !e.Decided {
 			continue
 		}
 		d := &e.Decision
 		admitted := all && !d.Denied
 		var own time.Duration
 		if admitted {
-			own = e.Ask.Delay(d, e.above.delayed)
+			own = e.Query.Delay(d, e.extra.delayed)
 		}
 		if own > 0 {
 			e.Delay = own
@@ -151,12 +151,12 @@ func (q *Request) lower() (wait time.Duration) {
 		if wait = max(wait, own); own == 0 {
 			e.endWait()
 		}
-		if admitted && !d.Borrowed && e.above.soft > 0 && d.Remaining < e.above.units() {
+		if admitted && !d.Borrowed && e.extra.soft > 0 && d.Remaining < e.extra.units() {
 			e.Over = true
 			e.Policy.Counters.CountOver(q.stripe)
 		}
-		d.Size -= e.above.units()
-		d.Remaining = max(d.Remaining-e.above.units(), 0)
+		d.Size -= e.extra.units()
+		d.Remaining = max(d.Remaining-e.extra.units(), 0)
 	}
 	return wait
 }

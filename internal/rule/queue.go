@@ -25,19 +25,19 @@ const (
 	retryPlace = time.Second
 )
 
-// Lines are the requests that wait at the limits whose buckets have one name: for room, of
+// Queues are the requests that wait at the limits whose buckets have one name: for room, of
 // which only the number is known, or in a line for each key.
-type Lines struct {
+type Queues struct {
 	count atomic.Int64 // of requests that wait, or may have to
 
 	mu    sync.Mutex
-	byKey map[lineKey]*line // in which there is anybody
-	last  uint64            // number of the last waiter
-	open  atomic.Int64      // how many lines there are
+	byKey map[queueKey]*line // in which there is anybody
+	last  uint64             // number of the last waiter
+	open  atomic.Int64       // how many lines there are
 }
 
-// lineKey identifies a line.
-type lineKey struct {
+// queueKey identifies a line.
+type queueKey struct {
 	name, key string         // of the bucket in stores
 	class     adaptive.Class // of a limit that follows the load
 	load      adaptive.Options
@@ -58,14 +58,14 @@ type waiter struct {
 	at     *list.Element // nil if it has a turn
 }
 
-// NewLines returns lines in which nobody waits.
-func NewLines() *Lines { return &Lines{byKey: make(map[lineKey]*line)} }
+// NewQueues returns lines in which nobody waits.
+func NewQueues() *Queues { return &Queues{byKey: make(map[queueKey]*line)} }
 
 // Len returns how many requests wait, or may have to.
-func (s *Lines) Len() int64 { return s.count.Load() }
+func (s *Queues) Len() int64 { return s.count.Load() }
 
 // anyone reports whether anybody waits in a line.
-func (s *Lines) anyone(key lineKey) bool {
+func (s *Queues) hasWaiters(key queueKey) bool {
 	if s.open.Load() == 0 {
 		return false
 	}
@@ -76,7 +76,7 @@ func (s *Lines) anyone(key lineKey) bool {
 }
 
 // join adds a waiter to a line, with a turn or behind the others.
-func (s *Lines) join(key lineKey, turn bool) *waiter {
+func (s *Queues) join(key queueKey, turn bool) *waiter {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
@@ -97,7 +97,7 @@ func (s *Lines) join(key lineKey, turn bool) *waiter {
 
 // yield ends the turn of one that found no place. It reports whether it has another one, as a
 // place was freed meanwhile.
-func (s *Lines) yield(key lineKey, own *waiter) (again bool) {
+func (s *Queues) yield(key queueKey, own *waiter) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
@@ -120,7 +120,7 @@ func (s *Lines) yield(key lineKey, own *waiter) (again bool) {
 
 // takeTurn gives one that waits a turn if it is the first, and nobody has one, and reports
 // whether it does.
-func (s *Lines) takeTurn(key lineKey, own *waiter) bool {
+func (s *Queues) takeTurn(key queueKey, own *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
@@ -143,7 +143,7 @@ func (l *line) next() *waiter {
 // leave removes one from a line. If it leaves its turn unused, the next one has it. And the next
 // one may guess, if nobody has a turn: if the guess of this one was right; or if it was the first
 // and nobody has guessed of late, as nobody would if all went on leaving so.
-func (s *Lines) leave(key lineKey, own *waiter, guess, found bool) {
+func (s *Queues) leave(key queueKey, own *waiter, guess, found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
@@ -168,7 +168,7 @@ func (s *Lines) leave(key lineKey, own *waiter, guess, found bool) {
 }
 
 // wake gives the next one in a line a turn, after a place was freed.
-func (s *Lines) wake(key lineKey) {
+func (s *Queues) wake(key queueKey) {
 	if s.open.Load() == 0 {
 		return
 	}
@@ -188,18 +188,18 @@ func (l *line) wake(guess bool) {
 	l.freed = min(l.freed+1, l.turns)
 }
 
-// inLine reports whether requests that l has no place for may wait in line.
-func (l *Limit) inLine() bool { return l.MaxDelay > 0 && l.countsPlaces() }
+// waitsForSlot reports whether requests that l has no place for may wait in line.
+func (l *Limit) waitsForSlot() bool { return l.MaxDelay > 0 && l.limitsConcurrency() }
 
 // waitsForRoom reports whether requests may wait until units have left l.
-func (l *Limit) waitsForRoom() bool { return l.MaxDelay > 0 && !l.countsPlaces() }
+func (l *Limit) waitsForRoom() bool { return l.MaxDelay > 0 && !l.limitsConcurrency() }
 
-// countsPlaces reports whether l limits the requests in progress.
-func (l *Limit) countsPlaces() bool { return l.Settlement.InProgress || l.Load != nil }
+// limitsConcurrency reports whether l limits the requests in progress.
+func (l *Limit) limitsConcurrency() bool { return l.Settlement.InProgress || l.Load != nil }
 
 // line returns the line of e, for requests of a class.
-func (e *Entry) line(class adaptive.Class) lineKey {
-	key := lineKey{name: e.Ask.Name, key: e.Ask.Key, class: class}
+func (e *Entry) line(class adaptive.Class) queueKey {
+	key := queueKey{name: e.Query.Name, key: e.Query.Key, class: class}
 	if l := e.Limit.Load; l != nil {
 		key.load = l.Options // with others, it has other places
 	}
@@ -217,7 +217,7 @@ func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bo
 	if e.waits = e.Limit.mayWait(); !e.waits {
 		return
 	}
-	lines, key, start := e.Limit.Waiting.Lines, e.line(class), time.Now()
+	lines, key, start := e.Limit.Waiting.Queues, e.line(class), time.Now()
 	own, guess, found := lines.join(key, asked), false, false
 	over, look := time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay)))), time.NewTicker(lookEvery)
 	defer func() {
@@ -256,23 +256,23 @@ func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bo
 	}
 }
 
-// behind returns the first entry of a store in whose line others wait, or nil.
-func (q *Request) behind() *Entry {
+// ahead returns the first entry of a store in whose line others wait, or nil.
+func (q *Request) ahead() *Entry {
 	for i := range q.entries {
-		if e := &q.entries[i]; e.Limit.inLine() && !e.Ask.DryRun && e.Ask.Cost > 0 && e.Ask.Cost <= e.Ask.Limit.Size && e.Limit.Waiting.anyone(e.line(0)) {
+		if e := &q.entries[i]; e.Limit.waitsForSlot() && !e.Query.DryRun && e.Query.Cost > 0 && e.Query.Cost <= e.Query.Limit.Size && e.Limit.Waiting.hasWaiters(e.line(0)) {
 			return e
 		}
 	}
 	return nil
 }
 
-// placeless returns the first entry that has denied the request, if it may wait for places of
+// firstFull returns the first entry that has denied the request, if it may wait for places of
 // all that have, or nil.
-func (q *Request) placeless() (first *Entry) {
+func (q *Request) firstFull() (first *Entry) {
 	for i := range q.entries {
 		switch e := &q.entries[i]; {
 		case !e.Denies():
-		case !e.Limit.inLine(), e.Decision.Never:
+		case !e.Limit.waitsForSlot(), e.Decision.Never:
 			return nil
 		case first == nil:
 			first = e
@@ -281,15 +281,15 @@ func (q *Request) placeless() (first *Entry) {
 	return first
 }
 
-// askInLine asks a store about all entries, as often as the request may wait for places. It
+// decideOrWait asks a store about all entries, as often as the request may wait for places. It
 // does not wait without an Outcome, as in a replay.
-func (q *Request) askInLine(s limiter.Store, how *How) error {
-	short := q.behind()
+func (q *Request) decideOrWait(s limiter.Store, how *How) error {
+	short := q.ahead()
 	if short == nil || how.Outcome == nil {
-		if err := q.ask(s, how, 0, len(q.entries)); err != nil || how.Outcome == nil {
+		if err := q.decideEntries(s, how, 0, len(q.entries)); err != nil || how.Outcome == nil {
 			return err
 		}
-		if short = q.placeless(); short == nil {
+		if short = q.firstFull(); short == nil {
 			return nil
 		}
 		return q.waitForPlaces(s, *how, short, true)
@@ -297,7 +297,7 @@ func (q *Request) askInLine(s limiter.Store, how *How) error {
 	return q.waitForPlaces(s, *how, short, false)
 }
 
-// waitForPlaces is askInLine of a request that has found no place at short, or has not asked
+// waitForPlaces is decideOrWait of a request that has found no place at short, or has not asked
 // since others wait for those.
 func (q *Request) waitForPlaces(s limiter.Store, how How, short *Entry, asked bool) (err error) {
 	waited, since := how.Outcome.Waited(), time.Now()
@@ -306,8 +306,8 @@ func (q *Request) waitForPlaces(s limiter.Store, how How, short *Entry, asked bo
 		in = short
 		q.wait(in, 0, since, asked, how.Outcome, func() (found, done bool) {
 			how.Outcome.AddWait(waited - how.Outcome.Waited()) // each time anew
-			err, asked = q.ask(s, &how, 0, len(q.entries)), true
-			short = q.placeless()
+			err, asked = q.decideEntries(s, &how, 0, len(q.entries)), true
+			short = q.firstFull()
 			return err == nil && q.firstDenied() < 0, err != nil || short != in
 		})
 		if err != nil {
@@ -330,5 +330,5 @@ func (q *Request) denyUnasked(e *Entry, how *How) {
 	if how.Timeout > 0 {
 		by = limiter.DecidedByCache
 	}
-	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Ask.Limit.Size, RetryAfter: retryPlace}
+	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Query.Limit.Size, RetryAfter: retryPlace}
 }

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package rule
+
+// peerClosed would report whether the peer of a socket has closed its side. Elsewhere no call
+// tells that beside unread data.
+func peerClosed(uintptr) bool { return false }
