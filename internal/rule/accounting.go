@@ -63,8 +63,10 @@ func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err err
 		if err = q.decideEntries(s, &how, 0, n); err == nil {
 			q.chargeInOrder(s, &how)
 		}
-	default:
+	case q.mayQueue && how.Outcome != nil:
 		err = q.decideOrWait(s, &how)
+	default:
+		err = q.decideEntries(s, &how, 0, n)
 	}
 	if err != nil {
 		q.settleUnpassed()

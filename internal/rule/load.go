@@ -105,23 +105,27 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 // placeAt asks for a place at a limit that follows the load, for which the request may have to
 // wait. In a dry run it has one in any case, and room says whether there was any.
 func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p *place, room bool) {
-	p = &place{limit: e.Limit, line: e.line(0)}
-	ask := func() (found, done bool) {
+	p = &place{limit: e.Limit, queue: e.queue(0)}
+	ask := func() {
 		p.since = time.Now()
 		p.controller = e.Limit.Load.Controllers.Of(e.Query.Key, p.since)
 		room = p.controller.Admit(class, e.Query.DryRun, p.since)
-		return room, room
 	}
 	waits := e.Limit.waitsForSlot() && !e.Query.DryRun
-	behind := waits && e.Limit.Waiting.hasWaiters(e.line(class))
-	if behind {
+	t := granted // as a slot may have been freed before it is in the queue
+	if waits && e.Limit.Waiting.hasWaiters(e.queue(class)) {
+		t = waiting
 		now := time.Now()
 		e.Limit.Load.Controllers.Of(e.Query.Key, now).Queue(class, now)
 	} else {
 		ask()
 	}
 	if !room && waits {
-		if q.wait(e, class, time.Now(), !behind, o, ask); room {
+		w := q.join(e, class, time.Now(), t)
+		for !room && w.nextTurn() {
+			ask()
+		}
+		if w.leave(room, false, o); room {
 			e.Policy.Counters.CountDelayed(q.stripe)
 		}
 	}
@@ -144,7 +148,7 @@ func (e *Entry) decideLoad(room bool) {
 // place is that of a request with the controller of a limit that follows the load.
 type place struct {
 	limit      *Limit
-	line       queueKey // of one of the classes that wait for it, if any may
+	queue      queueKey // of one of the classes that wait for it, if any may
 	controller *adaptive.Controller
 	since      time.Time
 	answered   bool // whether the header of the response is an answer; of a limit until body
@@ -162,8 +166,8 @@ func (p *place) leaveAt(now time.Time, answered bool) {
 		return
 	}
 	for _, class := range [...]adaptive.Class{adaptive.High, adaptive.Normal, adaptive.Low} {
-		p.line.class = class
-		p.limit.Waiting.wake(p.line)
+		p.queue.class = class
+		p.limit.Waiting.wake(p.queue)
 	}
 }
 

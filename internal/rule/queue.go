@@ -11,60 +11,82 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// A request that has no place at a limit on requests in progress may wait for one by
-// max_delay, in a line of this process: first come, first served. Each place that is freed
-// here gives the next one its turn, in which it asks for it like any other request. Nobody tells
-// of places that other instances free, so the first in line also asks now and then.
+// A request for which a limit on requests in progress has no slot may wait for one by max_delay,
+// in a queue of this process: first come, first served. Each slot that is freed here gives the
+// next request its turn, in which it is decided like any other. Slots that other instances free
+// are unknown here, so the first in a queue also has a turn now and then.
 
 const (
-	// askEvery is how often the first in a line asks without having been given a turn.
-	askEvery = 100 * time.Millisecond
+	// pollEvery is how often the first in a queue has a turn without a slot known to be free.
+	pollEvery = 100 * time.Millisecond
 
-	// retryPlace is what is told to those who find no place, since nobody knows when one is
-	// free.
-	retryPlace = time.Second
+	// retrySlot is the wait that is reported to requests that find no slot, since it is unknown
+	// when one is free.
+	retrySlot = time.Second
 )
 
-// Queues are the requests that wait at the limits whose buckets have one name: for room, of
-// which only the number is known, or in a line for each key.
+// Queues are the requests that wait at the limits whose buckets have one name: in a queue for
+// each key, or for room, of which only the number is known.
 type Queues struct {
-	count atomic.Int64 // of requests that wait, or may have to
+	count atomic.Int64 // requests that wait, or may have to
 
 	mu    sync.Mutex
-	byKey map[queueKey]*line // in which there is anybody
-	last  uint64             // number of the last waiter
-	open  atomic.Int64       // how many lines there are
+	byKey map[queueKey]*queue // those that are in use
+	last  uint64              // number of the last waiter
+	open  atomic.Int64        // how many queues there are
 }
 
-// queueKey identifies a line.
+// queueKey identifies a queue.
 type queueKey struct {
 	name, key string         // of the bucket in stores
 	class     adaptive.Class // of a limit that follows the load
 	load      adaptive.Options
 }
 
-// line has the requests that wait for places of one key, and those among them that have a turn.
-type line struct {
-	waits list.List // of *waiter, in the order in which they came
-	turns int       // how many have a turn
-	freed int       // places that were freed while nobody waited and some had turns, at most so many as these
-	asked time.Time // when one last had a turn without a place that was known to be free
+// queue has the requests that wait for a slot of one key, and counts those that have a turn.
+type queue struct {
+	waiters list.List   // those without a turn, in the order in which they came
+	turns   int         // how many have one
+	freed   int         // slots freed while none waited and some had turns, at most as many as these
+	polling bool        // whether one of the turns is a poll
+	timer   *time.Timer // of polls
 }
 
-// waiter is a request in a line.
+// turn is whether a request in a queue may ask for a slot.
+type turn uint8
+
+const (
+	waiting turn = iota // it may not yet
+	granted             // a slot is known to be free
+	poll                // none is
+)
+
+// waiter is a request in a queue.
 type waiter struct {
-	number uint64        // in the order in which they came
-	turn   chan bool     // whether the turn is a guess: no place is known to be free
-	at     *list.Element // nil if it has a turn
+	request *Request
+	entry   *Entry
+	queues  *Queues
+	key     queueKey
+	start   time.Time
+	over    *time.Timer  // until the wait is over
+	look    *time.Ticker // for whether the client is still there
+	ready   chan struct{}
+	inTurn  bool
+
+	// Guarded by the queues' lock:
+	queue  *queue
+	number uint64 // in the order in which they came
+	turn   turn
+	at     *list.Element // if it waits
 }
 
-// NewQueues returns lines in which nobody waits.
-func NewQueues() *Queues { return &Queues{byKey: make(map[queueKey]*line)} }
+// NewQueues returns queues in which no request waits.
+func NewQueues() *Queues { return &Queues{byKey: make(map[queueKey]*queue)} }
 
 // Len returns how many requests wait, or may have to.
 func (s *Queues) Len() int64 { return s.count.Load() }
 
-// anyone reports whether anybody waits in a line.
+// hasWaiters reports whether any request waits in a queue.
 func (s *Queues) hasWaiters(key queueKey) bool {
 	if s.open.Load() == 0 {
 		return false
@@ -72,102 +94,83 @@ func (s *Queues) hasWaiters(key queueKey) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
-	return l != nil && l.waits.Len() > 0
+	return l != nil && l.waiters.Len() > 0
 }
 
-// join adds a waiter to a line, with a turn or behind the others.
-func (s *Queues) join(key queueKey, turn bool) *waiter {
+// add adds w to its queue.
+func (s *Queues) add(w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.byKey[key]
+	l := s.byKey[w.key]
 	if l == nil {
-		l = new(line)
-		s.byKey[key] = l
+		l = new(queue)
+		l.timer = time.AfterFunc(pollEvery, func() { s.poll(w.key, l) })
+		s.byKey[w.key] = l
 		s.open.Add(1)
 	}
 	s.last++
-	own := &waiter{number: s.last, turn: make(chan bool, 1)}
-	if turn {
-		l.turns++
+	w.queue, w.number = l, s.last
+	if w.turn == waiting {
+		w.at = l.waiters.PushBack(w)
 	} else {
-		own.at = l.waits.PushBack(own)
+		l.turns++
 	}
-	return own
 }
 
-// yield ends the turn of one that found no place. It reports whether it has another one, as a
-// place was freed meanwhile.
-func (s *Queues) yield(key queueKey, own *waiter) (again bool) {
+// requeue ends the turn of a request that found no slot. It reports whether the request has
+// another turn, as a slot was freed meanwhile.
+func (s *Queues) requeue(w *waiter) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.byKey[key]
+	l := w.queue
+	l.polling = l.polling && w.turn != poll
 	if l.freed > 0 {
 		l.freed--
+		w.turn = granted
 		return true
 	}
 	l.turns--
-	before := l.waits.Back()
-	for before != nil && before.Value.(*waiter).number > own.number {
+	w.turn = waiting
+	before := l.waiters.Back()
+	for before != nil && before.Value.(*waiter).number > w.number {
 		before = before.Prev()
 	}
 	if before == nil {
-		own.at = l.waits.PushFront(own)
+		w.at = l.waiters.PushFront(w)
 	} else {
-		own.at = l.waits.InsertAfter(own, before)
+		w.at = l.waiters.InsertAfter(w, before)
 	}
 	return false
 }
 
-// takeTurn gives one that waits a turn if it is the first, and nobody has one, and reports
-// whether it does.
-func (s *Queues) takeTurn(key queueKey, own *waiter) bool {
+// remove removes w from its queue. A turn that it has not used goes to the next request. If it
+// was served, and there may be another slot, the next one has a poll.
+func (s *Queues) remove(w *waiter, served, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.byKey[key]
-	if own.at == nil || l.waits.Front() != own.at || l.turns > 0 {
-		return false
-	}
-	l.next()
-	l.asked = time.Now()
-	return true
-}
-
-// next gives the first that waits a turn, and returns it.
-func (l *line) next() *waiter {
-	first := l.waits.Remove(l.waits.Front()).(*waiter)
-	first.at = nil
-	l.turns++
-	return first
-}
-
-// leave removes one from a line. If it leaves its turn unused, the next one has it. And the next
-// one may guess, if nobody has a turn: if the guess of this one was right; or if it was the first
-// and nobody has guessed of late, as nobody would if all went on leaving so.
-func (s *Queues) leave(key queueKey, own *waiter, guess, found bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.byKey[key]
-	mayGuess := guess && found
-	if own.at == nil {
-		l.turns--
-	} else {
-		mayGuess = l.waits.Front() == own.at && time.Since(l.asked) >= askEvery
-		l.waits.Remove(own.at)
-	}
+	l, next := w.queue, w.turn
+	l.polling = l.polling && w.turn != poll
 	switch {
-	case own.at == nil && !found:
-		l.wake(guess)
-	case mayGuess && l.turns == 0:
-		l.asked = time.Now()
-		l.wake(true)
+	case w.turn == waiting:
+		l.waiters.Remove(w.at)
+	case served && (more || w.turn == poll):
+		l.turns--
+		next = poll
+	case served:
+		l.turns--
+		next = waiting
+	default:
+		l.turns--
 	}
-	if l.freed = min(l.freed, l.turns); l.turns == 0 && l.waits.Len() == 0 {
-		delete(s.byKey, key)
+	l.wake(next)
+	if l.freed = min(l.freed, l.turns); l.turns == 0 && l.waiters.Len() == 0 {
+		l.timer.Stop()
+		delete(s.byKey, w.key)
 		s.open.Add(-1)
 	}
 }
 
-// wake gives the next one in a line a turn, after a place was freed.
+// wake gives the next request in a queue a turn, after a slot was freed.
 func (s *Queues) wake(key queueKey) {
 	if s.open.Load() == 0 {
 		return
@@ -175,20 +178,36 @@ func (s *Queues) wake(key queueKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.byKey[key]; l != nil {
-		l.wake(false)
+		l.wake(granted)
 	}
 }
 
-// wake gives the next one a turn, of which guess says whether no place is known to be free.
-func (l *line) wake(guess bool) {
-	if l.waits.Len() > 0 {
-		l.next().turn <- guess
-		return
+// poll gives the first request in a queue a turn, and does so again until the queue is empty.
+func (s *Queues) poll(key queueKey, l *queue) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byKey[key] == l {
+		l.wake(poll)
+		l.timer.Reset(pollEvery)
 	}
-	l.freed = min(l.freed+1, l.turns)
 }
 
-// waitsForSlot reports whether requests that l has no place for may wait in line.
+// wake gives the next request a turn, if there is one to give: one poll at a time is enough.
+func (l *queue) wake(t turn) {
+	switch {
+	case t == waiting, t == poll && l.polling:
+	case l.waiters.Len() > 0:
+		w := l.waiters.Remove(l.waiters.Front()).(*waiter)
+		w.turn, w.at = t, nil
+		l.turns++
+		l.polling = l.polling || t == poll
+		w.ready <- struct{}{}
+	case t == granted:
+		l.freed = min(l.freed+1, l.turns)
+	}
+}
+
+// waitsForSlot reports whether requests that l has no slot for may wait in a queue.
 func (l *Limit) waitsForSlot() bool { return l.MaxDelay > 0 && l.limitsConcurrency() }
 
 // waitsForRoom reports whether requests may wait until units have left l.
@@ -197,76 +216,91 @@ func (l *Limit) waitsForRoom() bool { return l.MaxDelay > 0 && !l.limitsConcurre
 // limitsConcurrency reports whether l limits the requests in progress.
 func (l *Limit) limitsConcurrency() bool { return l.Settlement.InProgress || l.Load != nil }
 
-// line returns the line of e, for requests of a class.
-func (e *Entry) line(class adaptive.Class) queueKey {
+// queue returns the queue of e, for requests of a class.
+func (e *Entry) queue(class adaptive.Class) queueKey {
 	key := queueKey{name: e.Query.Name, key: e.Query.Key, class: class}
 	if l := e.Limit.Load; l != nil {
-		key.load = l.Options // with others, it has other places
+		key.load = l.Options // with others, it has other slots
 	}
 	return key
 }
 
-// wait has the request wait in a line of e until ask finds a place, or the wait is over; since
-// says when it has begun, here or in another line. If the request has asked before, it asks
-// again at once, as a place may have been freed right before it was in line. If the line is
-// full, or the client leaves, nothing is asked any more.
-//
-// ask returns whether the request has found a place, and whether that ends the wait, as an
-// error does too, or that it lacks another one.
-func (q *Request) wait(e *Entry, class adaptive.Class, since time.Time, asked bool, o *outcome.Outcome, ask func() (found, done bool)) {
+// join adds the request to a queue of e, until max_delay after since: it may have waited in
+// another queue before. It has a turn at once if t says so. The waiter is nil if the queue is
+// full.
+func (q *Request) join(e *Entry, class adaptive.Class, since time.Time, t turn) *waiter {
 	if e.waits = e.Limit.mayWait(); !e.waits {
-		return
+		return nil
 	}
-	lines, key, start := e.Limit.Waiting.Queues, e.line(class), time.Now()
-	own, guess, found := lines.join(key, asked), false, false
-	over, look := time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay)))), time.NewTicker(lookEvery)
-	defer func() {
-		over.Stop()
-		look.Stop()
-		lines.leave(key, own, guess, found)
-		e.endWait()
-		o.AddDelay(time.Since(start))
-	}()
-	for turn := asked; ; {
-		if turn {
-			var done bool
-			if found, done = ask(); done {
-				return
-			}
-			if turn = lines.yield(key, own); turn {
-				continue
-			}
-		}
+	w := &waiter{
+		request: q, entry: e, queues: e.Limit.Waiting.Queues, key: e.queue(class), start: time.Now(), turn: t,
+		over: time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay)))), look: time.NewTicker(lookEvery),
+		ready: make(chan struct{}, 1),
+	}
+	if t != waiting {
+		w.ready <- struct{}{}
+	}
+	w.queues.add(w)
+	return w
+}
+
+// nextTurn waits until the request may ask for a slot, and ends the turn before, in which it
+// found none. It is false if the wait is over, or the client has left.
+func (w *waiter) nextTurn() bool {
+	if w == nil {
+		return false
+	}
+	again := w.inTurn && w.queues.requeue(w)
+	if w.inTurn = true; again {
+		return !w.clientLeft()
+	}
+	for {
 		select {
-		case guess = <-own.turn:
-			turn = true
-		case <-look.C:
-			if turn = lines.takeTurn(key, own); turn {
-				guess = true
-				look.Reset(askEvery)
-			}
-		case <-over.C:
-			return
-		case <-q.http.Context().Done():
+		case <-w.ready:
+			return !w.clientLeft()
+		case <-w.over.C:
+			return false
+		case <-w.look.C:
+		case <-w.request.http.Context().Done():
 		}
-		if clientLeft(q.http) {
-			q.left = true
-			return
+		if w.clientLeft() {
+			return false
 		}
 	}
 }
 
-// ahead returns the first entry of a store in whose line others wait, or nil.
+// clientLeft reports, also to the request, whether its client has left.
+func (w *waiter) clientLeft() bool {
+	w.request.left = clientLeft(w.request.http)
+	return w.request.left
+}
+
+// leave ends the wait. served says whether the request has found a slot, and more whether
+// another one is free.
+func (w *waiter) leave(served, more bool, o *outcome.Outcome) {
+	if w == nil {
+		return
+	}
+	w.over.Stop()
+	w.look.Stop()
+	w.queues.remove(w, served, more)
+	w.entry.endWait()
+	o.AddDelay(time.Since(w.start))
+}
+
+// ahead returns the first entry in whose queue others wait, or nil.
 func (q *Request) ahead() *Entry {
 	for i := range q.entries {
-		if e := &q.entries[i]; e.Limit.waitsForSlot() && !e.Query.DryRun && e.Query.Cost > 0 && e.Query.Cost <= e.Query.Limit.Size && e.Limit.Waiting.hasWaiters(e.line(0)) {
+		e := &q.entries[i]
+		fits := !e.Query.DryRun && e.Query.Cost > 0 && e.Query.Cost <= e.Query.Limit.Size
+		if e.Limit.waitsForSlot() && fits && e.Limit.Waiting.hasWaiters(e.queue(0)) {
 			return e
 		}
 	}
 	return nil
 }
 
-// firstFull returns the first entry that has denied the request, if it may wait for places of
+// firstFull returns the first entry that has denied the request, if it may wait for slots of
 // all that have, or nil.
 func (q *Request) firstFull() (first *Entry) {
 	for i := range q.entries {
@@ -281,54 +315,56 @@ func (q *Request) firstFull() (first *Entry) {
 	return first
 }
 
-// decideOrWait asks a store about all entries, as often as the request may wait for places. It
-// does not wait without an Outcome, as in a replay.
+// decideOrWait has a store decide on all entries, as often as the request may wait for slots.
 func (q *Request) decideOrWait(s limiter.Store, how *How) error {
-	short := q.ahead()
-	if short == nil || how.Outcome == nil {
-		if err := q.decideEntries(s, how, 0, len(q.entries)); err != nil || how.Outcome == nil {
-			return err
-		}
-		if short = q.firstFull(); short == nil {
-			return nil
-		}
-		return q.waitForPlaces(s, *how, short, true)
+	full := q.ahead()
+	if full != nil {
+		return q.waitForSlots(s, how, full, waiting)
 	}
-	return q.waitForPlaces(s, *how, short, false)
+	if err := q.decideEntries(s, how, 0, len(q.entries)); err != nil {
+		return err
+	}
+	if full = q.firstFull(); full == nil {
+		return nil
+	}
+	return q.waitForSlots(s, how, full, granted) // as a slot may have been freed before it is in the queue
 }
 
-// waitForPlaces is decideOrWait of a request that has found no place at short, or has not asked
-// since others wait for those.
-func (q *Request) waitForPlaces(s limiter.Store, how How, short *Entry, asked bool) (err error) {
+// waitForSlots is decideOrWait of a request that has found no slot at full, or has not asked
+// since others wait there: then it has no turn at once.
+func (q *Request) waitForSlots(s limiter.Store, how *How, full *Entry, t turn) (err error) {
 	waited, since := how.Outcome.Waited(), time.Now()
-	var in *Entry // in whose line it waits
-	for short != nil && short != in && !q.left && time.Since(since) < time.Duration(short.Limit.MaxDelay) {
-		in = short
-		q.wait(in, 0, since, asked, how.Outcome, func() (found, done bool) {
+	decided := t != waiting
+	var in *Entry // in whose queue it waits
+	for full != nil && full != in && !q.left && time.Since(since) < time.Duration(full.Limit.MaxDelay) {
+		in = full
+		w := q.join(in, 0, since, t)
+		for full == in && err == nil && w.nextTurn() {
 			how.Outcome.AddWait(waited - how.Outcome.Waited()) // each time anew
-			err, asked = q.decideEntries(s, &how, 0, len(q.entries)), true
-			short = q.firstFull()
-			return err == nil && q.firstDenied() < 0, err != nil || short != in
-		})
+			err, decided = q.decideEntries(s, how, 0, len(q.entries)), true
+			full = q.firstFull()
+		}
+		w.leave(err == nil && decided && q.firstDenied() < 0, in.Decision.Remaining > 0, how.Outcome)
 		if err != nil {
 			return err
 		}
+		t = granted
 	}
 	switch {
-	case !asked:
-		q.denyUnasked(short, &how)
+	case !decided:
+		q.denyQueued(full, how)
 	case q.firstDenied() < 0:
 		in.Policy.Counters.CountDelayed(q.stripe)
 	}
 	return nil
 }
 
-// denyUnasked denies the request because of e, in whose line there was no room or no turn: a
-// place would not have been for it, so no store was asked.
-func (q *Request) denyUnasked(e *Entry, how *How) {
+// denyQueued denies the request because of e, in whose queue there was no room or no turn: a
+// slot would not have been for it, so no store was asked.
+func (q *Request) denyQueued(e *Entry, how *How) {
 	by := limiter.DecidedByMemory
 	if how.Timeout > 0 {
 		by = limiter.DecidedByCache
 	}
-	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Query.Limit.Size, RetryAfter: retryPlace}
+	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Query.Limit.Size, RetryAfter: retrySlot}
 }

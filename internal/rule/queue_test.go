@@ -15,44 +15,48 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 )
 
-// places are a few, for which requests wait in a line.
-type places struct {
+// slots are a few, for which requests wait in a queue.
+type slots struct {
 	mu    sync.Mutex
 	free  int
 	limit *Limit
 }
 
-// newPlaces returns n places, for which requests wait at most so long.
-func newPlaces(n int, most time.Duration) *places {
+// newSlots returns n slots, for which requests wait at most so long.
+func newSlots(n int, most time.Duration) *slots {
 	l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, Settlement: Settlement{InProgress: true}}
 	l.MaxDelay, l.MaxWaiting = adminjson.Seconds(most), 1000
-	return &places{free: n, limit: l}
+	return &slots{free: n, limit: l}
 }
 
-// take waits for a place as a request of ctx, and reports whether it got one.
-func (p *places) take(ctx context.Context) (got bool) {
+// take waits for a slot as a request of ctx, and reports whether it got one.
+func (p *slots) take(ctx context.Context) (got bool) {
 	e := &Entry{Bucket: &Bucket{Limit: p.limit}}
-	ask := func() (found, done bool) {
+	ask := func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if got = p.free > 0; got {
 			p.free--
 		}
-		return got, got
 	}
-	behind := p.limit.Waiting.hasWaiters(e.line(0))
-	if !behind {
+	t := waiting
+	if !p.limit.Waiting.hasWaiters(e.queue(0)) {
+		t = granted
 		ask()
 	}
 	if !got {
 		q := &Request{http: httptest.NewRequest(http.MethodGet, "/", http.NoBody).WithContext(ctx)}
-		q.wait(e, 0, time.Now(), !behind, new(outcome.Outcome), ask)
+		w := q.join(e, 0, time.Now(), t)
+		for !got && w.nextTurn() {
+			ask()
+		}
+		w.leave(got, false, new(outcome.Outcome))
 	}
 	return got
 }
 
-// leave frees a place, and tells the line unless another instance does it.
-func (p *places) leave(told bool) {
+// leave frees a slot, and tells the queue unless another instance does it.
+func (p *slots) leave(told bool) {
 	p.mu.Lock()
 	p.free++
 	p.mu.Unlock()
@@ -61,12 +65,12 @@ func (p *places) leave(told bool) {
 	}
 }
 
-// TestLineInOrder guards that those in a line get their places in the order in which they came,
+// TestQueueInOrder guards that those in a queue get their slots in the order in which they came,
 // each as soon as one is free.
-func TestLineInOrder(t *testing.T) {
+func TestQueueInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const hold, few, many = 10 * time.Millisecond, 3, 200
-		p := newPlaces(few, time.Hour)
+		p := newSlots(few, time.Hour)
 		start := time.Now()
 		var mu sync.Mutex
 		var order []int
@@ -74,7 +78,7 @@ func TestLineInOrder(t *testing.T) {
 		for i := range many {
 			all.Go(func() {
 				if !p.take(t.Context()) {
-					t.Errorf("%d has no place", i)
+					t.Errorf("%d has no slot", i)
 				}
 				mu.Lock()
 				order = append(order, i)
@@ -97,41 +101,41 @@ func TestLineInOrder(t *testing.T) {
 	})
 }
 
-// checkNoneLost checks that no place is free while anybody waits.
-func (p *places) checkNoneLost(t *testing.T) {
+// checkNoneLost checks that no slot is free while anybody waits.
+func (p *slots) checkNoneLost(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.limit.Waiting.Len(); p.free > 0 && n > 0 {
-		t.Fatalf("%d places are free, and %d wait", p.free, n)
+		t.Fatalf("%d slots are free, and %d wait", p.free, n)
 	}
 }
 
-// checkEmpty checks that nothing is left of a line.
-func (p *places) checkEmpty(t *testing.T) {
+// checkEmpty checks that nothing is left of a queue.
+func (p *slots) checkEmpty(t *testing.T) {
 	t.Helper()
 	if s := p.limit.Waiting; len(s.byKey) > 0 || s.open.Load() != 0 || s.Len() != 0 {
-		t.Errorf("left: %d lines, %d open, %d waiting", len(s.byKey), s.open.Load(), s.Len())
+		t.Errorf("left: %d queues, %d open, %d waiting", len(s.byKey), s.open.Load(), s.Len())
 	}
 }
 
-// TestLineEnds guards how a wait ends without a place: when its time is over, when the line is
-// full, and when the client leaves, which gives its turn to the next one; and that a place of
-// which nobody tells is found all the same.
-func TestLineEnds(t *testing.T) {
+// TestQueueEnds guards how a wait ends without a slot: when its time is over, when the queue is
+// full, and when the client leaves, which gives its turn to the next one; and that a slot of
+// which nobody tells is found anyway.
+func TestQueueEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlaces(0, 2*time.Second)
+		p := newSlots(0, 2*time.Second)
 		start := time.Now()
 		if p.take(t.Context()) || time.Since(start) != 2*time.Second {
-			t.Errorf("ended after %v, want 2s without a place", time.Since(start))
+			t.Errorf("ended after %v, want 2s without a slot", time.Since(start))
 		}
 		p.limit.MaxWaiting = 2
 		var all sync.WaitGroup
 		ctx, leave := context.WithCancel(t.Context())
 		all.Go(func() {
 			if p.take(ctx) {
-				t.Error("one that has left got a place")
+				t.Error("one that has left got a slot")
 			}
 		})
 		synctest.Wait()
@@ -146,26 +150,26 @@ func TestLineEnds(t *testing.T) {
 		p.leave(true)
 		all.Wait()
 		if !got || time.Since(start) != 0 {
-			t.Errorf("the second one got a place: %t, after %v", got, time.Since(start))
+			t.Errorf("the second one got a slot: %t, after %v", got, time.Since(start))
 		}
 		all.Go(func() { got = p.take(t.Context()) })
 		synctest.Wait()
 		start = time.Now()
 		p.leave(false)
-		if all.Wait(); !got || time.Since(start) > lookEvery+askEvery {
-			t.Errorf("a place that another instance freed was got: %t, after %v", got, time.Since(start))
+		if all.Wait(); !got || time.Since(start) > pollEvery {
+			t.Errorf("a slot that another instance freed was got: %t, after %v", got, time.Since(start))
 		}
 		p.checkEmpty(t)
 	})
 }
 
-// TestLineGoesOnAsking guards that places of which nobody tells are found all at once, also
+// TestQueueIsPolled guards that slots of which nobody tells are found all at once, also
 // where so many come and leave that none waits for long after those before it have left.
-func TestLineGoesOnAsking(t *testing.T) {
+func TestQueueIsPolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, every := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
 			for _, most := range []time.Duration{20 * time.Millisecond, 250 * time.Millisecond, time.Second, 1010 * time.Millisecond} {
-				p := newPlaces(0, most)
+				p := newSlots(0, most)
 				p.limit.MaxWaiting = 1e6
 				var all sync.WaitGroup
 				var got []time.Duration
@@ -191,8 +195,8 @@ func TestLineGoesOnAsking(t *testing.T) {
 				all.Wait()
 				slices.Sort(got)
 				// Where nobody waits when they are freed, those who come find them.
-				if bound := lookEvery + askEvery + 5*every; len(got) < 5 || got[4] > bound {
-					t.Errorf("one each %v that waits %v: got places after %v, want 5 within %v", every, most, got, bound)
+				if bound := pollEvery + 5*every; len(got) < 5 || got[4] > bound {
+					t.Errorf("one each %v that waits %v: got slots after %v, want 5 within %v", every, most, got, bound)
 				}
 				p.checkEmpty(t)
 			}
@@ -200,11 +204,11 @@ func TestLineGoesOnAsking(t *testing.T) {
 	})
 }
 
-// TestLineLosesNoPlace guards, with random requests that come, leave and free places at once,
-// that no place is free while anybody waits for one.
-func TestLineLosesNoPlace(t *testing.T) {
+// TestQueueLosesNoSlot guards, with random requests that come, leave and free slots at once,
+// that no slot is free while anybody waits for one.
+func TestQueueLosesNoSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlaces(5, time.Hour)
+		p := newSlots(5, time.Hour)
 		var all sync.WaitGroup
 		for range 2000 {
 			for range 1 + rand.IntN(4) {
@@ -228,7 +232,7 @@ func TestLineLosesNoPlace(t *testing.T) {
 		all.Wait()
 		p.checkEmpty(t)
 		if p.free != 5 {
-			t.Errorf("%d places at the end", p.free)
+			t.Errorf("%d slots at the end", p.free)
 		}
 	})
 }

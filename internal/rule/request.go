@@ -34,10 +34,11 @@ type Request struct {
 	keyText string
 	keyOwn  bool
 
-	left    bool   // whether its client has left while it waited for a slot
-	direct  bool   // whether no proxy is known to have passed it on
-	network string // of the client's address; empty until it is needed
-	stripe  uint32 // of counters; the pool keeps a Request on one core where it can
+	mayQueue bool   // whether the request may wait for a slot
+	left     bool   // whether its client has left while it waited for a slot
+	direct   bool   // whether no proxy is known to have passed it on
+	network  string // of the client's address; empty until it is needed
+	stripe   uint32 // of counters; the pool keeps a Request on one core where it can
 }
 
 // entryRange is a range of entries, from the first to before the last.
@@ -115,6 +116,7 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 			e.Query.Cost = 0
 		}
 		e.addExtra()
+		q.mayQueue = q.mayQueue || e.Limit.waitsForSlot()
 	}
 	return q, nil
 }

@@ -84,7 +84,7 @@ func (s *Settlement) lacksTrailer(header http.Header) bool {
 type Holding struct {
 	held   *limiter.Held
 	index  int      // of the bucket in the request to the store
-	line   queueKey // of those that wait for its place, if any may
+	queue  queueKey // of those that wait for its place, if any may
 	bucket *Bucket
 	cost   int64
 	counts bool // whether the header of its response has decided that it counts
@@ -106,7 +106,7 @@ func (h *Holding) Settle(charge int64) {
 		h.outcome.Charge(h.entry, charge)
 	}
 	if h.bucket.Limit.waitsForSlot() {
-		h.bucket.Limit.Waiting.wake(h.line)
+		h.bucket.Limit.Waiting.wake(h.queue)
 	}
 	if charge > 0 {
 		h.bucket.Policy.Counters.CountUnits(charge)
@@ -229,7 +229,7 @@ func (q *Request) hold(held *limiter.Held) {
 	for j, of := range q.about {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
 			e := &q.entries[of.from]
-			q.holdings = append(q.holdings, Holding{held: held, index: j, line: e.line(0), bucket: e.Bucket, cost: e.Estimate, entry: of.from})
+			q.holdings = append(q.holdings, Holding{held: held, index: j, queue: e.queue(0), bucket: e.Bucket, cost: e.Estimate, entry: of.from})
 		}
 	}
 }
