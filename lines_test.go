@@ -21,8 +21,8 @@ type line struct{ level, msg string }
 var lines = map[string][]line{
 	"App.Provision":      nil,
 	"App.logStoreChange": nil,
-	"Handler.setZones":   nil,
-	"Handler.warnZones":  nil,
+	"Compiler.setZones":  nil,
+	"Compiler.warnZones": nil,
 	"App.warnUnintended": nil,
 	"Reporter.noKey": {
 		{"warn", "a request has no value for the key of this limit, using the client's address"},

@@ -446,7 +446,7 @@ func TestMemoryIsSwept(t *testing.T) {
 	sweepers := func() int {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
-		return strings.Count(stacks.String(), "ratelimit.use.func")
+		return strings.Count(stacks.String(), "state.Sweep.func")
 	}
 	eventually(t, "those of earlier tests to end", func() bool { return sweepers() == 0 })
 	site := "rate_limit swept {\nkey {http.request.header.X-Key}\nsize 1\ndrip_rate 1m\n}\nrespond admitted"
