@@ -1,6 +1,8 @@
 package compile
 
 import (
+	"cmp"
+	"errors"
 	"math"
 	"slices"
 	"time"
@@ -8,6 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
@@ -37,6 +40,24 @@ func (d *LimitBuilder) setExtra() (err error) {
 		d.rule.MaxDelay, d.rule.MaxWaiting = adminjson.Seconds(delay), int64(most)
 		d.rule.Waiting = &rule.Waiters{Option: string(d.MaxDelay)}
 	}
+	return err
+}
+
+// setFairBy sets which clients of the limit wait in turn.
+func (d *LimitBuilder) setFairBy() (err error) {
+	queues := d.MaxDelay != "" && d.Concurrency != ""
+	switch {
+	case d.FairBy != "" && !queues:
+		return option.Needs("fair_by", d.FairBy, "concurrency and max_delay")
+	case !queues, d.FairBy == "off":
+	default:
+		if d.rule.FairBy, err = key.Parse(cmp.Or(d.FairBy, defaultKey), d.rule.Key.Prefixes); err != nil {
+			wrong := new(option.Error)
+			errors.As(err, &wrong)
+			wrong.Option = "fair_by"
+		}
+	}
+	d.rule.Policies.FairBy = d.FairBy
 	return err
 }
 

@@ -76,7 +76,7 @@ func (c *Compiler) compile(l *config.Limit, siblings []*config.Limit, parent *Li
 	d.rule.CountDenied, d.rule.Pool = l.CountDenied, l.Pool
 	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
 	for _, set := range []func(*LimitBuilder) error{
-		(*LimitBuilder).setKey, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setSettlement,
+		(*LimitBuilder).setKey, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setFairBy, (*LimitBuilder).setSettlement,
 		(*LimitBuilder).checkTogether, (*LimitBuilder).setLoad, (*LimitBuilder).checkQueue, (*LimitBuilder).setBuckets, (*LimitBuilder).setBans, (*LimitBuilder).setPool, (*LimitBuilder).setConsistency, (*LimitBuilder).addPaths,
 	} {
 		if err := set(d); err != nil {

@@ -68,7 +68,7 @@ var Conflicts = []conflict{
 
 // needBucket are the options that a limit can't have which only groups others.
 var needBucket = []string{
-	"drip_rate", "drip_size", "cost", "factor", "max_keys", "when_full", "track_top", "status", "soft", "max_delay", "max_waiting",
+	"drip_rate", "drip_size", "cost", "factor", "max_keys", "when_full", "track_top", "status", "soft", "max_delay", "max_waiting", "fair_by",
 	"actual_cost", "hold", "count_denied", "count", "ban", "ban_after", "borrow", "pool", "algorithm",
 }
 

@@ -257,14 +257,22 @@ type Limit struct {
 	// Only for leaky and token buckets, and `warm_up`.
 	//
 	// With `concurrency`, static or `auto`, a request waits for a place instead, in its process,
-	// first come, first served. With Redis, the first one also asks now and then, at most every
-	// 100 ms, for places that other processes free. A request is charged once it has a place. Not with
+	// where clients take turns, see `fair_by`. With Redis, the next one also asks every
+	// 100 ms for places that other processes free. A request is charged once it has a place. Not with
 	// another `accounting` than `atomic`, or beside `count_denied`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty"`
 
 	// How many requests may wait at once in this process, on all sites together if the
 	// limit has a name. Beyond that they are denied. Default: 1000.
 	MaxWaiting Number `json:"max_waiting,omitempty"`
+
+	// Which clients take turns at a limit with `concurrency` for which requests wait, as a
+	// template like `key`: one request of each is next, however many it has. If `max_waiting`
+	// requests wait, the last one of the client with most of them is denied for one of a client
+	// that has at least two fewer. Addresses count by their prefixes, as in `key`. Clients without
+	// a value are one. With `off` requests are first come, first served. Needs `concurrency`
+	// and `max_delay`. Default: `{client_ip}`.
+	FairBy string `json:"fair_by,omitempty"`
 
 	// The number of counters, from 1 to 10000, with which to track the keys that
 	// ask most often and those that this limit denies most often, in the last one

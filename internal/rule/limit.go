@@ -35,6 +35,7 @@ type Limit struct {
 
 	adminjson.Policies          // as they are shown, but for the consistency, which each bucket has
 	Waiting            *Waiters // nil if none may wait
+	FairBy             *key.Key // what tells clients apart that take turns as they wait; nil if they do not
 	Bans               *Bans    // nil if it bans no keys
 	Load               *Load    // nil if it does not follow the load
 

@@ -125,7 +125,7 @@ func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 		for !room && w.nextTurn() {
 			ask()
 		}
-		if w.leave(room, false, o); room {
+		if w.leave(room, o); room {
 			e.Policy.Counters.CountDelayed(q.stripe)
 		}
 	}
@@ -167,7 +167,7 @@ func (p *place) leaveAt(now time.Time, answered bool) {
 	}
 	for _, class := range [...]adaptive.Class{adaptive.High, adaptive.Normal, adaptive.Low} {
 		p.queue.class = class
-		p.limit.Waiting.wake(p.queue)
+		p.limit.Waiting.freed(p.queue, 1)
 	}
 }
 

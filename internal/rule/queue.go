@@ -8,13 +8,15 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // A request for which a limit on requests in progress has no slot may wait for one by max_delay,
-// in a queue of this process: first come, first served. Each slot that is freed here gives the
-// next request its turn, in which it is decided like any other. Slots that other instances free
-// are unknown here, so the first in a queue also has a turn now and then.
+// in a queue of this process. The clients that wait there take turns, and the requests of one
+// client are first come, first served. Each slot that is freed here gives the next request its
+// turn, in which it is decided like any other. Slots that other instances free are unknown here, so
+// the next in a queue also has a turn now and then.
 
 const (
 	// pollEvery is how often the first in a queue has a turn without a slot known to be free.
@@ -32,8 +34,10 @@ type Queues struct {
 
 	mu    sync.Mutex
 	byKey map[queueKey]*queue // those that are in use
-	last  uint64              // number of the last waiter
+	last  uint64              // number of the last waiter, or of the last client
 	open  atomic.Int64        // how many queues there are
+
+	byLength [][]*client // by the number of their requests without a turn; the last one is not empty
 }
 
 // queueKey identifies a queue.
@@ -45,28 +49,41 @@ type queueKey struct {
 
 // queue has the requests that wait for a slot of one key, and counts those that have a turn.
 type queue struct {
-	waiters list.List   // those without a turn, in the order in which they came
-	turns   int         // how many have one
-	freed   int         // slots freed while none waited and some had turns, at most as many as these
-	polling bool        // whether one of the turns is a poll
-	timer   *time.Timer // of polls
+	clients map[string]*client // that have requests without a turn, by fair_by
+	ring    list.List          // of these, in the order of their next turns
+
+	turns int         // how many requests have a turn
+	polls int         // how many of these turns are polls
+	freed int         // slots freed while none waited and some had turns, at most as many as these
+	timer *time.Timer // of polls
+}
+
+// client has the requests of a client that wait in a queue without a turn.
+type client struct {
+	name    string
+	waiters list.List     // in the order in which they came
+	number  uint64        // of its next turn, in the order of the ring
+	at      *list.Element // in the ring
+	index   int           // in byLength
 }
 
 // turn is whether a request in a queue may ask for a slot.
 type turn uint8
 
 const (
-	waiting turn = iota // it may not yet
-	granted             // a slot is known to be free
-	poll                // none is
+	waiting   turn = iota // it may not yet
+	granted               // one slot is known to be free
+	poll                  // none is, or several are: if it finds one, the next request polls too
+	displaced             // it has lost its place in the queue to a request of another client
 )
 
 // waiter is a request in a queue.
 type waiter struct {
 	request *Request
-	entry   *Entry
+	policy  *Policy
 	queues  *Queues
 	key     queueKey
+	client  string // by fair_by
 	start   time.Time
 	over    *time.Timer  // until the wait is over
 	look    *time.Ticker // for whether the client is still there
@@ -77,6 +94,7 @@ type waiter struct {
 	queue  *queue
 	number uint64 // in the order in which they came
 	turn   turn
+	round  uint64        // the number of its client's turn, if it has that
 	at     *list.Element // if it waits
 }
 
@@ -86,6 +104,17 @@ func NewQueues() *Queues { return &Queues{byKey: make(map[queueKey]*queue)} }
 // Len returns how many requests wait, or may have to.
 func (s *Queues) Len() int64 { return s.count.Load() }
 
+// State returns how many requests wait, or may have to, and of how many clients those in queues are.
+func (s *Queues) State() telemetry.Waiting {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := telemetry.Waiting{Requests: int(s.count.Load()), Longest: max(len(s.byLength)-1, 0)}
+	for _, clients := range s.byLength {
+		state.Clients += len(clients)
+	}
+	return state
+}
+
 // hasWaiters reports whether any request waits in a queue.
 func (s *Queues) hasWaiters(key queueKey) bool {
 	if s.open.Load() == 0 {
@@ -94,16 +123,29 @@ func (s *Queues) hasWaiters(key queueKey) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[key]
-	return l != nil && l.waiters.Len() > 0
+	return l != nil && l.ring.Len() > 0
 }
 
-// add adds w to its queue.
-func (s *Queues) add(w *waiter) {
+// add adds w to its queue, and counts it, if no more than most wait. Otherwise it displaces the
+// last request of the client that has most, if that has two more than w's client. It reports
+// whether w is added.
+func (s *Queues) add(w *waiter, most int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[w.key]
+	if s.count.Add(1) > most {
+		s.count.Add(-1)
+		own := 0
+		if l != nil && l.clients[w.client] != nil {
+			own = l.clients[w.client].waiters.Len()
+		}
+		if len(s.byLength)-1 < own+2 {
+			return false
+		}
+		s.displace(s.byLength[len(s.byLength)-1][0])
+	}
 	if l == nil {
-		l = new(queue)
+		l = &queue{clients: make(map[string]*client)}
 		l.timer = time.AfterFunc(pollEvery, func() { s.poll(w.key, l) })
 		s.byKey[w.key] = l
 		s.open.Add(1)
@@ -111,10 +153,86 @@ func (s *Queues) add(w *waiter) {
 	s.last++
 	w.queue, w.number = l, s.last
 	if w.turn == waiting {
-		w.at = l.waiters.PushBack(w)
+		s.wait(w, s.last)
 	} else {
+		w.round = s.last
 		l.turns++
 	}
+	return true
+}
+
+// displace ends the wait of the last request of c.
+func (s *Queues) displace(c *client) {
+	w := c.waiters.Back().Value.(*waiter)
+	s.unwait(w)
+	w.turn = displaced
+	w.ready <- struct{}{}
+}
+
+// wait adds w to the requests of its client that wait without a turn. If these are the first,
+// the client's next turn has the number round.
+func (s *Queues) wait(w *waiter, round uint64) {
+	l := w.queue
+	c := l.clients[w.client]
+	switch {
+	case c == nil:
+		c = &client{name: w.client, number: round}
+		l.clients[w.client] = c
+		c.at = insert(&l.ring, c, func(other *client) bool { return other.number < round })
+	case round < c.number: // the turn of its request that has found no slot
+		c.number = round
+		l.ring.Remove(c.at)
+		c.at = insert(&l.ring, c, func(other *client) bool { return other.number < round })
+	}
+	s.setLength(c, func() {
+		w.at = insert(&c.waiters, w, func(other *waiter) bool { return other.number < w.number })
+	})
+}
+
+// unwait removes w from the requests that wait without a turn. Its client is removed with the
+// last one.
+func (s *Queues) unwait(w *waiter) {
+	l := w.queue
+	c := l.clients[w.client]
+	s.setLength(c, func() { c.waiters.Remove(w.at) })
+	if w.at = nil; c.waiters.Len() == 0 {
+		l.ring.Remove(c.at)
+		delete(l.clients, c.name)
+	}
+}
+
+// setLength keeps byLength right while change changes the number of c's requests by one.
+func (s *Queues) setLength(c *client, change func()) {
+	if n := c.waiters.Len(); n > 0 {
+		same := s.byLength[n]
+		last := same[len(same)-1]
+		same[c.index], last.index = last, c.index
+		same[len(same)-1] = nil
+		s.byLength[n] = same[:len(same)-1]
+	}
+	change()
+	if n := c.waiters.Len(); n > 0 {
+		for len(s.byLength) <= n {
+			s.byLength = append(s.byLength, nil)
+		}
+		c.index = len(s.byLength[n])
+		s.byLength[n] = append(s.byLength[n], c)
+	}
+	for n := len(s.byLength); n > 0 && len(s.byLength[n-1]) == 0; n-- {
+		s.byLength = s.byLength[:n-1]
+	}
+}
+
+// insert inserts v into l behind those elements that are before it. Most are the last ones.
+func insert[T any](l *list.List, v T, before func(T) bool) *list.Element {
+	if back := l.Back(); back == nil || before(back.Value.(T)) {
+		return l.PushBack(v)
+	}
+	at := l.Front()
+	for before(at.Value.(T)) {
+		at = at.Next()
+	}
+	return l.InsertBefore(v, at)
 }
 
 // requeue ends the turn of a request that found no slot. It reports whether the request has
@@ -123,62 +241,54 @@ func (s *Queues) requeue(w *waiter) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := w.queue
-	l.polling = l.polling && w.turn != poll
+	l.endTurn(w.turn)
 	if l.freed > 0 {
 		l.freed--
+		l.turns++
 		w.turn = granted
 		return true
 	}
-	l.turns--
 	w.turn = waiting
-	before := l.waiters.Back()
-	for before != nil && before.Value.(*waiter).number > w.number {
-		before = before.Prev()
-	}
-	if before == nil {
-		w.at = l.waiters.PushFront(w)
-	} else {
-		w.at = l.waiters.InsertAfter(w, before)
-	}
+	s.wait(w, w.round)
 	return false
 }
 
-// remove removes w from its queue. A turn that it has not used goes to the next request. If it
-// was served, and there may be another slot, the next one has a poll.
-func (s *Queues) remove(w *waiter, served, more bool) {
+// remove removes w from its queue. A turn in which it was not served goes to the next request,
+// and so does a poll in any case.
+func (s *Queues) remove(w *waiter, served bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, next := w.queue, w.turn
-	l.polling = l.polling && w.turn != poll
-	switch {
-	case w.turn == waiting:
-		l.waiters.Remove(w.at)
-	case served && (more || w.turn == poll):
-		l.turns--
-		next = poll
-	case served:
-		l.turns--
-		next = waiting
-	default:
-		l.turns--
+	l := w.queue
+	switch w.turn {
+	case displaced: // it does not wait any more
+	case waiting:
+		s.unwait(w)
+	case granted, poll:
+		if l.endTurn(w.turn); !served || w.turn == poll {
+			s.wake(l, w.turn)
+		}
 	}
-	l.wake(next)
-	if l.freed = min(l.freed, l.turns); l.turns == 0 && l.waiters.Len() == 0 {
+	if w.turn != displaced { // or another request is counted instead
+		s.count.Add(-1)
+	}
+	if l.freed = min(l.freed, l.turns); l.turns == 0 && l.ring.Len() == 0 && s.byKey[w.key] == l {
 		l.timer.Stop()
 		delete(s.byKey, w.key)
 		s.open.Add(-1)
 	}
 }
 
-// wake gives the next request in a queue a turn, after a slot was freed.
-func (s *Queues) wake(key queueKey) {
+// freed gives the next request in a queue a turn, after so many slots were freed.
+func (s *Queues) freed(key queueKey, slots int64) {
 	if s.open.Load() == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l := s.byKey[key]; l != nil {
-		l.wake(granted)
+	if l := s.byKey[key]; l != nil && slots > 1 {
+		s.wake(l, poll)
+	} else if l != nil {
+		s.wake(l, granted)
 	}
 }
 
@@ -187,23 +297,38 @@ func (s *Queues) poll(key queueKey, l *queue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byKey[key] == l {
-		l.wake(poll)
+		if l.polls == 0 {
+			s.wake(l, poll)
+		}
 		l.timer.Reset(pollEvery)
 	}
 }
 
-// wake gives the next request a turn, if there is one to give: one poll at a time is enough.
-func (l *queue) wake(t turn) {
-	switch {
-	case t == waiting, t == poll && l.polling:
-	case l.waiters.Len() > 0:
-		w := l.waiters.Remove(l.waiters.Front()).(*waiter)
-		w.turn, w.at = t, nil
-		l.turns++
-		l.polling = l.polling || t == poll
-		w.ready <- struct{}{}
-	case t == granted:
+// wake gives the next request a turn, and its client's next turn is after those of all others. If
+// none waits, a request that has a turn may have another one.
+func (s *Queues) wake(l *queue, t turn) {
+	if l.ring.Len() == 0 {
 		l.freed = min(l.freed+1, l.turns)
+		return
+	}
+	c := l.ring.Front().Value.(*client)
+	w := c.waiters.Front().Value.(*waiter)
+	s.unwait(w)
+	w.turn, w.round = t, c.number
+	if s.last++; c.waiters.Len() > 0 {
+		c.number = s.last
+		l.ring.MoveToBack(c.at)
+	}
+	if l.turns++; t == poll {
+		l.polls++
+	}
+	w.ready <- struct{}{}
+}
+
+// endTurn counts a turn of l no more.
+func (l *queue) endTurn(t turn) {
+	if l.turns--; t == poll {
+		l.polls--
 	}
 }
 
@@ -226,26 +351,36 @@ func (e *Entry) queue(class adaptive.Class) queueKey {
 }
 
 // join adds the request to a queue of e, until max_delay after since: it may have waited in
-// another queue before. It has a turn at once if t says so. The waiter is nil if the queue is
-// full.
+// another queue before. It has a turn at once if t says so. The waiter is nil if too many wait.
 func (q *Request) join(e *Entry, class adaptive.Class, since time.Time, t turn) *waiter {
-	if e.waits = e.Limit.mayWait(); !e.waits {
-		return nil
-	}
 	w := &waiter{
-		request: q, entry: e, queues: e.Limit.Waiting.Queues, key: e.queue(class), start: time.Now(), turn: t,
-		over: time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay)))), look: time.NewTicker(lookEvery),
-		ready: make(chan struct{}, 1),
+		request: q, policy: e.Policy, queues: e.Limit.Waiting.Queues, key: e.queue(class), client: q.fairBy(e.Limit),
+		start: time.Now(), ready: make(chan struct{}, 1), turn: t,
 	}
 	if t != waiting {
 		w.ready <- struct{}{}
 	}
-	w.queues.add(w)
+	if !w.queues.add(w, e.Limit.MaxWaiting) {
+		return nil
+	}
+	w.over = time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay))))
+	w.look = time.NewTicker(lookEvery)
 	return w
 }
 
+// fairBy returns which client the request is of, where clients wait for l: "" if they do not
+// take turns, and for all clients without a value.
+func (q *Request) fairBy(l *Limit) string {
+	if l.FairBy == nil {
+		return ""
+	}
+	text, _, _ := l.FairBy.Of(q.http, q.replacer) // one that can't be verified yet is as good as none
+	return text
+}
+
 // nextTurn waits until the request may ask for a slot, and ends the turn before, in which it
-// found none. It is false if the wait is over, or the client has left.
+// found none. It is false if the wait is over: by max_delay, because a request of another client
+// has displaced this one, or because the client has left.
 func (w *waiter) nextTurn() bool {
 	if w == nil {
 		return false
@@ -257,6 +392,10 @@ func (w *waiter) nextTurn() bool {
 	for {
 		select {
 		case <-w.ready:
+			if w.turn == displaced {
+				w.policy.Counters.CountDisplaced(w.request.stripe)
+				return false
+			}
 			return !w.clientLeft()
 		case <-w.over.C:
 			return false
@@ -275,16 +414,14 @@ func (w *waiter) clientLeft() bool {
 	return w.request.left
 }
 
-// leave ends the wait. served says whether the request has found a slot, and more whether
-// another one is free.
-func (w *waiter) leave(served, more bool, o *outcome.Outcome) {
+// leave ends the wait. served says whether the request has found a slot.
+func (w *waiter) leave(served bool, o *outcome.Outcome) {
 	if w == nil {
 		return
 	}
 	w.over.Stop()
 	w.look.Stop()
-	w.queues.remove(w, served, more)
-	w.entry.endWait()
+	w.queues.remove(w, served)
 	o.AddDelay(time.Since(w.start))
 }
 
@@ -344,7 +481,7 @@ func (q *Request) waitForSlots(s limiter.Store, how *How, full *Entry, t turn) (
 			err, decided = q.decideEntries(s, how, 0, len(q.entries)), true
 			full = q.firstFull()
 		}
-		w.leave(err == nil && decided && q.firstDenied() < 0, in.Decision.Remaining > 0, how.Outcome)
+		w.leave(err == nil && decided && q.firstDenied() < 0, how.Outcome)
 		if err != nil {
 			return err
 		}

@@ -6,13 +6,19 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
 // slots are a few, for which requests wait in a queue.
@@ -20,18 +26,24 @@ type slots struct {
 	mu    sync.Mutex
 	free  int
 	limit *Limit
+
+	counters *telemetry.Counters
 }
 
 // newSlots returns n slots, for which requests wait at most so long.
 func newSlots(n int, most time.Duration) *slots {
 	l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, Settlement: Settlement{InProgress: true}}
 	l.MaxDelay, l.MaxWaiting = adminjson.Seconds(most), 1000
-	return &slots{free: n, limit: l}
+	l.FairBy, _ = key.Parse("{http.request.header.X-Client}", clientip.Prefixes{})
+	return &slots{free: n, limit: l, counters: new(telemetry.Counters)}
 }
 
 // take waits for a slot as a request of ctx, and reports whether it got one.
-func (p *slots) take(ctx context.Context) (got bool) {
-	e := &Entry{Bucket: &Bucket{Limit: p.limit}}
+func (p *slots) take(ctx context.Context) bool { return p.takeAs(ctx, "") }
+
+// takeAs is take of a client.
+func (p *slots) takeAs(ctx context.Context, client string) (got bool) {
+	e := &Entry{Bucket: &Bucket{Limit: p.limit, Policy: &Policy{Counters: p.counters}}}
 	ask := func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -46,11 +58,13 @@ func (p *slots) take(ctx context.Context) (got bool) {
 	}
 	if !got {
 		q := &Request{http: httptest.NewRequest(http.MethodGet, "/", http.NoBody).WithContext(ctx)}
+		q.http.Header.Set("X-Client", client)
+		q.replacer = caddyhttp.NewTestReplacer(q.http)
 		w := q.join(e, 0, time.Now(), t)
 		for !got && w.nextTurn() {
 			ask()
 		}
-		w.leave(got, false, new(outcome.Outcome))
+		w.leave(got, new(outcome.Outcome))
 	}
 	return got
 }
@@ -61,7 +75,7 @@ func (p *slots) leave(told bool) {
 	p.free++
 	p.mu.Unlock()
 	if told {
-		p.limit.Waiting.wake(queueKey{})
+		p.limit.Waiting.freed(queueKey{}, 1)
 	}
 }
 
@@ -69,7 +83,7 @@ func (p *slots) leave(told bool) {
 // each as soon as one is free.
 func TestQueueInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const hold, few, many = 10 * time.Millisecond, 3, 200
+		const hold, few, many = 7 * time.Millisecond, 3, 200 // none ends when the queue is polled
 		p := newSlots(few, time.Hour)
 		start := time.Now()
 		var mu sync.Mutex
@@ -115,8 +129,9 @@ func (p *slots) checkNoneLost(t *testing.T) {
 // checkEmpty checks that nothing is left of a queue.
 func (p *slots) checkEmpty(t *testing.T) {
 	t.Helper()
-	if s := p.limit.Waiting; len(s.byKey) > 0 || s.open.Load() != 0 || s.Len() != 0 {
-		t.Errorf("left: %d queues, %d open, %d waiting", len(s.byKey), s.open.Load(), s.Len())
+	synctest.Wait()
+	if s := p.limit.Waiting; len(s.byKey) > 0 || s.open.Load() != 0 || s.Len() != 0 || len(s.byLength) != 0 {
+		t.Errorf("left: %d queues, %d open, %d waiting, longest %d", len(s.byKey), s.open.Load(), s.Len(), len(s.byLength)-1)
 	}
 }
 
@@ -234,5 +249,128 @@ func TestQueueLosesNoSlot(t *testing.T) {
 		if p.free != 5 {
 			t.Errorf("%d slots at the end", p.free)
 		}
+	})
+}
+
+// TestClientsTakeTurns guards what a client with one request at a time gets at a limit of one slot
+// beside another one that has many: every third slot at least, and none of its requests is denied,
+// however few may wait. Without fair_by it waits behind all of the others, or is denied.
+func TestClientsTakeTurns(t *testing.T) {
+	const hold, slots = 310 * time.Millisecond, 300
+	for _, tc := range []struct {
+		name       string
+		many       int
+		maxWaiting int64
+		fair       bool
+		min, max   int // requests of the light client that are served
+		denied     bool
+	}{
+		{"20 requests", 20, 1000, true, slots / 3, slots, false},
+		{"30 requests", 30, 1000, true, slots / 3, slots, false},
+		{"few may wait", 30, 15, true, slots / 3, slots, false},
+		{"few may wait for all", 30, 15, false, 0, slots / 10, true},
+		{"in the order in which they came", 12, 1000, false, 0, slots / 12, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newSlots(1, 5*time.Second)
+				if p.limit.MaxWaiting = tc.maxWaiting; !tc.fair {
+					p.limit.FairBy = nil
+				}
+				end := time.Now().Add(slots * hold)
+				var all sync.WaitGroup
+				use := func(client string, backoff time.Duration) (served, denied int) {
+					for time.Now().Before(end) {
+						if !p.takeAs(t.Context(), client) {
+							denied++
+							time.Sleep(backoff)
+							continue
+						}
+						served++
+						time.Sleep(hold)
+						p.leave(true)
+					}
+					return served, denied
+				}
+				for range tc.many {
+					all.Go(func() { use("script", 50*time.Millisecond) })
+				}
+				served, denied := use("light", time.Second)
+				all.Wait()
+				if served < tc.min || served > tc.max || (denied > 0) != tc.denied {
+					t.Errorf("served %d and denied %d, want %d to %d, any denied: %t", served, denied, tc.min, tc.max, tc.denied)
+				}
+				if n := p.counters.Totals().Displaced; (n > 0) != (tc.fair && tc.maxWaiting < 20) {
+					t.Errorf("%d were displaced", n)
+				}
+				p.checkEmpty(t)
+			})
+		})
+	}
+}
+
+// TestClientsShareQueue guards how slots are shared among clients: in turns, however many requests
+// each has; the requests of one in the order in which they came, also after polls that found no
+// slot; and that a client which comes back is the last.
+func TestClientsShareQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newSlots(0, time.Hour)
+		var mu sync.Mutex
+		var order []string
+		var all sync.WaitGroup
+		come := func(requests ...string) {
+			for _, r := range requests {
+				all.Go(func() {
+					if p.takeAs(t.Context(), r[:1]) {
+						mu.Lock()
+						order = append(order, r)
+						mu.Unlock()
+					}
+				})
+				synctest.Wait()
+			}
+		}
+		free := func(n int) {
+			for range n {
+				p.leave(true)
+				synctest.Wait()
+			}
+		}
+		come("a1", "a2", "a3", "b1", "c1", "c2")
+		if got, want := p.limit.Waiting.State(), (telemetry.Waiting{Requests: 6, Clients: 3, Longest: 3}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		time.Sleep(10*pollEvery + 1) // which find nothing
+		free(3)
+		come("b2", "d1")
+		time.Sleep(10 * pollEvery)
+		free(5)
+		all.Wait()
+		if got, want := strings.Join(order, " "), "a1 b1 c1 a2 c2 b2 d1 a3"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		p.checkEmpty(t)
+	})
+}
+
+// TestFreedSlotsAreUsed guards that several slots which are freed at once let as many requests in
+// at once, although only one of them is told.
+func TestFreedSlotsAreUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newSlots(0, time.Hour)
+		var all sync.WaitGroup
+		start := time.Now()
+		for range 5 {
+			all.Go(func() { p.take(t.Context()) })
+		}
+		synctest.Wait()
+		p.mu.Lock()
+		p.free = 5
+		p.mu.Unlock()
+		p.limit.Waiting.freed(queueKey{}, 5)
+		if all.Wait(); time.Since(start) != 0 {
+			t.Errorf("the last one waited %v", time.Since(start))
+		}
+		p.checkEmpty(t)
 	})
 }

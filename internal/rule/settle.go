@@ -106,7 +106,7 @@ func (h *Holding) Settle(charge int64) {
 		h.outcome.Charge(h.entry, charge)
 	}
 	if h.bucket.Limit.waitsForSlot() {
-		h.bucket.Limit.Waiting.wake(h.queue)
+		h.bucket.Limit.Waiting.freed(h.queue, h.cost)
 	}
 	if charge > 0 {
 		h.bucket.Policy.Counters.CountUnits(charge)

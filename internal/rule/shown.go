@@ -113,6 +113,9 @@ func (b *Bucket) Reported(maxKeys int) telemetry.Limit {
 	if b.Limit.Load != nil {
 		l.Load = b.Limit.Load.Controllers
 	}
+	if b.Limit.Waiting != nil && b.IsMain() {
+		l.Waiting = b.Limit.Waiting.State
+	}
 	switch {
 	case n.Period != "":
 		l.Window = n.Period

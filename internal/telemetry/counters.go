@@ -58,6 +58,7 @@ type stripe struct {
 	units     atomic.Uint64 // charged
 	over      atomic.Uint64 // requests that filled a bucket above its size
 	delayed   atomic.Uint64 // requests that waited for room
+	displaced atomic.Uint64 // requests that lost their places in a queue to those of other clients
 	bans      atomic.Uint64 // that have begun
 	borrowed  atomic.Uint64 // requests for which a pool had room instead
 
@@ -116,6 +117,9 @@ func (c *Counters) CountOver(on uint32) { c.stripes[on%stripes].over.Add(1) }
 // CountDelayed counts a request that waits for room.
 func (c *Counters) CountDelayed(on uint32) { c.stripes[on%stripes].delayed.Add(1) }
 
+// CountDisplaced counts a request that has lost its place in a queue to one of another client.
+func (c *Counters) CountDisplaced(on uint32) { c.stripes[on%stripes].displaced.Add(1) }
+
 // CountBan counts a ban that has begun.
 func (c *Counters) CountBan(on uint32) { c.stripes[on%stripes].bans.Add(1) }
 
@@ -154,6 +158,7 @@ type Totals struct {
 	Units     uint64 // charged
 	Over      uint64 // requests that filled a bucket above its size
 	Delayed   uint64 // requests that waited for room
+	Displaced uint64 // requests that lost their places in a queue
 	Bans      uint64 // that have begun
 	Borrowed  uint64 // requests for which a pool had room instead
 }
@@ -170,6 +175,7 @@ func (c *Counters) Totals() (t Totals) {
 		t.Units += s.units.Load()
 		t.Over += s.over.Load()
 		t.Delayed += s.delayed.Load()
+		t.Displaced += s.displaced.Load()
 		t.Bans += s.bans.Load()
 		t.Borrowed += s.borrowed.Load()
 	}

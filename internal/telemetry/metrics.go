@@ -61,6 +61,12 @@ var (
 		"Requests that a limit with the option soft admitted above its size.", "limit")
 	delayedDesc = newDesc("delayed_total",
 		"Requests that waited for room in a limit with the option max_delay.", "limit")
+	displacedDesc = newDesc("displaced_total",
+		"Requests that waited for room in a limit with the option max_delay, and were denied when max_waiting requests did, for one of a client with fewer.", "limit")
+	waitingDesc = newDesc("waiting",
+		"Requests that wait for room in a limit with the option max_delay now, in this process.", "limit")
+	waitingClientsDesc = newDesc("waiting_clients",
+		"Clients, as fair_by tells them apart, whose requests wait in the queue of a limit with the options concurrency and max_delay now, in this process.", "limit")
 	bansDesc = newDesc("bans_total",
 		"Bans that a limit with the option ban has begun.", "limit")
 	borrowedDesc = newDesc("borrowed_total",
@@ -107,7 +113,7 @@ var (
 		"Connections to a Redis server, by state (idle, in_use, connecting).", "server", "state")
 
 	metricDescs = []*prometheus.Desc{
-		buildDesc, decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, bansDesc, borrowedDesc, leasedDesc,
+		buildDesc, decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, displacedDesc, waitingDesc, waitingClientsDesc, bansDesc, borrowedDesc, leasedDesc,
 		loadLimitDesc, loadProgressDesc, loadMeanDesc, loadLatencyDesc, loadAtMinDesc, loadShedDesc, infoDesc,
 		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc,
 		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
@@ -220,6 +226,7 @@ var policyCounts = [...]struct {
 	{DryRun, nil, func(t *Totals) uint64 { return t.Of(WouldDeny) }, func(c *adminjson.PolicyCounts) **uint64 { return &c.WouldDeny }},
 	{Soft, overDesc, func(t *Totals) uint64 { return t.Over }, func(c *adminjson.PolicyCounts) **uint64 { return &c.OverSize }},
 	{Delays, delayedDesc, func(t *Totals) uint64 { return t.Delayed }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Delayed }},
+	{Delays, displacedDesc, func(t *Totals) uint64 { return t.Displaced }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Displaced }},
 	{Bans, bansDesc, func(t *Totals) uint64 { return t.Bans }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Bans }},
 	{Borrows, borrowedDesc, func(t *Totals) uint64 { return t.Borrowed }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Borrowed }},
 }
@@ -271,6 +278,11 @@ func (out metricsWriter) limits(configs []*running) {
 		}
 		if l.Load != nil {
 			out.load(l.Load, path)
+		}
+		if l.Waiting != nil {
+			waiting := l.Waiting()
+			out.gauge(waitingDesc, waiting.Requests, path)
+			out.gauge(waitingClientsDesc, waiting.Clients, path)
 		}
 		out.gauge(infoDesc, 1, path, l.Algorithm, l.Size, l.DripRate, l.DripSize, l.Window)
 

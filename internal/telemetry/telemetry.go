@@ -83,6 +83,14 @@ type Limit struct {
 
 	Policies Policies
 	Load     *adaptive.Controllers // if it follows the load
+	Waiting  func() Waiting        // the requests that wait for it; nil if none may
+}
+
+// Waiting is how many requests wait for a limit now.
+type Waiting struct {
+	Requests int // all of them
+	Clients  int // those that have a request in a queue
+	Longest  int // the most requests of a client in a queue
 }
 
 // Policies are those options of a limit, as a set, of which more is counted than what the

@@ -38,7 +38,16 @@ type Status struct {
 	Requests   map[string]uint64 `json:"requests"`   // of this process, by outcome
 	RatesOver  Seconds           `json:"rates_over"` // the time that the rates are of
 	Limits     []Counts          `json:"limits"`
-	Load       []Load            `json:"load,omitempty"` // of the limits that follow it
+	Load       []Load            `json:"load,omitempty"`    // of the limits that follow it
+	Waiting    []Waiting         `json:"waiting,omitempty"` // of the limits for which requests wait now
+}
+
+// Waiting is how many requests wait for a limit now. Clients are as fair_by tells them apart.
+type Waiting struct {
+	Path     string `json:"path"`
+	Requests int    `json:"requests"`
+	Clients  int    `json:"clients"` // that have requests in a queue
+	Longest  int    `json:"longest"` // the most requests of a client in a queue
 }
 
 // Load is what a limit with concurrency auto does: of several keys, all of them together, and
@@ -103,6 +112,7 @@ type PolicyCounts struct {
 	WouldDeny *uint64 `json:"would_deny,omitempty"` // requests that a dry run would have denied
 	OverSize  *uint64 `json:"over_size,omitempty"`  // requests that soft has let pass
 	Delayed   *uint64 `json:"delayed,omitempty"`    // requests that max_delay has had wait
+	Displaced *uint64 `json:"displaced,omitempty"`  // requests that lost their places in a queue to those of other clients
 	Bans      *uint64 `json:"bans,omitempty"`       // that have begun
 	Borrowed  *uint64 `json:"borrowed,omitempty"`   // requests for which a pool had room
 }

@@ -27,6 +27,8 @@ type Policies struct {
 	MaxDelay   Seconds `json:"max_delay,omitempty"`                  // for which requests may wait
 	MaxWaiting int64   `json:"max_waiting,omitempty" default:"1000"` // how many may at once, in this process
 
+	FairBy string `json:"fair_by,omitempty" default:"{http.vars.client_ip}"` // the clients that take turns as their requests wait
+
 	Ban      []Seconds `json:"ban,omitempty"`                   // for which keys are banned that it denies
 	BanAfter int64     `json:"ban_after,omitempty" default:"1"` // how many denials lead to a ban, if so
 

@@ -80,6 +80,15 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 		fmt.Fprintln(w)
 		printLoad(w, a.Load)
 	}
+	if len(a.Waiting) > 0 {
+		fmt.Fprintln(w)
+		waiting := terminal.NewTable("LIMIT", "WAITING", "CLIENTS", "LONGEST")
+		for _, l := range a.Waiting {
+			waiting.Add(false, terminal.Safe(l.Path), l.Requests, l.Clients, l.Longest)
+		}
+		waiting.Print(w)
+		terminal.Printf(w, "Waiting: requests that wait by max_delay now. Clients: those with a request in a queue. Longest: the most requests that one of them has there.")
+	}
 	return err
 }
 
