@@ -36,7 +36,7 @@ func TestLightClientBesideScript(t *testing.T) {
 			if !strings.Contains(options, "fair_by") {
 				options += "fair_by {query.user}\n"
 			}
-			c := config{site: "rate_limit x {\nkey all\nconcurrency 1\nmax_delay 1m\n" + options + "}\nreverse_proxy " + addr}
+			c := setup{site: "rate_limit x {\nkey all\nconcurrency 1\nmax_delay 1m\n" + options + "}\nreverse_proxy " + addr}
 			if tc.store == "redis" {
 				c.global = redisGlobal(redistest.Start(t).Addr, slowly)
 			}
