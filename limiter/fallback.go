@@ -399,17 +399,6 @@ func (f *fallback) charged(q *query, n int64) {
 	f.costs(q, n)
 }
 
-// gather starts counting q as in flight, which is sent later.
-func (f *fallback) gather(q *query) {
-	if f == nil {
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q.stage, q.server = gathering, nil
-	f.link(q)
-}
-
 // costs records that q asks for so many units of its one bucket.
 func (f *traffic) costs(q *query, n int64) {
 	p := &q.buckets[0]

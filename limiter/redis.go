@@ -33,7 +33,6 @@ type Redis struct {
 	tabs      tabs
 	leases    leases
 	reports   reports
-	charging  atomic.Int64 // how many charges of settled requests have not been answered, see chargeLater
 }
 
 // NewRedis returns a store in the given Redis. It does not connect yet (see
@@ -113,7 +112,7 @@ func (r *Redis) Flush() { r.reports.flush() }
 // let go, and counts in this process until they end.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
-	r.awaitCharges()
+	r.reports.close()
 	r.tabs.close()
 	r.fallback.close()
 	return r.client.Close()
@@ -250,53 +249,14 @@ func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]
 
 // chargeLater implements charger. It does not wait.
 func (r *Redis) chargeLater(b Bucket, n int64) {
-	if r.fallback != nil && b.ShareKey != "" {
-		r.fallback.memory.share(&b, behind)
-	}
-	if b.Cost = n; b.Consistency.IsEventual() {
-		r.reports.charge(&b)
+	b.Cost = n
+	if r.fallback != nil {
+		r.reports.charge(b)
 		return
 	}
 	q := r.query(Request{Buckets: []Bucket{b}}, whatSettle)
-	r.fallback.gather(q)
-	r.charging.Add(1)
-	q.Done = func(err error) {
-		r.charged(q, err)
-		r.charging.Add(-1)
-	}
-	if err := r.client.Submit(redisscript.Deadline{At: time.Now().Add(r.timeout)}, &q.Call); err != nil {
-		q.Done(err)
-	}
-}
-
-// charged records the answer to q, which has charged its bucket. If there is none, the level
-// here has it.
-func (r *Redis) charged(q *query, err error) {
-	var outcomes []outcome
-	if err == nil {
-		outcomes, _, err = q.outcomes(nil)
-	}
-	switch {
-	case err == nil:
-		r.answered(q, outcomes)
-	case q.buckets[0].cost > 0:
-		r.fallback.charge(q)
-	default:
-		r.fallback.drop(q)
-	}
-}
-
-// awaitCharges has all that was charged without an answer sent, and waits for the answers for
-// no longer than a request would.
-func (r *Redis) awaitCharges() {
-	if r.fallback != nil {
-		r.reports.sendDue() // all, since r is closed
-	}
-	for end := time.Now().Add(r.timeout); r.charging.Load() > 0 || r.reports.inProgress(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			return
-		}
-	}
+	q.Done = func(error) {}
+	_ = r.client.Submit(redisscript.Deadline{At: time.Now().Add(r.timeout)}, &q.Call)
 }
 
 // query returns the query that asks a server to decide req.

@@ -7,12 +7,13 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// With [Eventual], this process decides by the level that it has last heard and what it
-// has admitted since. It reports that to the server at intervals, which charges it,
-// whether there is room or not, and tells the level in return. So units that are to be
-// reported are like those of requests in flight: the next request has to fit beside them,
-// wherever it is decided. The query that reports them is in flight from the first of them on,
-// although it is sent later: until then servers are told of it, see fallback.
+// What this process has charged by itself is reported to the server, which charges it whether
+// there is room or not, and returns the level. With [Eventual], that is what the process has
+// admitted by the level that it has last heard, at intervals; of a request that held nothing,
+// what it was charged in the end, at once. Units that are to be reported are like those of
+// requests in flight: the next request has to fit beside them, wherever it is decided. One
+// query gathers them while the last is in flight, and counts as in flight too, although it is
+// sent later: until then servers are told of it, see fallback.
 //
 // If it is not known whether a report has arrived, or none can be sent, its units are
 // added to the level that this process knows, like those of any request without an answer,
@@ -81,13 +82,16 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 }
 
 // charge has what a request was charged in the end reported.
-func (rs *reports) charge(b *Bucket) {
+func (rs *reports) charge(b Bucket) {
 	f := rs.store.fallback
+	if b.ShareKey != "" {
+		f.memory.share(&b, behind)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	partition, hash := f.memory.locate(b)
+	partition, hash := f.memory.locate(&b)
 	partition.sized(b.Limit.Size)
-	rs.add(b, hash, rs.store.clock().Microseconds())
+	rs.add(&b, hash, rs.store.clock().Microseconds())
 }
 
 // report returns the report of a bucket.
@@ -234,17 +238,42 @@ func (rs *reports) send(p *report, q *query) {
 	}
 }
 
-// answered records the answer to q, which has reported p.
+// answered records the answer to q, which has reported p. If there is none, the level here has
+// what it reports.
 func (rs *reports) answered(p *report, q *query, err error) {
-	r := rs.store
-	r.charged(q, err)
-	f := r.fallback
+	r, f := rs.store, rs.store.fallback
+	var outcomes []outcome
+	if err == nil {
+		outcomes, _, err = q.outcomes(nil)
+	}
+	switch {
+	case err == nil:
+		r.answered(q, outcomes)
+	case q.buckets[0].cost > 0:
+		f.charge(q)
+	default:
+		f.drop(q)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := r.clock().Microseconds()
-	p.sent, p.heard = nil, now
-	if p.next != nil {
+	switch p.sent, p.heard = nil, now; {
+	case p.next != nil:
 		rs.wakeBy(min(p.due, now))
+	case q.what != whatReport: // nobody decides by when it was heard
+		delete(rs.of, q.buckets[0].hash)
+	}
+}
+
+// close has all that is to be reported sent, and waits for the answers for no longer than a
+// request would. The store is closed.
+func (rs *reports) close() {
+	if rs.store.fallback == nil {
+		return
+	}
+	rs.sendDue()
+	for end := time.Now().Add(rs.store.timeout); rs.inProgress() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -263,12 +292,8 @@ func (rs *reports) sweep(now int64) {
 
 // inProgress reports whether any report has not been answered, or waits for that to be sent.
 func (rs *reports) inProgress() bool {
-	f := rs.store.fallback
-	if f == nil {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	rs.store.fallback.mu.Lock()
+	defer rs.store.fallback.mu.Unlock()
 	for _, p := range rs.of {
 		if p.sent != nil || p.next != nil {
 			return true
@@ -280,7 +305,7 @@ func (rs *reports) inProgress() bool {
 // resetting has x remember what is to be reported of b.
 func (rs *reports) resetting(b *Bucket, x *emptying) {
 	f := rs.store.fallback
-	if f == nil || b.Consistency.reports() == 0 {
+	if f == nil {
 		return
 	}
 	f.mu.Lock()
@@ -294,7 +319,7 @@ func (rs *reports) resetting(b *Bucket, x *emptying) {
 // admitted since x was sent, if it is not nil.
 func (rs *reports) forget(b *Bucket, x *emptying) {
 	f := rs.store.fallback
-	if f == nil || b.Consistency.reports() == 0 {
+	if f == nil {
 		return
 	}
 	f.mu.Lock()

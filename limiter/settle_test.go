@@ -250,11 +250,12 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 	}
 }
 
-// withStuckClient returns a store with a Memory whose calls wait in the client.
+// withStuckClient returns a store with a Memory whose calls wait in the client, and whose reports
+// the test sends.
 func withStuckClient(m *Memory) (*Redis, *stuckClient) {
 	client := new(stuckClient)
 	r := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: time.Second, Fallback: m})
-	r.client = client
+	r.client, r.reports.running = client, true
 	return r, client
 }
 
@@ -299,6 +300,7 @@ func TestChargeWhileAnswerIsFollowed(t *testing.T) {
 				q, want, says := (*query)(nil), int64(6), int64(5)
 				if dirty {
 					r.chargeLater(b, 1)
+					r.reports.sendDue()
 					q = client.waiting[0].Owner.(*query)
 					r.sending(nil, callsOf(q))
 					want, says = 7, 6

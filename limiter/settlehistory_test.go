@@ -159,7 +159,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 		nodes := make([]*node, rapid.IntRange(1, 2).Draw(t, "processes"))
 		open := func(n *node, place string) *wire {
 			r := newRedisWithoutClient(RedisOptions{KeyPrefix: place, Timeout: 50 * time.Millisecond, Fallback: n.memory})
-			r.place, r.fallback.place, r.tabs.running = place, place, true
+			r.place, r.fallback.place, r.tabs.running, r.reports.running = place, place, true, true
 			c, began, awake := new(clock), v.now, n.awake
 			r.clock = func() time.Duration {
 				return c.show(time.Duration(n.awake-awake)*time.Microsecond, time.Duration(v.now-began)*time.Microsecond)
@@ -196,6 +196,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 					}
 					if !asleep {
 						w.store.tabs.tick()
+						w.store.reports.sendDue()
 					}
 				})
 			}
@@ -281,6 +282,11 @@ func TestSettledOnceInHistories(t *testing.T) {
 					told, exact = told && tab.isIdle(), exact && tab.isIdle()
 				}
 			}
+			all(func(w *wire) { // as soon as they are due
+				if rapid.Bool().Draw(t, "report") {
+					w.store.reports.sendDue()
+				}
+			})
 			seen[what]++
 		}
 		total, most := int64(0), int64(0)
