@@ -122,6 +122,7 @@ func (f *fallback) takeLead() bool {
 			case this.stage == asking || this.stage == keeping && !f.holds(this):
 				f.lose(this)
 			case this.stage == owing:
+				this.tab.tabs.forgetOwed(this.tab)
 				f.chargeOwing(this, this.buckets[0].cost)
 			}
 		}

@@ -150,7 +150,7 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 		t.heard = max(t.heard, sent)
 	case outcomes[0].receipt == 1 && t.renewal != nil && t.renewal.before == held.tabName:
 		r := t.renewal
-		left := min(r.charged-held.charged, r.owed)
+		left := min(max(r.charged-held.charged, 0), r.owed)
 		a.known, r.owed = r.owed-left, left
 	case !current || held.receipt != t.receipt: // its renewal tells, or the server has opened the tab anew since, see admitted
 	case t.runs(): // lost by the server, or lapsed
@@ -245,6 +245,19 @@ func (t *tab) notTold(err error) (here int64) {
 		t.renewal.before.receipt = -1 // no server has held for these requests
 	}
 	return here
+}
+
+// forgetOwed has t tell its server no more what it owes, which is charged here since the buckets
+// have moved: when they move back, the server is told of it as a part of the level.
+func (n *tabs) forgetOwed(t *tab) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r := t.renewal; r != nil {
+		r.charged, r.owed = r.charged-r.owed, 0
+		return
+	}
+	t.charged = t.known.charged
+	t.renew()
 }
 
 // run renews what is due, and sends again what was not answered, until nothing is held.

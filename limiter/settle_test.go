@@ -193,6 +193,22 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 			s.ask(c2).Settle(0, 0)
 			return c2
 		}},
+		{"and back, while the charge is lost on its way", 1, func(s stores) *Redis {
+			a, cut := s.open("a:")
+			h := s.ask(a)
+			cut.BlackHole()
+			h.Settle(0, 1)
+			time.Sleep(tellEvery / 2)
+			for _, place := range []string{"c:", "a:"} {
+				r, _ := s.open(place)
+				s.ask(r).Settle(0, 0)
+				a = r
+			}
+			cut.Pass()
+			cut.CloseAll()
+			time.Sleep(3 * tellEvery)
+			return a
+		}},
 		{"to the same place, and the old store is closed", 1, func(s stores) *Redis {
 			a, _ := s.open("a:")
 			h := s.ask(a)
