@@ -122,7 +122,7 @@ func (n *tabs) submit(q *query) {
 func (t *tab) renew() {
 	r := &renewal{before: tabName{t.number, t.receipt}, charged: t.charged, owed: t.charged - t.known.charged, heard: t.heard}
 	for k := range t.open {
-		if r.units += k.cost(); k.running {
+		if r.units = min(r.units+k.cost(), MaxUnits); k.running {
 			r.running = append(r.running, k)
 			k.counted = true
 		}

@@ -444,3 +444,21 @@ func TestHugeCharges(t *testing.T) {
 		})
 	}
 }
+
+// TestHugeCostsOfDenied guards that a request of a cost that no bucket holds, which is denied
+// while a renewal counts what it asks for, leaves totals that go on counting.
+func TestHugeCostsOfDenied(t *testing.T) {
+	r, _ := withStuckClient(NewMemory())
+	b := hourly(3)
+	b.Hold, b.Cost = true, math.MaxInt64
+	req := r.keep(Request{Buckets: []Bucket{b}, Held: new(Held)}, new(scratch))
+	r.sending(nil, callsOf(r.query(req, byte(AccountingAtomic))))
+	k := req.Held.kept[0]
+	r.tabs.mu.Lock()
+	k.tab.renew()
+	r.tabs.mu.Unlock()
+	r.tabs.refused(k)
+	if got := k.tab.totals; got.ended > 3 {
+		t.Errorf("%+v, want no more than the bucket holds", got)
+	}
+}

@@ -51,10 +51,13 @@ type tab struct {
 // totals are how many units the requests of a tab have let go and been charged.
 type totals struct{ ended, charged int64 }
 
-// add adds to t, up to what the script can count: then the bucket has long been full.
-func (t *totals) add(ended, charged int64) {
-	const most = 1<<53 - 1
+// most is up to where the script can count. A tab with half of that is renewed, and begins anew.
+const most = 1<<53 - 1
+
+// add adds to the totals of t.
+func (t *tab) add(ended, charged int64) {
 	t.ended, t.charged = min(t.ended+ended, most), min(t.charged+charged, most)
+	t.doubt = t.doubt || max(t.ended, t.charged) > most/2
 }
 
 // tabName names a tab of a process.
@@ -79,8 +82,8 @@ type kept struct {
 	paid     bool // whether it has lapsed, so that it was charged
 }
 
-// cost returns how many units it holds.
-func (k *kept) cost() int64 { return k.query.buckets[0].cost }
+// cost returns how many units it holds, or may hold: what costs more than the size is denied.
+func (k *kept) cost() int64 { return min(k.query.buckets[0].cost, k.bucket.Limit.Size) }
 
 // keep returns req with what is needed to hold units of each bucket with Hold.
 func (r *Redis) keep(req Request, w *scratch) Request {
