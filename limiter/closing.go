@@ -16,9 +16,9 @@ func (n *tabs) close() {
 	until := time.Now().Add(n.store.timeout)
 	f := n.store.fallback
 	replaced := f.isReplaced()
-	n.mu.Lock()
+	n.lock()
 	all := slices.Collect(maps.Values(n.all))
-	n.mu.Unlock()
+	n.unlock()
 	for _, t := range all {
 		n.letGo(t, replaced)
 		n.advance(t, true)
@@ -28,9 +28,9 @@ func (n *tabs) close() {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	n.mu.Lock()
+	n.lock()
+	defer n.unlock()
 	n.closed = true
-	n.mu.Unlock()
 	for _, t := range all {
 		f.chargeOwed(t, math.MaxInt64)
 	}
@@ -39,14 +39,12 @@ func (n *tabs) close() {
 // letGo has t hold nothing more that is held for certain, and has the server charge it unless
 // another store goes on.
 func (n *tabs) letGo(t *tab, replaced bool) {
-	f := n.store.fallback
-	if f != nil {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-	}
-	n.mu.Lock()
-	held := t.heldNow()
-	for _, k := range held {
+	n.lock()
+	defer n.unlock()
+	for k := range t.open {
+		if !k.running {
+			continue
+		}
 		delete(t.open, k)
 		if k.counted {
 			t.add(k.cost(), 0)
@@ -56,19 +54,14 @@ func (n *tabs) letGo(t *tab, replaced bool) {
 			t.add(0, k.cost())
 			t.paid = true
 		}
+		n.store.fallback.loseUnknown(k)
 	}
 	t.running = 0
-	n.mu.Unlock()
-	for _, k := range held {
-		if f != nil {
-			f.loseUnknown(k)
-		}
-	}
 }
 
 // settled reports whether nothing is left of t to be settled.
 func (n *tabs) settled(t *tab) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	n.lock()
+	defer n.unlock()
 	return t.isIdle()
 }

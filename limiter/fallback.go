@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"hash/maphash"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -59,8 +60,6 @@ type traffic struct {
 	inFlight  *query       // the latest one; the head of a list, for what concerns a whole server
 	flights   flights      // the same by bucket, for all else, see flights.go
 	queries   atomic.Int64 // how many there are
-	lost      int          // how many of them the servers that lead may not know of, see query
-	unsent    int          // how many of them gather units to be sent
 	sent      uint64       // number of queries sent
 	fallbacks int          // number of fallbacks ever made
 	open      []*fallback  // those that are not closed, the newest last
@@ -122,8 +121,8 @@ func (f *fallback) takeLead() bool {
 			case this.stage == asking || this.stage == keeping && !f.holds(this):
 				f.lose(this)
 			case this.stage == owing:
-				this.tab.tabs.forgetOwed(this.tab)
-				f.chargeOwing(this, this.buckets[0].cost)
+				this.tab.forgetOwed()
+				f.chargeOwed(this.tab, math.MaxInt64)
 			}
 		}
 	}
@@ -265,7 +264,7 @@ func (f *fallback) join(q *query, outcomes []outcome) {
 			fl := f.flights.of[p.hash]
 			p.crossed = fl.crossedBy(q)
 			switch {
-			case fl.doubts > 0 && q.tab == nil: // whether the level has what is owed will be known soon
+			case fl.doubts > q.tab.doubts(): // whether the level has what is owed will be known soon, and this does not tell
 				p.crossed = own
 			case !fl.emptied.met(q) && !o.blocked: // or the level may be from before that, or include units that are only held
 				s, newest = o.After(now), fl.latest.isBefore(q, f.sent)
@@ -273,7 +272,7 @@ func (f *fallback) join(q *query, outcomes []outcome) {
 		}
 		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
 			if q.lost { // since its server has restarted
-				f.recount(k.store.tabs.lostNow(k.tab))
+				k.tab.lose()
 			}
 			f.keep(k, q.server)
 		}
@@ -305,13 +304,11 @@ func (f *fallback) settled(q *query, outcomes []outcome, a accounts) {
 	if f == nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	owed, p := q.tab.owed, &q.buckets[0]
 	known := int64(0)
 	if owed != nil {
 		known = min(a.known, owed.buckets[0].cost)
-		f.chargeOwing(owed, min(a.unknown, owed.buckets[0].cost-known))
+		f.chargeOwed(q.tab, min(a.unknown, owed.buckets[0].cost-known))
 	}
 	if p.cost = 0; a.lapsed > 0 {
 		p.held.charge = a.lapsed
@@ -319,7 +316,7 @@ func (f *fallback) settled(q *query, outcomes []outcome, a accounts) {
 	}
 	if outcomes == nil || !f.leads() || q.tab.paid { // the level is that of another place, or has what is charged here later
 		f.end(q)
-		f.chargeOwing(owed, known)
+		f.chargeOwed(q.tab, known)
 	} else {
 		p.held.charge = known
 		f.join(q, outcomes)
@@ -339,7 +336,7 @@ func (f *fallback) settled(q *query, outcomes []outcome, a accounts) {
 // owe counts units as in flight that a request of t was charged, until its server is known to
 // have charged them.
 func (f *fallback) owe(t *tab, units int64, server *redisscript.Server) {
-	if f == nil {
+	if f == nil || units == 0 {
 		return
 	}
 	if t.owed == nil {
@@ -369,25 +366,14 @@ func (f *fallback) owes(owed *query, units int64) {
 
 // chargeOwed adds so much of what t owes to the level here, or all.
 func (f *fallback) chargeOwed(t *tab, units int64) {
-	if f == nil || units == 0 {
+	if f == nil || t.owed == nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if t.owed != nil {
-		f.chargeOwing(t.owed, min(units, t.owed.buckets[0].cost))
+	p := t.owed.buckets[0]
+	if p.cost = min(units, p.cost); p.cost > 0 {
+		f.owes(t.owed, -p.cost)
+		f.chargeHere(&p)
 	}
-}
-
-// chargeOwing is chargeOwed for a query of that kind, with the lock held.
-func (f *fallback) chargeOwing(owed *query, units int64) {
-	if units == 0 {
-		return
-	}
-	p := owed.buckets[0]
-	p.cost = units
-	f.owes(owed, -units)
-	f.chargeHere(&p)
 }
 
 // charged records how much a server has charged q's one bucket, which it was not told.
@@ -428,7 +414,6 @@ func (f *traffic) lose(q *query) {
 		return
 	}
 	q.lost = true
-	f.lost++
 	for i := range q.buckets {
 		fl := f.flights.of[q.buckets[i].hash]
 		if fl.lost++; q.stage == owing {
@@ -505,8 +490,6 @@ func (f *fallback) renewed(held []*kept, server *redisscript.Server) {
 	if f == nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for _, k := range held {
 		if q := k.query; q.stage == keeping && q.counted {
 			f.unlink(q)
@@ -520,11 +503,8 @@ func (f *fallback) renewed(held []*kept, server *redisscript.Server) {
 // loseUnknown finds out whether k's servers count what it holds, and has those that lead be
 // told of it if they do not.
 func (f *fallback) loseUnknown(k *kept) {
-	q := k.query
-	if !q.counted {
-		return
-	}
-	if f.setHolder(q, k.holder()); q.holder == nil || !f.leads() {
+	k.recount()
+	if q := k.query; q.counted && (q.holder == nil || !f.leads()) {
 		f.lose(q)
 	}
 }
@@ -532,30 +512,19 @@ func (f *fallback) loseUnknown(k *kept) {
 // holds reports whether f's servers count q's units as held.
 func (f *fallback) holds(q *query) bool { return q.holder != nil && q.holder.place == f.place }
 
-// recount finds out again whether servers count what requests hold.
-func (f *traffic) recount(all []*kept) {
-	for _, k := range all {
-		if q := k.query; q.stage == keeping && q.counted {
-			f.setHolder(q, k.holder())
-		}
+// recount finds out whether servers count what k holds, and which.
+func (k *kept) recount() {
+	f, holder := k.store.fallback, (*fallback)(nil)
+	if k.inServer && !k.tab.lost {
+		holder = f
 	}
-}
-
-// forgotten records that servers may not have what they were said to hold for requests.
-func (f *fallback) forgotten(held []*kept) {
-	if f == nil || len(held) == 0 {
-		return
+	if f != nil && k.query.stage == keeping && k.query.counted && k.query.holder != holder {
+		f.setHolder(k.query, holder)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.recount(held)
 }
 
 // setHolder records whose servers count q's units as held.
 func (f *traffic) setHolder(q *query, holder *fallback) {
-	if q.holder == holder {
-		return
-	}
 	p := &q.buckets[0]
 	fl := f.flights.of[p.hash]
 	fl.add(q, -p.cost)
@@ -571,11 +540,6 @@ func (f *fallback) charge(q *query) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.chargeHeld(q)
-}
-
-// chargeHeld is charge with the lock held.
-func (f *fallback) chargeHeld(q *query) {
 	if q.stage == ended {
 		return
 	}
@@ -612,9 +576,9 @@ func (f *fallback) restarted(server *redisscript.Server) {
 		f.crossAll(this)
 		switch k := this.buckets[0].kept(); this.stage {
 		case keeping:
-			f.recount(k.store.tabs.lostNow(k.tab))
+			k.tab.lose()
 		case owing:
-			f.recount(this.tab.tabs.lostNow(this.tab))
+			this.tab.lose()
 		case asking, gathering, ended:
 		}
 	}
@@ -628,12 +592,6 @@ func (f *fallback) link(q *query) {
 	}
 	f.inFlight, q.counted = q, true
 	f.queries.Add(1)
-	if q.lost {
-		f.lost++
-	}
-	if q.stage == gathering {
-		f.unsent++
-	}
 	f.flights.begin(q)
 }
 
@@ -646,12 +604,6 @@ func (f *fallback) unlink(q *query) {
 		f.flights.leave(q, &q.buckets[i])
 	}
 	f.queries.Add(-1)
-	if q.lost {
-		f.lost--
-	}
-	if q.stage == gathering {
-		f.unsent--
-	}
 	if q.prev != nil {
 		q.prev.next = q.next
 	} else {

@@ -533,7 +533,9 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 				clear(cutOff)
 				loss, admitted, exact = 0, 0, false
 				for _, h := range running {
-					h.store.tabs.lostNow(h.tab)
+					h.store.tabs.lock()
+					h.tab.lose()
+					h.store.tabs.unlock()
 				}
 				tick()
 			case what < 98: // the clock is set back

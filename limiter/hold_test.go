@@ -389,11 +389,11 @@ func TestHoldThroughStores(t *testing.T) {
 					running = append(running, ask(i, store, true))
 				}
 				for _, r := range []*Redis{a, b} {
-					r.tabs.mu.Lock()
+					r.tabs.lock()
 					for _, t := range r.tabs.all {
 						t.doubt = true
 					}
-					r.tabs.mu.Unlock()
+					r.tabs.unlock()
 					r.tabs.tick()
 					heldNow(t, r, bucket)
 				}
@@ -699,8 +699,8 @@ func TestOutageLeavesNoTabs(t *testing.T) {
 		h.held.Settle(0, 1)
 	}
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		r.tabs.mu.Lock()
-		defer r.tabs.mu.Unlock()
+		r.tabs.lock()
+		defer r.tabs.unlock()
 		if n := len(r.tabs.all); n > 2 {
 			return fmt.Errorf("%d tabs are left", n)
 		}
@@ -1181,13 +1181,11 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 				if n := together(1); n != 1 { // by which the loss is found
 					t.Error("one that fits was denied")
 				}
-				var held []*kept
-				r.tabs.mu.Lock()
+				r.tabs.lock()
 				for _, tab := range r.tabs.all {
-					held = append(held, tab.lose()...)
+					tab.lose()
 				}
-				r.tabs.mu.Unlock()
-				r.fallback.forgotten(held)
+				r.tabs.unlock()
 				if n := together(size); n != size-first-1 {
 					t.Errorf("%d were admitted beside %d, want %d", n, first+1, size-first-1)
 				}

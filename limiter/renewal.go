@@ -50,9 +50,9 @@ func (n *tabs) advance(t *tab, again bool) {
 	if t == nil {
 		return
 	}
-	n.mu.Lock()
+	n.lock()
 	q := t.next(again)
-	n.mu.Unlock()
+	n.unlock()
 	n.submit(q)
 }
 
@@ -136,8 +136,7 @@ func (t *tab) renew() {
 func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err error) {
 	t, held := q.tab, q.buckets[0].held
 	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
-	var forgotten []*kept
-	n.mu.Lock()
+	n.lock()
 	t.settling--
 	switch current := q.number == t.number; {
 	case err != nil && current:
@@ -154,13 +153,13 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 		a.known, r.owed = r.owed-left, left
 	case !current || held.receipt != t.receipt: // its renewal tells, or the server has opened the tab anew since, see admitted
 	case t.runs(): // lost by the server, or lapsed
-		forgotten, a.doubtful = t.lose(), true
+		t.lose()
+		a.doubtful = true
 	default: // it was settled before, has lapsed or was lost
 		a.unknown, t.known = t.charged-t.known.charged, t.totals
 	}
-	n.mu.Unlock()
-	n.store.fallback.forgotten(forgotten)
 	n.store.fallback.settled(q, outcomes, a)
+	n.unlock()
 	if err == nil {
 		n.advance(t, false)
 	}
@@ -170,14 +169,14 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err error) {
 	t, held := q.tab, q.buckets[0].held
 	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
-	n.mu.Lock()
+	n.lock()
 	r := t.renewal
 	r.sent = false
 	t.asked = t.asked || !redisscript.NotRun(err)
 	if err != nil {
 		a.unknown = t.notTold(err)
-		n.mu.Unlock()
 		n.store.fallback.settled(q, nil, a)
+		n.unlock()
 		return
 	}
 	if outcomes[0].receipt == 1 {
@@ -198,18 +197,14 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 	for _, k := range r.running {
 		k.inServer = true
 	}
-	var beside []*kept // what counts again that was admitted meanwhile
-	if t.lost && !t.doubt {
-		t.lost = false
-		beside = t.heldNow()
-	}
+	t.lost = t.lost && t.doubt
 	t.doubt = t.doubt || r.tries > 1 && r.beside || outcomes[0].receipt < 0
 	a.doubtless = !t.doubt
 	t.renewal, t.heard, t.renewed = nil, sent, sent
-	n.mu.Unlock()
 	n.store.fallback.settled(q, outcomes, a)
 	n.store.fallback.renewed(r.running, q.server)
-	n.store.fallback.forgotten(beside)
+	t.recount() // and what was admitted meanwhile
+	n.unlock()
 	n.advance(t, true)
 }
 
@@ -249,9 +244,7 @@ func (t *tab) notTold(err error) (here int64) {
 
 // forgetOwed has t tell its server no more what it owes, which is charged here since the buckets
 // have moved: when they move back, the server is told of it as a part of the level.
-func (n *tabs) forgetOwed(t *tab) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (t *tab) forgetOwed() {
 	if r := t.renewal; r != nil {
 		r.charged, r.owed = r.charged-r.owed, 0
 		return
@@ -264,13 +257,13 @@ func (n *tabs) forgetOwed(t *tab) {
 func (n *tabs) run() {
 	for {
 		time.Sleep(tellEvery)
-		n.mu.Lock()
+		n.lock()
 		if len(n.all) == 0 || n.closed {
 			n.running = false
-			n.mu.Unlock()
+			n.unlock()
 			return
 		}
-		n.mu.Unlock()
+		n.unlock()
 		n.tick()
 	}
 }
@@ -278,13 +271,13 @@ func (n *tabs) run() {
 // tick renews what is due, and sends again what was not answered. It sends a few calls at a
 // time, and lets go the lock again and again, so that requests do not wait for all of them.
 func (n *tabs) tick() {
-	n.mu.Lock()
+	n.lock()
 	looked, sent, together := 0, 0, max(sendTogether, len(n.all)/sendPortions)
 	now := n.store.clock()
 	for key, t := range n.all {
 		if looked++; looked%lookTogether == 0 {
-			n.mu.Unlock()
-			n.mu.Lock()
+			n.unlock()
+			n.lock()
 		}
 		if n.all[key] != t { // it ended meanwhile
 			continue
@@ -300,16 +293,16 @@ func (n *tabs) tick() {
 		if q == nil {
 			continue
 		}
-		n.mu.Unlock()
+		n.unlock()
 		n.submit(q)
 		if sent++; sent%together == 0 {
 			time.Sleep(sendPause)
 			now = n.store.clock()
 		}
-		n.mu.Lock()
+		n.lock()
 		if n.closed {
 			break
 		}
 	}
-	n.mu.Unlock()
+	n.unlock()
 }

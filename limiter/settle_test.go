@@ -454,9 +454,9 @@ func TestHugeCostsOfDenied(t *testing.T) {
 	req := r.keep(Request{Buckets: []Bucket{b}, Held: new(Held)}, new(scratch))
 	r.sending(nil, callsOf(r.query(req, byte(AccountingAtomic))))
 	k := req.Held.kept[0]
-	r.tabs.mu.Lock()
+	r.tabs.lock()
 	k.tab.renew()
-	r.tabs.mu.Unlock()
+	r.tabs.unlock()
 	r.tabs.refused(k)
 	if got := k.tab.totals; got.ended > 3 {
 		t.Errorf("%+v, want no more than the bucket holds", got)

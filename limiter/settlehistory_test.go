@@ -45,6 +45,12 @@ func (w *wire) run(n int, answers bool) {
 	}
 }
 
+// report has what is due reported, and nothing in the background.
+func (w *wire) report() {
+	w.store.reports.sendDue()
+	w.store.reports.running = true
+}
+
 // cut breaks the connection after the server has run n of the calls on it, and answered none.
 // There is another one then.
 func (w *wire) cut(n int) {
@@ -159,6 +165,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 			memory  *Memory
 			store   *wire
 			old     []*wire
+			closed  []*wire
 			awake   int64 // what its clock shows
 			charged int64
 			running []*Held
@@ -204,7 +211,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 					}
 					if !asleep {
 						w.store.tabs.tick()
-						w.store.reports.sendDue()
+						w.report()
 					}
 				})
 			}
@@ -292,13 +299,19 @@ func TestSettledOnceInHistories(t *testing.T) {
 				w.run(len(w.line), true)
 				w.auto = true
 				_ = w.store.Close()
+				n.closed = append(n.closed, w)
 				for _, tab := range w.store.tabs.all { // what it could not tell lapses
 					told, exact = told && tab.isIdle(), exact && tab.isIdle()
 				}
 			}
+			for _, n := range nodes {
+				for _, w := range n.closed {
+					w.report()
+				}
+			}
 			all(func(w *wire) { // as soon as they are due
 				if rapid.Bool().Draw(t, "report") {
-					w.store.reports.sendDue()
+					w.report()
 				}
 			})
 			seen[what]++

@@ -11,11 +11,24 @@ type tabs struct {
 	store   *Redis
 	process int64 // names this store in servers; random
 
-	mu      sync.Mutex
+	mu      sync.Mutex // of a store without a fallback, see lock
 	all     map[string]*tab
 	number  int64 // the latest of a tab
 	running bool
 	closed  bool // whether nothing is sent any more
+}
+
+// lock locks n, with what the fallback has in flight.
+func (n *tabs) lock() { n.mutex().Lock() }
+
+// unlock is the reverse of lock.
+func (n *tabs) unlock() { n.mutex().Unlock() }
+
+func (n *tabs) mutex() *sync.Mutex {
+	if f := n.store.fallback; f != nil {
+		return &f.mu
+	}
+	return &n.mu
 }
 
 // tab is what this process holds of one bucket in a server, as held.lua says: it tells the
@@ -42,7 +55,7 @@ type tab struct {
 	lost     bool     // since the server may not have what it held
 	renewal  *renewal // until it is answered
 	paid     bool     // whether the server was told to charge what requests in progress hold, see close
-	owed     *query   // in flight for what is charged and not answered, see fallback.owe; its lock guards this
+	owed     *query   // in flight for what is charged and not answered, see fallback.owe
 
 	heard   time.Duration // when the last call was sent that the server has answered
 	renewed time.Duration // and the last renewal
@@ -78,7 +91,6 @@ type kept struct {
 	running  bool
 	counted  bool // whether the tab has it, or its renewal
 	inServer bool // whether a server knows of it, unless its tab is in doubt
-	over     bool // whether it was given up
 	paid     bool // whether it has lapsed, so that it was charged
 }
 
@@ -109,55 +121,38 @@ func (r *Redis) keepBucket(req Request, i int) {
 
 // isHeld reports whether anything is held: not if a dry run denied.
 func (k *kept) isHeld() bool {
-	k.store.tabs.mu.Lock()
-	defer k.store.tabs.mu.Unlock()
+	k.store.tabs.lock()
+	defer k.store.tabs.unlock()
 	return k.running
 }
 
-// holder returns the fallback whose servers count the units as held, or nil. When that
-// changes, the fallback is told, which keeps it: see recount.
-func (k *kept) holder() *fallback {
-	k.store.tabs.mu.Lock()
-	defer k.store.tabs.mu.Unlock()
-	if k.inServer && !k.tab.lost {
-		return k.store.fallback
+// lose has t renewed, since its server may have lost what it holds, or what was charged.
+func (t *tab) lose() {
+	was := t.lost
+	if t.doubt, t.lost = true, true; !was {
+		t.recount()
 	}
-	return nil
 }
 
-// lose records that the server may not have what t held. It returns what that is, unless
-// that was so before.
-func (t *tab) lose() (held []*kept) {
-	if !t.lost {
-		held = t.heldNow()
-	}
-	t.doubt, t.lost = true, true
-	return held
-}
-
-// heldNow returns what is held for certain.
-func (t *tab) heldNow() []*kept {
-	held := make([]*kept, 0, t.running)
+// recount has the fallback find out again whether servers count what is held for certain.
+func (t *tab) recount() {
 	for k := range t.open {
 		if k.running {
-			held = append(held, k)
+			k.recount()
 		}
 	}
-	return held
 }
 
-// lostNow has t renewed, since its server may have lost what it holds, or what was charged. It
-// returns what that goes for, and was not so before.
-func (n *tabs) lostNow(t *tab) []*kept {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return t.lose()
+// doubts returns 1 if the server may have charged what t owes, and 0 otherwise.
+func (t *tab) doubts() int {
+	if t != nil && t.owed != nil && t.owed.counted && t.owed.lost {
+		return 1
+	}
+	return 0
 }
 
 // tells returns how many of the units that q tells to be charged are not in the level here.
 func (t *tab) tells(q *query) (units int64) {
-	t.tabs.mu.Lock()
-	defer t.tabs.mu.Unlock()
 	if q.number != t.number { // it has been renewed since, and q tells nothing
 		return 0
 	}
@@ -228,7 +223,7 @@ func (n *tabs) sending(q *query) {
 		if p.held == nil || q.tab == nil && p.held.kept == nil {
 			continue
 		}
-		n.mu.Lock()
+		n.lock()
 		if t := q.tab; t != nil {
 			p.held.tabName = tabName{q.number, t.receipt}
 			if q.number == t.number { // otherwise it has been renewed since, and this tells nothing
@@ -239,7 +234,7 @@ func (n *tabs) sending(q *query) {
 			p.held.number = p.held.kept.number
 		}
 		p.held.process = n.process
-		n.mu.Unlock()
+		n.unlock()
 	}
 }
 
@@ -256,9 +251,7 @@ func (n *tabs) asking(k *kept) {
 
 // admitted records that a server holds k's units, in a tab with that receipt.
 func (n *tabs) admitted(k *kept, receipt int64) {
-	var forgotten []*kept
-	untold := int64(0)
-	n.mu.Lock()
+	n.lock()
 	t := k.tab
 	switch {
 	case k.number != t.number: // a renewal has counted it
@@ -267,36 +260,38 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 	case t.receipt == receipt:
 		t.heard = max(t.heard, k.sent)
 	case t.receipt == 0 || t.runs(): // the server has lost the tab, or it has lapsed
-		forgotten = t.lose()
+		t.lose()
 	default: // it opened the tab, and what was owed in the one before can't be told any more
-		untold = t.charged - t.known.charged
+		n.store.fallback.chargeOwed(t, t.charged-t.known.charged)
 		t.receipt, t.totals, t.said, t.known = receipt, totals{}, totals{}, totals{}
 		t.heard, t.renewed = k.sent, k.sent
 	}
 	t.run(k)
 	k.counted, k.inServer = true, true
-	n.mu.Unlock()
-	n.store.fallback.forgotten(forgotten)
-	n.store.fallback.chargeOwed(t, untold)
+	n.unlock()
 	n.advance(t, true)
 }
 
 // refused records that no server holds k's units because of its call: it was denied, was
 // not run, or was late.
 func (n *tabs) refused(k *kept) {
-	n.mu.Lock()
+	n.lock()
 	t := k.tab
-	if k.number != 0 && !k.over {
+	if t != nil {
 		n.forget(k)
 	}
 	k.number = 0
-	n.mu.Unlock()
+	n.unlock()
 	n.advance(t, false)
 }
 
-// forget removes k, which is not held. A renewal may have counted it.
+// forget removes k, which is not held, unless it was given up before. A renewal may have counted
+// it.
 func (n *tabs) forget(k *kept) {
 	t := k.tab
+	if _, open := t.open[k]; !open {
+		return
+	}
 	delete(t.open, k)
 	if k.number != t.number {
 		t.add(k.cost(), 0)
@@ -306,21 +301,17 @@ func (n *tabs) forget(k *kept) {
 // lost records that k's call was given up, so that it is not known whether a server holds
 // its units.
 func (n *tabs) lost(k *kept) {
-	n.mu.Lock()
+	n.lock()
 	n.asking(k) // it may still be sent, as one for this tab
 	t := k.tab
 	n.forget(k)
-	if k.over = true; k.number == t.number {
-		t.doubt = true
-	}
-	n.mu.Unlock()
+	t.doubt = t.doubt || k.number == t.number
+	n.unlock()
 	n.advance(t, false)
 }
 
-// decidedHere records that k's units are held which no server knows of.
+// decidedHere records that k's units are held which no server knows of. n is locked.
 func (n *tabs) decidedHere(k *kept) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	t := n.of(k)
 	t.open[k] = struct{}{}
 	t.run(k)
@@ -334,17 +325,14 @@ func (n *tabs) end(k *kept, charge int64) { n.advance(n.ended(k, charge), false)
 // any. A request is charged in one place: by its server or, if that no longer decides on the
 // bucket, here, and whichever does is told of it as of all that is known here.
 func (n *tabs) ended(k *kept, charge int64) *tab {
-	f := n.store.fallback
+	n.lock()
+	defer n.unlock()
+	f, t := n.store.fallback, k.tab
 	if f != nil {
-		f.mu.Lock()
-		defer f.mu.Unlock()
 		f.end(k.query)
 	}
 	here := n.store.closed.Load() || f != nil && !f.leads()
-	n.mu.Lock()
-	t := k.tab
 	if !k.running {
-		n.mu.Unlock()
 		return nil
 	}
 	if k.paid {
@@ -359,16 +347,12 @@ func (n *tabs) ended(k *kept, charge int64) *tab {
 			t.add(k.cost(), 0)
 		}
 	}
-	if !here {
-		t.add(0, charge)
-	}
-	n.mu.Unlock()
 	switch {
-	case f == nil || charge == 0:
-	case here:
-		f.chargeHere(&k.query.buckets[0])
-	default:
+	case !here:
+		t.add(0, charge)
 		f.owe(t, charge, k.query.server)
+	case f != nil && charge > 0:
+		f.chargeHere(&k.query.buckets[0])
 	}
 	return t
 }
