@@ -54,49 +54,24 @@ func (req Request) severalKeys() bool {
 	return false
 }
 
-// fewBuckets is the largest number of buckets whose keys are compared pairwise. With
-// more of them a map is faster.
-const fewBuckets = 16
-
 // byKey splits the request into one part for each key.
 func (req Request) byKey() []*part {
-	if len(req.Buckets) > fewBuckets {
-		return req.manyByKey()
-	}
-	var parts []*part
-next:
-	for i, b := range req.Buckets {
-		for _, p := range parts {
-			if !b.Pool && !p.pool && p.Buckets[0].sameKey(&b) {
-				p.add(b, i)
-				continue next
-			}
-		}
-		parts = append(parts, req.part(b, i))
-	}
-	return parts
-}
-
-// manyByKey is byKey for many buckets.
-func (req Request) manyByKey() []*part {
-	parts := make([]*part, 0, len(req.Buckets))
 	type key struct {
 		text   string
 		shared bool
 	}
-	of := make(map[key]*part)
+	parts, of := make([]*part, 0, len(req.Buckets)), make(map[key]*part)
 	for i, b := range req.Buckets {
 		k := key{b.Key, b.shared}
-		p := of[k]
-		if p != nil && !b.Pool {
+		switch p := of[k]; {
+		case b.Pool:
+			parts = append(parts, req.part(b, i))
+		case p != nil:
 			p.add(b, i)
-			continue
+		default:
+			of[k] = req.part(b, i)
+			parts = append(parts, of[k])
 		}
-		p = req.part(b, i)
-		if !b.Pool {
-			of[k] = p
-		}
-		parts = append(parts, p)
 	}
 	return parts
 }

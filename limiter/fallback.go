@@ -431,12 +431,7 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 	defer f.mu.Unlock()
 	w := scratches.Get().(*scratch)
 	defer w.release()
-	for i := range req.Buckets {
-		b := &req.Buckets[i]
-		partition, hash := f.memory.locate(b)
-		partition.sized(b.Limit.Size)
-		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size))
-	}
+	f.findInFlight(req, w)
 	before, peek := len(dst), denied && req.Accounting == AccountingAtomic
 	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, denied: denied, peek: peek})
 	denied = denied || req.denied(dst[before:])
@@ -472,6 +467,16 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 		}
 	}
 	return dst
+}
+
+// findInFlight appends to w.inFlight how many units are in flight for each bucket of req.
+func (f *fallback) findInFlight(req Request, w *scratch) {
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		partition, hash := f.memory.locate(b)
+		partition.sized(b.Limit.Size)
+		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size))
+	}
 }
 
 // keep starts counting as in flight what a request holds until it is settled, of which that

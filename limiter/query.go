@@ -196,23 +196,6 @@ func (q *query) tells() bool {
 // by its outcome.
 func (p *asked) holds(o *outcome) bool { return p.held != nil && !o.denied && !o.unused }
 
-// admitted reports whether the reply to q, which asks for a decision, admits it.
-func (q *query) admitted() bool {
-	if len(q.Reply) == 0 || q.what > byte(AccountingEach) {
-		return false
-	}
-	from := 0
-	var pools lending
-	for i := range q.buckets {
-		p := &q.buckets[i]
-		if denies, _ := pools.next(p.borrows, p.pool, q.Reply[from+1] >= 0); denies && !p.dryRun {
-			return false
-		}
-		from += q.repliesOf(i)
-	}
-	return true
-}
-
 // denied reports whether outcomes, which answer q, deny it.
 func (q *query) denied(outcomes []outcome) bool {
 	var pools lending
@@ -228,7 +211,7 @@ func (q *query) denied(outcomes []outcome) bool {
 // wrote reports whether the reply to q shows that the server has written: that is so if
 // every bucket had room, and any was charged.
 func (q *query) wrote() bool {
-	if !q.admitted() {
+	if len(q.Reply) == 0 || q.what > byte(AccountingEach) {
 		return false
 	}
 	from, charged := 0, false

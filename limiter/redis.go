@@ -333,7 +333,7 @@ func (r *Redis) eachKept(q *query, do func(*kept)) {
 
 // answered records what a server has decided on q.
 func (r *Redis) answered(q *query, outcomes []outcome) {
-	admitted := q.admitted()
+	admitted := !q.denied(outcomes)
 	for i := range q.buckets {
 		switch k := q.buckets[i].kept(); {
 		case k == nil:

@@ -54,12 +54,7 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	f, dst := rs.store.fallback, w.outcomes
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i := range req.Buckets {
-		b := &req.Buckets[i]
-		partition, hash := f.memory.locate(b)
-		partition.sized(b.Limit.Size)
-		w.inFlight = append(w.inFlight, f.units(hash, b.Limit.Size))
-	}
+	f.findInFlight(req, w)
 	before := len(dst)
 	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, peek: true})
 	denied := req.denied(dst[before:])
