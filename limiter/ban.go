@@ -43,7 +43,7 @@ func (r *Redis) Ban(ctx context.Context, b Bucket, d time.Duration) error {
 	r.fallback.raise(&b, s)
 	end, _ := r.deadline(ctx)
 	q := r.query(Request{Buckets: []Bucket{b}}, byte(AccountingAtomic))
-	q.buckets[0].told = toldLevel{Ahead: s, dirty: own} // if there is no fallback, which would
+	q.buckets[0].local = localLevel{Ahead: s, dirty: own} // if there is no fallback, which would
 	_, outcomes, err := r.ask(end, q, nil)
 	if err != nil {
 		r.fallback.drop(q)

@@ -12,7 +12,7 @@ import (
 // goes on with the Memory, they only let it go. Requests that end later are charged here. It
 // waits until the servers know all that, but no longer than a request would. What is owed
 // then no longer counts as in flight, but as charged: no answer is followed any more.
-func (n *tabs) close() {
+func (n *ledger) close() {
 	until := time.Now().Add(n.store.timeout)
 	f := n.store.fallback
 	replaced := f.isReplaced()
@@ -38,7 +38,7 @@ func (n *tabs) close() {
 
 // letGo has t hold nothing more that is held for certain, and has the server charge it unless
 // another store goes on.
-func (n *tabs) letGo(t *tab, replaced bool) {
+func (n *ledger) letGo(t *account, replaced bool) {
 	n.lock()
 	defer n.unlock()
 	for k := range t.open {
@@ -60,7 +60,7 @@ func (n *tabs) letGo(t *tab, replaced bool) {
 }
 
 // settled reports whether nothing is left of t to be settled.
-func (n *tabs) settled(t *tab) bool {
+func (n *ledger) settled(t *account) bool {
 	n.lock()
 	defer n.unlock()
 	return t.isIdle()

@@ -32,18 +32,18 @@
 --            2 doubles the level that the node knows, which the server may have lost: its
 --                      time from now on, and its rest
 --            1 double  how many units the node has in flight beside it, for which there
---                      must be room too; with HOLDS also what its tabs here hold
+--                      must be room too; with HOLDS also what its accounts here hold
 --            1 byte    1 if drips may come at other times here than in that level: the
 --                      node found the bucket empty, or another server may have begun anew;
 --                      2 if there is no such level, and the units take room beside what is
 --                      stored here: the node has admitted them and not reported yet
 --          with the flag HOLDS, except to look and to empty
---            2 doubles the process and the number of the node's tab, see held.lua
+--            2 doubles the process and the number of the node's account, see held.lua
 --          to SETTLE and RENEW after that
---            3 doubles the tab's receipt, and how many units its requests have let go and
+--            3 doubles the account's receipt, and how many units its requests have let go and
 --                      been charged, in total
 --          to RENEW after that
---            3 doubles the number of the tab that it replaces; its receipt; and how many
+--            3 doubles the number of the account that it replaces; its receipt; and how many
 --                      units its requests have been charged
 --          to LEASE
 --            2 doubles how many units may be leased before there is room for them, and how
@@ -55,8 +55,8 @@
 --                      -1 - BLOCKED - r if only units that are held or in flight take it
 --          with the flag HOLDS, and to PEEK and RESET, two more
 --            units     how many are held
---            receipt   of the tab if units of the request are held, otherwise 0; to SETTLE
---                      and RENEW 1 if the tab was there, or the replaced one, otherwise 0;
+--            receipt   of the account if units of the request are held, otherwise 0; to SETTLE
+--                      and RENEW 1 if the account was there, or the replaced one, otherwise 0;
 --                      or -1 if the call is late, so that nothing was done: to ALL and EACH
 --                      for the whole group
 --          and to LEASE instead
@@ -122,17 +122,17 @@ for r = 1, #runs do
     kind, flags, role, size, period, drip, phase, cost, offset = read('>BBBddddd', run, offset)
     --@ algorithms.lua: by kind
     if reports == 1 then
-      told, toldRest, inFlight, toldStart, offset = read('>dddB', run, offset)
-      told = now + told
+      reported, reportedRest, inFlight, reportedStart, offset = read('>dddB', run, offset)
+      reported = now + reported
     end
-    counts, dry, tab = false, false, false
+    counts, dry, account = false, false, false
     if what == LEASE then
       ahead, least, offset = read('>dd', run, offset)
     elseif flags > 0 then
       counts, dry = flags % DRY >= COUNTS, flags % HOLDS >= DRY
       if flags >= HOLDS and what <= RENEW then
-        tab = {read(what <= EACH and '>dd' or what == SETTLE and '>ddddd' or '>dddddddd', run, offset)}
-        offset = tab[#tab]
+        account = {read(what <= EACH and '>dd' or what == SETTLE and '>ddddd' or '>dddddddd', run, offset)}
+        offset = account[#account]
       end
     end
     --@ row.lua: new
@@ -161,8 +161,8 @@ for r = 1, #runs do
       local taken = 0 -- by units because of which there is no room: they are told as if they were charged
       if blocked then
         taken = held
-        if reports == 1 and tab and toldStart < 2 then -- those in flight, but for what this node's tab has of them
-          taken = taken + holds.missing(record, tab, inFlight)
+        if reports == 1 and account and reportedStart < 2 then -- those in flight, but for what this node's account has of them
+          taken = taken + holds.missing(record, account, inFlight)
         elseif reports == 1 then
           taken = taken + inFlight
         end
@@ -175,14 +175,14 @@ for r = 1, #runs do
         reply[replies + 1] = foreign and now - clear - 1 or clear - now
         reply[replies + 2] = fits and rest or -1 - rest - (blocked and BLOCKED or 0)
         replies = replies + 2
-        if tab or what == LEASE or what >= PEEK then
+        if account or what == LEASE or what >= PEEK then
           reply[replies + 1], reply[replies + 2] = what == LEASE and charge or held, receipt
           replies = replies + 2
         end
         if entries then
-          local beside = blocked and taken or (tab and what <= EACH and fits or what >= PEEK) and held or 0
+          local beside = blocked and taken or (account and what <= EACH and fits or what >= PEEK) and held or 0
           more = more or {}
-          for _, n in ipairs({entries.tell(entries, size, cost, beside, taken, period)}) do
+          for _, n in ipairs({entries.describe(entries, size, cost, beside, taken, period)}) do
             more[#more + 1] = n
           end
         end

@@ -249,7 +249,7 @@ func TestCountDeniedToldOfLog(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	b := logBucket(5, time.Hour, 3)
 	b.Limit.CountDenied = true
-	ask := func(size, cost int64, told ...toldLevel) outcome {
+	ask := func(size, cost int64, told ...localLevel) outcome {
 		t.Helper()
 		b.Limit.Size, b.Cost = size, cost
 		o, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, told)
@@ -259,7 +259,7 @@ func TestCountDeniedToldOfLog(t *testing.T) {
 		return o[0]
 	}
 	ask(5, 3) // its answer is still in flight
-	known := toldLevel{bucket.Ahead{Clear: 2*time.Hour.Microseconds() - b.Limit.of().SinceDrip(v.now), Rest: 2}, 3, own}
+	known := localLevel{bucket.Ahead{Clear: 2*time.Hour.Microseconds() - b.Limit.of().SinceDrip(v.now), Rest: 2}, 3, own}
 	for range 2 {
 		if o := ask(3, 1, known); !o.denied {
 			t.Errorf("with a smaller size %+v", o)

@@ -16,7 +16,7 @@ import (
 // none, each part first holds its units, see held.lua. Once all parts have been
 // answered, the held units are settled.
 //
-// The second step is asynchronous: it is sent with the next batch, see tabs.go.
+// The second step is asynchronous: it is sent with the next batch, see ledger.go.
 //
 // A pool is a part of its own. It is asked once the others have been answered, and only
 // if something is to be borrowed: requests that have room elsewhere take nothing from it,
@@ -107,18 +107,18 @@ func (p *part) add(b Bucket, index int) {
 // denied reports whether any of the part's buckets denied.
 func (p *part) denied() bool { return p.Request.denied(p.outcomes) }
 
-// keepParts returns req with what is needed to hold the units of all buckets that may only be
+// reserveParts returns req with what is needed to hold the units of all buckets that may only be
 // charged together with those of other parts.
-func (r *Redis) keepParts(req Request) Request {
+func (r *Redis) reserveParts(req Request) Request {
 	req.Buckets = slices.Clone(req.Buckets)
 	held := new(Held)
 	if req.Held != nil {
-		held.kept = slices.Clone(req.Held.kept)
+		held.reservations = slices.Clone(req.Held.reservations)
 	}
 	req.Held = held
 	for i := range req.Buckets {
-		if b := &req.Buckets[i]; b.keptAs == 0 && b.Cost > 0 && b.Watches == 0 && (b.Pool || req.Accounting == AccountingAtomic) {
-			r.keepBucket(req, i)
+		if b := &req.Buckets[i]; b.reservedAs == 0 && b.Cost > 0 && b.Watches == 0 && (b.Pool || req.Accounting == AccountingAtomic) {
+			r.reserveBucket(req, i)
 		}
 	}
 	return req
@@ -128,7 +128,7 @@ func (r *Redis) keepParts(req Request) Request {
 // are then decided here, in one step. If charging is atomic, they are charged only
 // if no server has denied.
 func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Request) []*part) ([]outcome, error) {
-	req = r.keepParts(req)
+	req = r.reserveParts(req)
 	parts := split(req)
 	pools := slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return !p.pool })
 	parts = slices.DeleteFunc(parts, func(p *part) bool { return p.pool })
@@ -166,13 +166,13 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Re
 		for _, i := range p.indexes { // the levels after settling
 			b, o := &req.Buckets[i], &outcomes[i]
 			p.unused = o.unused
-			if (denied || o.unused) && held && !o.denied && req.keptOf(b) != nil && !b.Limit.CountDenied {
+			if (denied || o.unused) && held && !o.denied && req.reservationOf(b) != nil && !b.Limit.CountDenied {
 				o.held -= b.Cost
 				if o.entries != nil { // there was room beside what others hold
 					o.entries.Again, o.entries.One = 0, 0
 				}
 			}
-			if b.Hold || req.keptOf(b) == nil || !held {
+			if b.Hold || req.reservationOf(b) == nil || !held {
 				continue
 			}
 			o.Ahead = b.Limit.of().AtLeast(o.After(at.Now), o.held, at).Ahead(at.Now)
@@ -262,7 +262,7 @@ func (r *Redis) settle(parts []*part, as verdict) {
 	for _, p := range parts {
 		for i := range p.Buckets {
 			b := &p.Buckets[i]
-			k := p.keptOf(b)
+			k := p.reservationOf(b)
 			if k == nil || b.Hold || p.err != nil {
 				continue
 			}

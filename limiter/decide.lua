@@ -17,19 +17,19 @@ for i = 1, buckets do
   --@ row.lua: asked
   --@ value.lua: read
   --@ value.lua: join
-  late = late or tab and record and holds.isLate(record, tab)
+  late = late or account and record and holds.isLate(record, account)
 
-  local need = cost > 0 and cost or tab and 0 or 1 -- what has a cost of 0 is free with HOLDS; without, its cost is not known yet, or it watches
+  local need = cost > 0 and cost or account and 0 or 1 -- what has a cost of 0 is free with HOLDS; without, its cost is not known yet, or it watches
   fits, blocked, borrowed = need == 0 or algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries) >= need, false, false
   if fits and need > 0 and taken > 0 then
     fits = algorithm('room', clear, rest, taken, now, size, period, drip, phase, 0, 0, entries) >= need
     blocked = not fits
   end
   if fits and need > 0 and near then
-    -- Nor may the level that the node knows lack room, beside what it has in flight and no tab
-    -- holds, and what all tabs hold: 'beside' subtracts the former, and the latter is needed too.
-    local beside = tab and holds.missing(record, tab, inFlight) or inFlight
-    local left = algorithm('beside', near, toldRest, beside, now, size, period, drip, phase, 0, 0, entries)
+    -- Nor may the level that the node knows lack room, beside what it has in flight and no account
+    -- holds, and what all accounts hold: 'beside' subtracts the former, and the latter is needed too.
+    local beside = account and holds.missing(record, account, inFlight) or inFlight
+    local left = algorithm('beside', near, reportedRest, beside, now, size, period, drip, phase, 0, 0, entries)
     fits = left >= need + held
     blocked = not fits
   end
@@ -65,13 +65,13 @@ elseif role > PLAIN and role ~= BORROWS then
     end
   end
 elseif fits then
-  charge = (admitted or counts or what == EACH and not tab) and cost or 0
+  charge = (admitted or counts or what == EACH and not account) and cost or 0
 elseif counts then
   local c, s = clear, rest
   clear, rest = algorithm('count', c, s, held, now, size, period, drip, phase, cost, 0, entries)
   changed = changed or clear ~= c or rest ~= s or entries ~= false
 end
-if tab and admitted and charge > 0 then -- hold it instead
-  record, receipt = holds.hold(record, tab, charge)
+if account and admitted and charge > 0 then -- hold it instead
+  record, receipt = holds.hold(record, account, charge)
   held, changed, charge = held + cost, true, 0
 end

@@ -46,7 +46,7 @@ func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string)
 	source = strings.NewReplacer(real, ours, "'PX', 1)", "'PX', 1)", "'PX', ", "'PXAT', floor(now / 1000) + ").Replace(source)
 	r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: prefix, Timeout: 10 * time.Second}, newScript(source))
 	t.Cleanup(func() { _ = r.Close() })
-	r.tabs.running = true // not in the background, which does not know the clock
+	r.ledger.running = true // not in the background, which does not know the clock
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()
 	v := &virtual{
 		Redis: r,

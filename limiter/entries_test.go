@@ -136,7 +136,7 @@ func TestLogsInLittleMemory(t *testing.T) {
 				}
 				now += time.Microsecond
 				if d, _ := m.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil); d[0].Denied {
-					t.Fatalf("denied at the time told: %+v", d)
+					t.Fatalf("denied at the time local: %+v", d)
 				}
 				admitted = append(admitted, charge{at: now.Microseconds(), units: b.Cost})
 			}

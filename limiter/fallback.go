@@ -118,11 +118,11 @@ func (f *fallback) takeLead() bool {
 			q = q.next
 			f.crossAll(this)
 			switch {
-			case this.stage == asking || this.stage == keeping && !f.holds(this):
+			case this.stage == asking || this.stage == holding && !f.holds(this):
 				f.lose(this)
 			case this.stage == owing:
-				this.tab.forgetOwed()
-				f.chargeOwed(this.tab, math.MaxInt64)
+				this.account.forgetOwed()
+				f.chargeOwed(this.account, math.MaxInt64)
 			}
 		}
 	}
@@ -169,8 +169,8 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
 		q.order, q.server, q.lost = f.sent, to, false
-		if q.tab != nil && q.tab.owed != nil {
-			q.tab.owed.server = to
+		if q.account != nil && q.account.owed != nil {
+			q.account.owed.server = to
 		}
 		if q.stage == gathering {
 			q.stage = asking
@@ -180,8 +180,8 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		}
 		for i := range q.buckets {
 			p := &q.buckets[i]
-			if p.told = (toldLevel{}); q.stage != ended {
-				p.told = f.toldOf(q, p)
+			if p.local = (localLevel{}); q.stage != ended {
+				p.local = f.localLevelOf(q, p)
 			}
 		}
 		if q.stage == ended {
@@ -194,9 +194,9 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// toldOf returns what a server is to be told of p's bucket, about which q asks. q must not
+// localLevelOf returns what a server is to be told of p's bucket, about which q asks. q must not
 // be in flight.
-func (f *fallback) toldOf(q *query, p *asked) toldLevel {
+func (f *fallback) localLevelOf(q *query, p *asked) localLevel {
 	now := f.memory.clock().Microseconds()
 	s, dirty := f.memory.dirty(p, now)
 	fl := f.flights.of[p.hash]
@@ -208,25 +208,25 @@ func (f *fallback) toldOf(q *query, p *asked) toldLevel {
 			// What has not been reported takes room beside what the server knows. A
 			// report is charged in any case.
 			if fl == nil || q.what == whatReport {
-				return toldLevel{}
+				return localLevel{}
 			}
-			return toldLevel{inFlight: fl.unsent.atMost(p.limit.Size)}
+			return localLevel{inFlight: fl.unsent.atMost(p.limit.Size)}
 		}
 		dirty = own
 	}
-	if q.tab != nil && q.tab.owed != nil {
-		s = f.memory.plus(p, s, min(q.tab.tells(q), q.tab.owed.buckets[0].cost), now)
+	if q.account != nil && q.account.owed != nil {
+		s = f.memory.plus(p, s, min(q.account.unconfirmed(q), q.account.owed.buckets[0].cost), now)
 	}
 	told, drained := p.limit.Arriving(s.Ahead(now), f.timeout.Microseconds())
 	if drained && dirty == unsure {
-		return toldLevel{}
+		return localLevel{}
 	}
-	// A call that names a tab is told what that holds too: the server counts no unit twice.
+	// A call that names an account is told what that holds too: the server counts no unit twice.
 	beside := f.memory.holding.of(p.hash)
 	if fl != nil {
 		beside += fl.unitsBeside(f, p.held != nil, p.limit.Size)
 	}
-	return toldLevel{told, min(beside, p.limit.Size), dirty}
+	return localLevel{told, min(beside, p.limit.Size), dirty}
 }
 
 // units returns the number of units in flight for a bucket, at most most.
@@ -264,17 +264,17 @@ func (f *fallback) join(q *query, outcomes []outcome) {
 			fl := f.flights.of[p.hash]
 			p.crossed = fl.crossedBy(q)
 			switch {
-			case fl.doubts > q.tab.doubts(): // whether the level has what is owed will be known soon, and this does not tell
+			case fl.doubts > q.account.doubts(): // whether the level has what is owed will be known soon, and this does not tell
 				p.crossed = own
 			case !fl.emptied.met(q) && !o.blocked: // or the level may be from before that, or include units that are only held
 				s, newest = o.After(now), fl.latest.isBefore(q, f.sent)
 			}
 		}
-		if k := p.kept(); k != nil && decides && admitted && !o.denied && !o.unused {
+		if k := p.reservation(); k != nil && decides && admitted && !o.denied && !o.unused {
 			if q.lost { // since its server has restarted
-				k.tab.lose()
+				k.account.lose()
 			}
-			f.keep(k, q.server)
+			f.hold(k, q.server)
 		}
 		charged := !o.denied && !o.unused && (admitted || q.what != byte(AccountingAtomic) && !p.pool) &&
 			p.charge() > 0 && (p.held == nil || !decides)
@@ -297,26 +297,26 @@ func (f *fallback) end(q *query) {
 	q.stage = ended
 }
 
-// settled records the outcome of q, which settles or renews a tab, and what follows from it.
+// settled records the outcome of q, which settles or renews an account, and what follows from it.
 // outcomes is nil if there is no answer. What the server may have charged or not goes into the
 // level here before the answer joins that, which may have it: of both the higher one counts.
-func (f *fallback) settled(q *query, outcomes []outcome, a accounts) {
+func (f *fallback) settled(q *query, outcomes []outcome, a settlement) {
 	if f == nil {
 		return
 	}
-	owed, p := q.tab.owed, &q.buckets[0]
+	owed, p := q.account.owed, &q.buckets[0]
 	known := int64(0)
 	if owed != nil {
 		known = min(a.known, owed.buckets[0].cost)
-		f.chargeOwed(q.tab, min(a.unknown, owed.buckets[0].cost-known))
+		f.chargeOwed(q.account, min(a.unknown, owed.buckets[0].cost-known))
 	}
 	if p.cost = 0; a.lapsed > 0 {
 		p.held.charge = a.lapsed
 		f.chargeHere(p)
 	}
-	if outcomes == nil || !f.leads() || q.tab.paid { // the level is that of another place, or has what is charged here later
+	if outcomes == nil || !f.leads() || q.account.paid { // the level is that of another place, or has what is charged here later
 		f.end(q)
-		f.chargeOwed(q.tab, known)
+		f.chargeOwed(q.account, known)
 	} else {
 		p.held.charge = known
 		f.join(q, outcomes)
@@ -335,7 +335,7 @@ func (f *fallback) settled(q *query, outcomes []outcome, a accounts) {
 
 // owe counts units as in flight that a request of t was charged, until its server is known to
 // have charged them.
-func (f *fallback) owe(t *tab, units int64, server *redisscript.Server) {
+func (f *fallback) owe(t *account, units int64, server *redisscript.Server) {
 	if f == nil || units == 0 {
 		return
 	}
@@ -365,7 +365,7 @@ func (f *fallback) owes(owed *query, units int64) {
 }
 
 // chargeOwed adds so much of what t owes to the level here, or all.
-func (f *fallback) chargeOwed(t *tab, units int64) {
+func (f *fallback) chargeOwed(t *account, units int64) {
 	if f == nil || t.owed == nil {
 		return
 	}
@@ -445,9 +445,9 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 		case o.unused:
 			continue
 		case b.Hold && !denied && !o.denied:
-			k := req.keptOf(b)
-			k.store.tabs.decidedHere(k)
-			f.keep(k, nil)
+			k := req.reservationOf(b)
+			k.store.ledger.decidedHere(k)
+			f.hold(k, nil)
 			continue
 		case b.Cost == 0 && !o.denied:
 			continue
@@ -481,22 +481,22 @@ func (f *fallback) findInFlight(req Request, w *scratch) {
 
 // keep starts counting as in flight what a request holds until it is settled, of which that
 // server knows, if any.
-func (f *fallback) keep(k *kept, server *redisscript.Server) {
+func (f *fallback) hold(k *reservation, server *redisscript.Server) {
 	if k.query.counted {
 		return
 	}
-	k.query.stage, k.query.server, k.query.lost, k.query.holder = keeping, server, false, nil
+	k.query.stage, k.query.server, k.query.lost, k.query.holder = holding, server, false, nil
 	f.link(k.query)
 	f.loseUnknown(k)
 }
 
 // renewed records that a server now holds these units.
-func (f *fallback) renewed(held []*kept, server *redisscript.Server) {
+func (f *fallback) renewed(held []*reservation, server *redisscript.Server) {
 	if f == nil {
 		return
 	}
 	for _, k := range held {
-		if q := k.query; q.stage == keeping && q.counted {
+		if q := k.query; q.stage == holding && q.counted {
 			f.unlink(q)
 			q.server, q.lost = server, false
 			f.link(q)
@@ -507,7 +507,7 @@ func (f *fallback) renewed(held []*kept, server *redisscript.Server) {
 
 // loseUnknown finds out whether k's servers count what it holds, and has those that lead be
 // told of it if they do not.
-func (f *fallback) loseUnknown(k *kept) {
+func (f *fallback) loseUnknown(k *reservation) {
 	k.recount()
 	if q := k.query; q.counted && (q.holder == nil || !f.leads()) {
 		f.lose(q)
@@ -518,12 +518,12 @@ func (f *fallback) loseUnknown(k *kept) {
 func (f *fallback) holds(q *query) bool { return q.holder != nil && q.holder.place == f.place }
 
 // recount finds out whether servers count what k holds, and which.
-func (k *kept) recount() {
+func (k *reservation) recount() {
 	f, holder := k.store.fallback, (*fallback)(nil)
-	if k.inServer && !k.tab.lost {
+	if k.inServer && !k.account.lost {
 		holder = f
 	}
-	if f != nil && k.query.stage == keeping && k.query.counted && k.query.holder != holder {
+	if f != nil && k.query.stage == holding && k.query.counted && k.query.holder != holder {
 		f.setHolder(k.query, holder)
 	}
 }
@@ -579,11 +579,11 @@ func (f *fallback) restarted(server *redisscript.Server) {
 		}
 		f.lose(this)
 		f.crossAll(this)
-		switch k := this.buckets[0].kept(); this.stage {
-		case keeping:
-			k.tab.lose()
+		switch k := this.buckets[0].reservation(); this.stage {
+		case holding:
+			k.account.lose()
 		case owing:
-			this.tab.lose()
+			this.account.lose()
 		case asking, gathering, ended:
 		}
 	}
@@ -690,9 +690,9 @@ func (f *fallback) empty(b *Bucket, x *emptying) {
 	}
 }
 
-// tells reports whether a query is in flight that tells a server what a bucket held
+// reportsEmptied reports whether a query is in flight that tells a server what a bucket held
 // before it was emptied.
-func (f *fallback) tells(b *Bucket) bool {
+func (f *fallback) reportsEmptied(b *Bucket) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	fl := f.flights.of[f.memory.hash(b)]

@@ -27,7 +27,7 @@ func takeInstead(m *Memory, req Request) []outcome {
 
 // dirtyLevels returns the levels that would be sent for the buckets, nil if none
 // of them is dirty in m.
-func dirtyLevels(m *Memory, buckets []Bucket) []toldLevel {
+func dirtyLevels(m *Memory, buckets []Bucket) []localLevel {
 	f := &fallback{traffic: noTraffic, memory: m}
 	return toldFor(f, queryOf(f, Request{Buckets: buckets}))
 }
@@ -43,12 +43,12 @@ func queryOf(f *fallback, req Request) *query {
 }
 
 // toldFor returns what f would tell a server of q's buckets, nil if nothing.
-func toldFor(f *fallback, q *query) []toldLevel {
-	told := make([]toldLevel, len(q.buckets))
+func toldFor(f *fallback, q *query) []localLevel {
+	told := make([]localLevel, len(q.buckets))
 	for i := range q.buckets {
-		told[i] = f.toldOf(q, &q.buckets[i])
+		told[i] = f.localLevelOf(q, &q.buckets[i])
 	}
-	if slices.ContainsFunc(told, func(k toldLevel) bool { return k.dirty != clean }) {
+	if slices.ContainsFunc(told, func(k localLevel) bool { return k.dirty != clean }) {
 		return told
 	}
 	return nil
@@ -65,10 +65,10 @@ func follow(m *Memory, b *Bucket, s bucket.Ahead) {
 
 // unsureOf returns the levels to send for buckets that a server may have lost. For
 // empty buckets nothing is sent.
-func unsureOf(levels ...bucket.Level) []toldLevel {
-	var told []toldLevel
+func unsureOf(levels ...bucket.Level) []localLevel {
+	var told []localLevel
 	for _, s := range levels {
-		k := toldLevel{Ahead: bucket.Ahead(s)}
+		k := localLevel{Ahead: bucket.Ahead(s)}
 		if s != (bucket.Level{}) {
 			k.dirty = unsure
 		}
@@ -79,10 +79,10 @@ func unsureOf(levels ...bucket.Level) []toldLevel {
 
 // askTold has a server decide req, and sends it levels that the buckets have at
 // least.
-func askTold(r *Redis, req Request, told []toldLevel) ([]outcome, error) {
+func askTold(r *Redis, req Request, told []localLevel) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
 	for i := range told {
-		q.buckets[i].told = told[i]
+		q.buckets[i].local = told[i]
 	}
 	_, outcomes, err := r.ask(inTime(), q, nil)
 	return outcomes, err
@@ -388,7 +388,7 @@ func TestDirtyBuckets(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 9, DripInterval: time.Hour, DripSize: 2}, Cost: 3}
 	other := b
 	other.Key = "other"
-	check := func(want ...toldLevel) {
+	check := func(want ...localLevel) {
 		t.Helper()
 		if got := dirtyLevels(m, []Bucket{b, other}); !slices.Equal(got, want) {
 			t.Errorf("dirty %+v, want %+v", got, want)
@@ -409,17 +409,17 @@ func TestDirtyBuckets(t *testing.T) {
 	m.leader.Store(f)                     // whose servers know of that
 	check()
 	here(b)
-	check(toldLevel{bucket.Ahead{Clear: 3 * hour, Rest: 1}, 0, behind}, toldLevel{})
+	check(localLevel{bucket.Ahead{Clear: 3 * hour, Rest: 1}, 0, behind}, localLevel{})
 	now += time.Minute
-	check(toldLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 1}, 0, behind}, toldLevel{})
+	check(localLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 1}, 0, behind}, localLevel{})
 
 	before := ask(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
-	check(toldLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 0}, 0, behind}, toldLevel{})
+	check(localLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 0}, 0, behind}, localLevel{})
 	answer(before, bucket.Ahead{Clear: 4*hour - minute, Rest: 0}) // it was not sent what was decided meanwhile
-	check(toldLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, behind}, toldLevel{})
+	check(localLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, behind}, localLevel{})
 	denied := ask(b)
 	here(b, b)
 	if f.flights.of[denied.buckets[0].hash].crossedBy(denied) == clean {
@@ -432,13 +432,13 @@ func TestDirtyBuckets(t *testing.T) {
 	full := b
 	full.Cost = 9
 	here(full) // denied
-	check(toldLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, unsure}, toldLevel{})
+	check(localLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, unsure}, localLevel{})
 	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
 	check()
 	f.restarted(nil)
-	check(toldLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, own}, toldLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
+	check(localLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, own}, localLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
 	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
-	check(toldLevel{}, toldLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
+	check(localLevel{}, localLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
 	now += 2 * time.Hour
 	check()
 	if f.inFlight != nil {
@@ -496,7 +496,7 @@ func TestDirtyBesideInFlight(t *testing.T) {
 	first := ask()
 	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
 	second := ask()
-	if got := second.buckets[0].told; got.Clear != hour || got.inFlight != 1 || got.dirty == clean {
+	if got := second.buckets[0].local; got.Clear != hour || got.inFlight != 1 || got.dirty == clean {
 		t.Fatalf("told %+v", got)
 	}
 	// The server has charged the first too, and takes the higher level for both.

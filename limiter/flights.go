@@ -28,9 +28,9 @@ type flight struct {
 	held   []heldTotal // of those that the servers of a fallback count as held themselves
 	unsent total       // of those that have not been sent
 
-	lost    int // queries of which the servers that lead may not know
-	doubts  int // how many of them owe what a server may have charged
-	telling int // queries that tell a level
+	lost      int // queries of which the servers that lead may not know
+	doubts    int // how many of them owe what a server may have charged
+	reporting int // queries that tell a level
 
 	crossed [own + 1]meeting // when something was last decided here that made the bucket as dirty as that
 	emptied meeting          // when it was last emptied, and the queries that tell what it held before
@@ -110,7 +110,7 @@ func (fl *flight) count(q *query, p *asked, n int) {
 	if fl.queries += n; q.began == unsent {
 		fl.gathering += n
 	}
-	if q.tab == nil || q.stage == owing { // otherwise its units are those of other queries, see tabs.go
+	if q.account == nil || q.stage == owing { // otherwise its units are those of other queries, see ledger.go
 		fl.add(q, int64(n)*p.cost)
 	}
 	if q.lost {
@@ -124,8 +124,8 @@ func (fl *flight) count(q *query, p *asked, n int) {
 			m.left--
 		}
 	}
-	if p.told.dirty != clean {
-		fl.telling += n
+	if p.local.dirty != clean {
+		fl.reporting += n
 		if n < 0 && fl.emptied.met(q) {
 			fl.emptied.left--
 		}
@@ -142,7 +142,7 @@ func (fl *flight) add(q *query, n int64) {
 	}
 }
 
-// heldBy returns the total of what the servers of f count as held, in the tabs of its store.
+// heldBy returns the total of what the servers of f count as held, in the accounts of its store.
 func (fl *flight) heldBy(f *fallback) *total {
 	for i := range fl.held {
 		if fl.held[i].by == f {
@@ -154,7 +154,7 @@ func (fl *flight) heldBy(f *fallback) *total {
 }
 
 // unitsBeside returns the number of units in flight, at most most, but for those that the
-// servers of f count as held: in any tab or, if f's servers find its own tab, in others.
+// servers of f count as held: in any account or, if f's servers find its own account, in others.
 func (fl *flight) unitsBeside(f *fallback, ownTab bool, most int64) int64 {
 	n := fl.units
 	for i := range fl.held {
@@ -178,7 +178,7 @@ func (x *flights) cross(hash uint64, as dirtiness) {
 func (x *flights) empty(hash uint64) {
 	if fl := x.of[hash]; fl != nil {
 		x.cross(hash, behind)
-		fl.emptied = meeting{x.last, fl.telling}
+		fl.emptied = meeting{x.last, fl.reporting}
 	}
 }
 

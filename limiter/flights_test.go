@@ -30,7 +30,7 @@ func TestFlightsCountWhatAListHas(t *testing.T) {
 		cost := rapid.SampledFrom([]int64{1, 2, 5, MaxUnits})
 		t.Repeat(map[string]func(*rapid.T){
 			"begin": func(t *rapid.T) {
-				q := &flying{query: &query{stage: rapid.SampledFrom([]stage{asking, gathering, keeping, owing}).Draw(t, "stage")}}
+				q := &flying{query: &query{stage: rapid.SampledFrom([]stage{asking, gathering, holding, owing}).Draw(t, "stage")}}
 				buckets := 1
 				if q.stage == asking {
 					buckets = rapid.IntRange(1, 3).Draw(t, "buckets")
@@ -39,7 +39,7 @@ func TestFlightsCountWhatAListHas(t *testing.T) {
 					p := asked{cost: cost.Draw(t, "cost")}
 					p.hash = hash.Draw(t, "hash") // of which two may be the same
 					if q.stage != gathering {     // which is told once it is sent
-						p.told.dirty = rapid.SampledFrom([]dirtiness{clean, own}).Draw(t, "told")
+						p.local.dirty = rapid.SampledFrom([]dirtiness{clean, own}).Draw(t, "told")
 					}
 					q.buckets, q.Keys = append(q.buckets, p), append(q.Keys, "")
 				}
@@ -56,7 +56,7 @@ func TestFlightsCountWhatAListHas(t *testing.T) {
 				switch what := rapid.IntRange(0, 3).Draw(t, "how"); {
 				case what == 0:
 					f.lose(q.query)
-				case what == 1 && q.stage == keeping:
+				case what == 1 && q.stage == holding:
 					f.setHolder(q.query, rapid.SampledFrom([]*fallback{nil, f, beside, there}).Draw(t, "by"))
 				case what == 2 && len(q.buckets) == 1:
 					f.costs(q.query, cost.Draw(t, "now"))
@@ -131,7 +131,7 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 				if q.stage == gathering {
 					gathered = min(gathered+p.cost, most)
 				}
-				tells = tells || q.emptied[i] && p.told.dirty != clean
+				tells = tells || q.emptied[i] && p.local.dirty != clean
 				fl := f.flights.of[hash]
 				if got := fl.crossedBy(q.query); got != q.crossed[i] {
 					t.Fatalf("bucket %d: a query was crossed by %d, want %d", hash, got, q.crossed[i])
@@ -155,7 +155,7 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 			t.Fatalf("bucket %d: %d units that servers here do not count, want %d", hash, n, unknown)
 		}
 		if n := got.unitsBeside(f, true, most); n != elsewhere {
-			t.Fatalf("bucket %d: %d units that are in no other tab here, want %d", hash, n, elsewhere)
+			t.Fatalf("bucket %d: %d units that are in no other account here, want %d", hash, n, elsewhere)
 		}
 		if n := got.unsent.atMost(most); n != gathered {
 			t.Fatalf("bucket %d: %d units were not sent, want %d", hash, n, gathered)

@@ -276,7 +276,7 @@ func TestTableAgainstMap(t *testing.T) {
 	singleGoroutine(t)
 	for seed := range uint64(8) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		var tab table
+		var account table
 		model := map[uint64]bucket.Level{}
 		names := map[uint64]string{}
 		hash := func() uint64 {
@@ -294,36 +294,36 @@ func TestTableAgainstMap(t *testing.T) {
 			switch _, ok := model[h]; {
 			case random.IntN(2) == 0:
 				s := bucket.Level{Clear: 10 + step, Rest: random.Int64N(9)}
-				more, entered := tab.put(h, s, clean, 1)
+				more, entered := account.put(h, s, clean, 1)
 				if entered == ok || (more == 1) != entered {
 					t.Fatalf("step %d: %d more, entered %t, was there %t", step, more, entered, ok)
 				}
 				model[h] = s
 				if seed%2 == 0 {
 					b := Bucket{Key: fmt.Sprint(h)}
-					tab.name(h, keys{}.of(&b))
+					account.name(h, keys{}.of(&b))
 					names[h] = b.Key
 				}
 			case ok:
-				digest := tab.remove(tab.find(h))
+				digest := account.remove(account.find(h))
 				if b := (Bucket{Key: names[h]}); seed%2 == 0 && digest != digestOf(keys{}.of(&b)) {
 					t.Fatalf("step %d: the removed bucket has another's digest", step)
 				}
 				delete(model, h)
 			}
-			if tab.used != len(model) {
-				t.Fatalf("step %d: %d used, want %d", step, tab.used, len(model))
+			if account.used != len(model) {
+				t.Fatalf("step %d: %d used, want %d", step, account.used, len(model))
 			}
 			if step%5 > 0 {
 				continue
 			}
 			for h, want := range model {
-				if got, _ := tab.get(h); got != want {
+				if got, _ := account.get(h); got != want {
 					t.Fatalf("step %d: bucket %x holds %+v, want %+v", step, h, got, want)
 				}
 			}
 			var best slot
-			if seen := tab.emptiest(0, 1000, h, new(emptiness), &best); len(tab.slots) > 0 {
+			if seen := account.emptiest(0, 1000, h, new(emptiness), &best); len(account.slots) > 0 {
 				least, others := bucket.Level{}, 0
 				for other, s := range model {
 					if other == h {

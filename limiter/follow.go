@@ -28,7 +28,7 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 	if charged {
 		known = m.plus(p, known, p.charge(), now)
 	}
-	switch newest = newest && max(dirty, p.told.dirty, p.crossed, beside) == clean; {
+	switch newest = newest && max(dirty, p.local.dirty, p.crossed, beside) == clean; {
 	case s.Clear > now && (newest || known.Clear <= now):
 		known = s
 	case newest && known.Clear > now:

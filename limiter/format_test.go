@@ -31,7 +31,7 @@ var formatSteps = []formatStep{
 	{"hold", byte(AccountingAtomic), 2, false, func(*heldCost) {}},
 	{"settle", whatSettle, 2, false, func(h *heldCost) { h.receipt, h.ended, h.charged = formatStart+2e6, 1, 1 }},
 	{"renew", whatRenew, 1, false, func(h *heldCost) {
-		h.number, h.before, h.beforeCharged = 2, tabName{number: 1, receipt: formatStart + 2e6}, 1
+		h.number, h.before, h.beforeCharged = 2, accountName{number: 1, receipt: formatStart + 2e6}, 1
 	}},
 	{"lease", whatLease, 2, false, nil},
 	{"report", whatReport, 1, false, nil},
@@ -79,10 +79,10 @@ func TestFormat(t *testing.T) {
 			p := &q.buckets[0]
 			q.ahead, q.least = 1, 0
 			if step.tell {
-				p.told = toldLevel{Ahead: bucket.Ahead{Clear: 5e6}, inFlight: 1, dirty: own}
+				p.local = localLevel{Ahead: bucket.Ahead{Clear: 5e6}, inFlight: 1, dirty: own}
 			}
 			if step.held != nil {
-				p.held = &heldCost{charge: step.cost, process: 5, tabName: tabName{number: 1}}
+				p.held = &heldCost{charge: step.cost, process: 5, accountName: accountName{number: 1}}
 				step.held(p.held)
 			}
 			arg := string(q.appendGroup(nil))

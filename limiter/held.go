@@ -11,9 +11,9 @@ import (
 // Held has the units that one request holds, of its Buckets with Hold, until their
 // outcome is known. Its zero value is ready for use in one [Request].
 type Held struct {
-	mu     sync.Mutex
-	settle []settling // by the index of the bucket
-	kept   []*kept    // what Redis stores hold for it
+	mu           sync.Mutex
+	settle       []settling     // by the index of the bucket
+	reservations []*reservation // what Redis stores hold for it
 }
 
 // settling is how to settle what one bucket holds, and the most that this may charge.

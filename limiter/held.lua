@@ -4,9 +4,9 @@
 -- if the request counts. Nothing is ever taken out of a level again, as nobody could tell
 -- how much of it has dripped.
 --
--- The record of a bucket's held units has a tab for each process that holds some:
+-- The record of a bucket's held units has an account for each process that holds some:
 --
---   process, number  name it. A process takes a higher number for each tab that it opens
+--   process, number  name it. A process takes a higher number for each account that it opens
 --   receipt          when a hold opened it, or 0 if a renewal did
 --   seen             when its process was last heard of
 --   held             how many units it holds
@@ -15,22 +15,22 @@
 --
 -- A process settles by telling these totals. The greater ones stand, so it does not matter
 -- how often or in which order they arrive: a process tells them until it is answered.
--- What names a tab that is not there, or was opened anew, changes nothing: its units have
+-- What names an account that is not there, or was opened anew, changes nothing: its units have
 -- lapsed, or were lost with the server's data.
 --
--- A process that is in doubt about its tab, and every one now and then, replaces its tabs
+-- A process that is in doubt about its account, and every one now and then, replaces its accounts
 -- by a new one, which says what it holds now. It repeats that too until it is answered: a
--- tab with receipt 0 has been renewed. A call that arrives after one with a higher number
+-- account with receipt 0 has been renewed. A call that arrives after one with a higher number
 -- is late: it does nothing, since that one has counted what it asks for.
 --
--- A tab goes when it holds nothing, but a renewed one stays, so that it is known which calls
+-- An account goes when it holds nothing, but a renewed one stays, so that it is known which calls
 -- are late. When nothing has been heard of its process for LAPSE, it goes too, and what it
 -- holds is charged: the process has crashed, or can't reach the server.
 local LAPSE, FIELDS = 15000000, 7
 local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 
--- What is asked of a tab is a list, as it is read from the call, see core.lua. The first two name
--- the tab; the next three are what SETTLE and RENEW tell of it; the last three are of the tab
+-- What is asked of an account is a list, as it is read from the call, see core.lua. The first two name
+-- the account; the next three are what SETTLE and RENEW tell of it; the last three are of the account
 -- before, which RENEW replaces.
 local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4, 5, 6, 7, 8
 
@@ -38,15 +38,15 @@ local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4,
 local function parse(text, offset)
   local record = {}
   for i = 1, (#text + 1 - offset) / 8 / FIELDS do
-    local tab = {read('>ddddddd', text, offset)}
-    offset = tab[FIELDS + 1]
+    local account = {read('>ddddddd', text, offset)}
+    offset = account[FIELDS + 1]
     for field = 1, FIELDS do
-      local n = tab[field]
+      local n = account[field]
       if not (n >= 0 and n < 2 ^ 53 and n % 1 == 0) then
         return
       end
     end
-    record[i] = tab
+    record[i] = account
   end
   return record
 end
@@ -54,8 +54,8 @@ end
 -- text returns a record as it is stored.
 local function text(record)
   local texts = {}
-  for i, tab in ipairs(record) do
-    texts[i] = pack('>ddddddd', fields(tab, 1, FIELDS))
+  for i, account in ipairs(record) do
+    texts[i] = pack('>ddddddd', fields(account, 1, FIELDS))
   end
   return table.concat(texts)
 end
@@ -63,8 +63,8 @@ end
 -- lapses returns when the last units of a record lapse.
 local function lapses(record)
   local last = 0
-  for _, tab in ipairs(record) do
-    last = max(last, tab[SEEN] + LAPSE)
+  for _, account in ipairs(record) do
+    last = max(last, account[SEEN] + LAPSE)
   end
   return last
 end
@@ -77,94 +77,94 @@ local function present(record, algorithm, clear, rest, size, period, drip, phase
   repeat
     local first
     held = 0
-    for i, tab in ipairs(record) do
-      if tab[SEEN] > now then
-        tab[SEEN], wasSetBack = now, true
+    for i, account in ipairs(record) do
+      if account[SEEN] > now then
+        account[SEEN], wasSetBack = now, true
       end
-      if tab[SEEN] + LAPSE <= now and (not first or tab[SEEN] < record[first][SEEN]) then
+      if account[SEEN] + LAPSE <= now and (not first or account[SEEN] < record[first][SEEN]) then
         first = i
       end
-      held = min(held + tab[HELD], HORIZON)
+      held = min(held + account[HELD], HORIZON)
     end
     if first then -- the oldest first
-      local tab = table.remove(record, first)
-      if tab[HELD] > 0 then
-        clear, rest = algorithm('add', clear, rest, tab[HELD], tab[SEEN] + LAPSE, size, period, drip, phase, 0, 0, entries)
+      local account = table.remove(record, first)
+      if account[HELD] > 0 then
+        clear, rest = algorithm('add', clear, rest, account[HELD], account[SEEN] + LAPSE, size, period, drip, phase, 0, 0, entries)
       end
     end
   until not first
   return clear, rest, held, wasSetBack
 end
 
--- find returns the tab of a record with a process and a number, and its place.
+-- find returns the account of a record with a process and a number, and its place.
 local function find(record, process, number)
-  for i, tab in ipairs(record or {}) do
-    if tab[PROCESS] == process and tab[NUMBER] == number then
-      return tab, i
+  for i, account in ipairs(record or {}) do
+    if account[PROCESS] == process and account[NUMBER] == number then
+      return account, i
     end
   end
 end
 
--- isLate reports whether a call that names a tab is late.
+-- isLate reports whether a call that names an account is late.
 local function isLate(record, asked)
-  for _, tab in ipairs(record or {}) do
-    if tab[PROCESS] == asked[PROCESS] and tab[NUMBER] > asked[NUMBER] then
+  for _, account in ipairs(record or {}) do
+    if account[PROCESS] == asked[PROCESS] and account[NUMBER] > asked[NUMBER] then
       return true
     end
   end
   return false
 end
 
--- open returns the named tab of a record, which is made if it is not there, and the record.
+-- open returns the named account of a record, which is made if it is not there, and the record.
 local function open(record, asked, receipt)
   record = record or {}
-  local tab = find(record, asked[PROCESS], asked[NUMBER])
-  if not tab then
-    tab = {asked[PROCESS], asked[NUMBER], receipt, now, 0, 0, 0}
-    record[#record + 1] = tab
+  local account = find(record, asked[PROCESS], asked[NUMBER])
+  if not account then
+    account = {asked[PROCESS], asked[NUMBER], receipt, now, 0, 0, 0}
+    record[#record + 1] = account
   end
-  tab[SEEN] = now
-  return tab, record
+  account[SEEN] = now
+  return account, record
 end
 
--- hold adds units to a tab, and returns the record and the tab's receipt.
+-- hold adds units to an account, and returns the record and the account's receipt.
 local function hold(record, asked, units)
-  local tab, all = open(record, asked, now)
-  tab[HELD] = min(tab[HELD] + units, HORIZON)
-  return all, tab[RECEIPT]
+  local account, all = open(record, asked, now)
+  account[HELD] = min(account[HELD] + units, HORIZON)
+  return all, account[RECEIPT]
 end
 
--- total raises the totals of a tab, and returns how many units that lets go and charges.
-local function total(tab, ended, charged)
-  local gone, charge = max(ended - tab[ENDED], 0), max(charged - tab[CHARGED], 0)
-  tab[HELD], tab[ENDED], tab[CHARGED] = max(tab[HELD] - gone, 0), tab[ENDED] + gone, tab[CHARGED] + charge
+-- total raises the totals of an account, and returns how many units that lets go and charges.
+local function total(account, ended, charged)
+  local gone, charge = max(ended - account[ENDED], 0), max(charged - account[CHARGED], 0)
+  account[HELD], account[ENDED], account[CHARGED] = max(account[HELD] - gone, 0), account[ENDED] + gone, account[CHARGED] + charge
   return gone, charge
 end
 
--- settle raises the totals of the tab with a receipt, and returns whether it is there, and
+-- settle raises the totals of the account with a receipt, and returns whether it is there, and
 -- how many units that lets go and charges. asked has its process, its number, the receipt and
 -- the totals.
 local function settle(record, asked)
-  local tab, i = find(record, asked[PROCESS], asked[NUMBER])
-  if not tab or tab[RECEIPT] ~= asked[RECEIPT] then
+  local account, i = find(record, asked[PROCESS], asked[NUMBER])
+  if not account or account[RECEIPT] ~= asked[RECEIPT] then
     return false, 0, 0
   end
-  tab[SEEN] = now
-  local gone, charge = total(tab, asked[ENDED_NOW], asked[CHARGED_NOW])
-  if tab[HELD] == 0 and tab[RECEIPT] ~= 0 then
+  account[SEEN] = now
+  local gone, charge = total(account, asked[ENDED_NOW], asked[CHARGED_NOW])
+  if account[HELD] == 0 and account[RECEIPT] ~= 0 then
     table.remove(record, i)
   end
   return true, gone, charge
 end
 
--- renew replaces the tabs of a process by a new one with so many units, unless it is that
+-- renew replaces the accounts of a process by a new one with so many units, unless it is that
 -- already. asked has what settle asks of the new one, with receipt 0; and the number and the
 -- receipt of the one before, with how many units its requests have been charged. It returns
--- the record; whether that tab was there; and what settle returns besides.
+-- the record; whether that account was there; and what settle returns besides.
 local function renew(record, asked, units)
-  local tab, all = open(record, asked, now)
+  local account, all = open(record, asked, now)
   local known, gone, charge = true, 0, 0
-  if tab[RECEIPT] ~= 0 then
+  if account[RECEIPT] ~= 0 then
     local old = find(all, asked[PROCESS], asked[NUMBER_BEFORE])
     known = old ~= nil and old[RECEIPT] == asked[RECEIPT_BEFORE]
     if known then
@@ -175,16 +175,16 @@ local function renew(record, asked, units)
         table.remove(all, i)
       end
     end
-    tab[RECEIPT], tab[HELD] = 0, min(tab[HELD] + units, HORIZON)
+    account[RECEIPT], account[HELD] = 0, min(account[HELD] + units, HORIZON)
   end
-  local gone2, charge2 = total(tab, asked[ENDED_NOW], asked[CHARGED_NOW])
+  local gone2, charge2 = total(account, asked[ENDED_NOW], asked[CHARGED_NOW])
   return all, known, gone + gone2, charge + charge2
 end
 
--- missing returns how many of the units that a node has in flight are in no tab of its process.
+-- missing returns how many of the units that a node has in flight are in no account of its process.
 local function missing(record, asked, inFlight)
-  for _, tab in ipairs(record or {}) do
-    inFlight = inFlight - (tab[PROCESS] == asked[PROCESS] and tab[HELD] or 0)
+  for _, account in ipairs(record or {}) do
+    inFlight = inFlight - (account[PROCESS] == asked[PROCESS] and account[HELD] or 0)
   end
   return max(inFlight, 0)
 end
@@ -192,8 +192,8 @@ end
 -- held returns how many units a record holds.
 local function held(record)
   local n = 0
-  for _, tab in ipairs(record) do
-    n = min(n + tab[HELD], HORIZON)
+  for _, account in ipairs(record) do
+    n = min(n + account[HELD], HORIZON)
   end
   return n
 end

@@ -21,7 +21,7 @@ import (
 // heldRecord is what is stored of held units, see held.lua.
 type heldRecord []heldTab
 
-// heldTab is one tab of a record, see held.lua.
+// heldTab is one account of a record, see held.lua.
 type heldTab struct{ process, number, receipt, seen, held, ended, charged int64 }
 
 // units returns how many are held.
@@ -41,57 +41,57 @@ func holdsUnits(value string) bool {
 // heldBucket is a plain model of a bucket with held units.
 type heldBucket struct {
 	bucket.Level
-	tabs heldRecord
+	ledger heldRecord
 }
 
 // pass has the bucket reach now.
 func (h *heldBucket) pass(l Limit, now int64) {
-	slices.SortStableFunc(h.tabs, func(a, b heldTab) int { return cmp.Compare(a.seen, b.seen) })
-	for len(h.tabs) > 0 && h.tabs[0].seen+lapse.Microseconds() <= now {
-		at := h.tabs[0].seen + lapse.Microseconds()
-		if n := h.tabs[0].held; n > 0 {
+	slices.SortStableFunc(h.ledger, func(a, b heldTab) int { return cmp.Compare(a.seen, b.seen) })
+	for len(h.ledger) > 0 && h.ledger[0].seen+lapse.Microseconds() <= now {
+		at := h.ledger[0].seen + lapse.Microseconds()
+		if n := h.ledger[0].held; n > 0 {
 			h.Level = l.of().Add(h.Level.At(at), n, bucket.Moment{Now: at})
 		}
-		h.tabs = h.tabs[1:]
+		h.ledger = h.ledger[1:]
 	}
 	h.Level = h.Level.At(now)
 }
 
-// find returns the tab with a name, or nil.
+// find returns the account with a name, or nil.
 func (h *heldBucket) find(process, number int64) *heldTab {
-	for i := range h.tabs {
-		if t := &h.tabs[i]; t.process == process && t.number == number {
+	for i := range h.ledger {
+		if t := &h.ledger[i]; t.process == process && t.number == number {
 			return t
 		}
 	}
 	return nil
 }
 
-// isLate reports whether a call for a tab is late.
+// isLate reports whether a call for an account is late.
 func (h *heldBucket) isLate(process, number int64) bool {
-	return slices.ContainsFunc(h.tabs, func(t heldTab) bool { return t.process == process && t.number > number })
+	return slices.ContainsFunc(h.ledger, func(t heldTab) bool { return t.process == process && t.number > number })
 }
 
-// open returns the tab with a name, which is made if it is not there.
+// open returns the account with a name, which is made if it is not there.
 func (h *heldBucket) open(process, number, now int64) *heldTab {
 	if h.find(process, number) == nil {
-		h.tabs = append(h.tabs, heldTab{process: process, number: number, receipt: now})
+		h.ledger = append(h.ledger, heldTab{process: process, number: number, receipt: now})
 	}
 	t := h.find(process, number)
 	t.seen = now
 	return t
 }
 
-// raise raises the totals of a tab, and returns what that lets go and charges.
+// raise raises the totals of an account, and returns what that lets go and charges.
 func (t *heldTab) raise(to totals) (gone, charge int64) {
 	gone, charge = max(to.ended-t.ended, 0), max(to.charged-t.charged, 0)
 	t.held, t.ended, t.charged = max(t.held-gone, 0), t.ended+gone, t.charged+charge
 	return gone, charge
 }
 
-// settle settles by a tab, and returns what that lets go and charges, and whether the tab was
+// settle settles by an account, and returns what that lets go and charges, and whether the account was
 // there.
-func (h *heldBucket) settle(process int64, name tabName, to totals, now int64) (gone, charge int64, ok bool) {
+func (h *heldBucket) settle(process int64, name accountName, to totals, now int64) (gone, charge int64, ok bool) {
 	t := h.find(process, name.number)
 	if t == nil || t.receipt != name.receipt {
 		return 0, 0, false
@@ -99,12 +99,12 @@ func (h *heldBucket) settle(process int64, name tabName, to totals, now int64) (
 	t.seen = now
 	gone, charge = t.raise(to)
 	if t.held == 0 && t.receipt != 0 {
-		h.tabs = slices.DeleteFunc(h.tabs, func(t heldTab) bool { return t.process == process && t.number == name.number })
+		h.ledger = slices.DeleteFunc(h.ledger, func(t heldTab) bool { return t.process == process && t.number == name.number })
 	}
 	return gone, charge, true
 }
 
-// renew renews a tab, and returns what that lets go and charges, and whether the one before
+// renew renews an account, and returns what that lets go and charges, and whether the one before
 // was there.
 func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int64, ok bool) {
 	ok = true
@@ -114,7 +114,7 @@ func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int6
 			gone, charge = old.held, max(asked.beforeCharged-old.charged, 0)
 		}
 		t.receipt, t.held = 0, t.held+units
-		h.tabs = slices.DeleteFunc(h.tabs, func(t heldTab) bool { return t.process == asked.process && t.number < asked.number })
+		h.ledger = slices.DeleteFunc(h.ledger, func(t heldTab) bool { return t.process == asked.process && t.number < asked.number })
 	}
 	moreGone, moreCharge := h.find(asked.process, asked.number).raise(asked.totals)
 	return gone + moreGone, charge + moreCharge, ok
@@ -122,7 +122,7 @@ func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int6
 
 // room reports whether a request of the given cost fits beside what is held.
 func (h *heldBucket) room(l Limit, now, cost int64) bool {
-	cost += h.tabs.units()
+	cost += h.ledger.units()
 	return cost <= l.Size && l.of().Wait(h.Level, cost, now) == 0
 }
 
@@ -197,7 +197,7 @@ func TestHeldUnits(t *testing.T) {
 			DripSize:     rapid.SampledFrom([]int64{1, 1, 2, 5}).Draw(t, "drip size"),
 		}, Cost: 1}
 		model := &heldBucket{}
-		names := []tabName{{100, 1}}
+		names := []accountName{{100, 1}}
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{
 				0, 0, 0, 1, 500, b.Limit.of().Rate() - 1, b.Limit.of().Rate(), lapse.Microseconds() - 1, lapse.Microseconds(), 3 * lapse.Microseconds(),
@@ -212,8 +212,8 @@ func TestHeldUnits(t *testing.T) {
 				h := q.buckets[0].held
 				h.process = rapid.Int64Range(1, 3).Draw(t, "process")
 				h.totals = totals{rapid.Int64Range(0, 9).Draw(t, "ended"), rapid.Int64Range(0, 3*b.Limit.Size).Draw(t, "charged")}
-				h.tabName = rapid.SampledFrom(names[max(0, len(names)-3):]).Draw(t, "tab")
-				if h.before = h.tabName; what != whatSettle {
+				h.accountName = rapid.SampledFrom(names[max(0, len(names)-3):]).Draw(t, "account")
+				if h.before = h.accountName; what != whatSettle {
 					h.beforeCharged = rapid.Int64Range(0, 9).Draw(t, "charged before")
 					h.number, h.receipt = h.number+rapid.Int64Range(-1, 1).Draw(t, "higher"), 0
 				}
@@ -236,19 +236,19 @@ func TestHeldUnits(t *testing.T) {
 				case what == plain:
 					gone, charge = b.Cost, b.Cost
 				default:
-					tab := model.open(h.process, h.number, v.now)
-					tab.held += b.Cost
-					want.receipt = tab.receipt
-					names = append(names, tabName{h.number, tab.receipt})
+					account := model.open(h.process, h.number, v.now)
+					account.held += b.Cost
+					want.receipt = account.receipt
+					names = append(names, accountName{h.number, account.receipt})
 				}
 				want.Ahead = model.Level.Ahead(v.now)
 				if want.blocked {
-					want.Ahead = b.Limit.of().Add(model.Level, model.tabs.units(), bucket.Moment{Now: v.now}).Ahead(v.now)
+					want.Ahead = b.Limit.of().Add(model.Level, model.ledger.units(), bucket.Moment{Now: v.now}).Ahead(v.now)
 					seen["blocked"]++
 				}
 			case what == whatSettle:
 				var ok bool
-				if gone, charge, ok = model.settle(h.process, h.tabName, h.totals, v.now); ok {
+				if gone, charge, ok = model.settle(h.process, h.accountName, h.totals, v.now); ok {
 					want.receipt = 1
 				}
 				seen[map[bool]string{true: "settled", false: "not held"}[ok]]++
@@ -260,7 +260,7 @@ func TestHeldUnits(t *testing.T) {
 				if gone, charge, ok = model.renew(h, b.Cost, v.now); ok {
 					want.receipt = 1
 				}
-				names = append(names, tabName{h.number, 0})
+				names = append(names, accountName{h.number, 0})
 				seen["renewed"]++
 			}
 			if charge > 0 {
@@ -272,18 +272,18 @@ func TestHeldUnits(t *testing.T) {
 				want.Ahead = model.Level.Ahead(v.now)
 			}
 			if what != plain {
-				want.held = model.tabs.units()
+				want.held = model.ledger.units()
 			}
 			if got.by = 0; got != want {
 				t.Fatalf("%+v: %d of %d: decided %+v, want %+v with %+v", b.Limit, what, b.Cost, got, want, model)
 			}
-			if got, want := peek(t, v.Redis, b), b.inspected(model.Level.Ahead(v.now), nil, model.tabs.units()); got != want {
+			if got, want := peek(t, v.Redis, b), b.inspected(model.Level.Ahead(v.now), nil, model.ledger.units()); got != want {
 				t.Fatalf("%+v: %d of %d: peeked at %+v, want %+v", b.Limit, what, b.Cost, got, want)
 			}
-			if len(model.tabs) > 0 {
+			if len(model.ledger) > 0 {
 				expires, err := v.admin.Do(context.Background(), "PEXPIRETIME", v.keys.of(&b)).Int64()
-				last := heldBucket{model.Level, slices.Clone(model.tabs)}
-				newest := slices.MaxFunc(model.tabs, func(a, b heldTab) int { return cmp.Compare(a.seen, b.seen) }).seen + lapse.Microseconds()
+				last := heldBucket{model.Level, slices.Clone(model.ledger)}
+				newest := slices.MaxFunc(model.ledger, func(a, b heldTab) int { return cmp.Compare(a.seen, b.seen) }).seen + lapse.Microseconds()
 				if last.pass(b.Limit, newest); err != nil || expires < max(newest, last.Clear)/1000 {
 					t.Fatalf("%q expires at %d ms, before it is empty", v.stored(t, req.Buckets)[0], expires)
 				}
@@ -325,7 +325,7 @@ func newLossyNode(t testing.TB, v *virtual, clock func() time.Duration) *lossyNo
 	}
 	n := &lossyNode{Redis: newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: time.Second}), v: v, sha: sha}
 	n.clock, n.client = clock, n
-	n.tabs.running = true // not in the background, which does not know the clock
+	n.ledger.running = true // not in the background, which does not know the clock
 	return n
 }
 
@@ -369,7 +369,7 @@ func (n *lossyNode) arrive() (forgotten bool) {
 
 // crash has n begin anew, as another process.
 func (n *lossyNode) crash() {
-	n.tabs.all, n.tabs.process = nil, n.tabs.process+1
+	n.ledger.all, n.ledger.process = nil, n.ledger.process+1
 }
 
 // Submit implements client. It is done when it returns.
@@ -407,7 +407,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		all = append(all, newLossyNode(t, v, func() time.Duration { return time.Duration(elapsed) * time.Microsecond }))
 	}
 	type open struct {
-		*kept
+		*reservation
 		node int
 		held *Held
 		cost int64
@@ -467,9 +467,9 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 		tick := func() {
 			for _, n := range nodes {
 				// What a node could not tell for so long was charged as it stood.
-				lapsed := func(t *tab) bool { return !t.isIdle() && n.clock()-t.heard >= lapse }
-				exact = exact && !slices.ContainsFunc(slices.Collect(maps.Values(n.tabs.all)), lapsed)
-				n.tabs.tick()
+				lapsed := func(t *account) bool { return !t.isIdle() && n.clock()-t.heard >= lapse }
+				exact = exact && !slices.ContainsFunc(slices.Collect(maps.Values(n.ledger.all)), lapsed)
+				n.ledger.tick()
 			}
 		}
 		// pass lets time pass, in which nodes renew what is due.
@@ -478,7 +478,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 				next := min(until, elapsed+500_000)
 				v.at(t, v.now+next-elapsed)
 				elapsed = next
-				end("lapsed", func(h *open) bool { return nodes[h.node].clock()-h.tab.heard >= lapse })
+				end("lapsed", func(h *open) bool { return nodes[h.node].clock()-h.account.heard >= lapse })
 				tick()
 			}
 		}
@@ -502,7 +502,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 				case d[0].Denied:
 					seen["denied"]++
 				default:
-					running = append(running, open{held.kept[0], node, held, b.Cost})
+					running = append(running, open{held.reservations[0], node, held, b.Cost})
 				}
 			case what < 80 && len(running) > 0:
 				i := rapid.IntRange(0, len(running)-1).Draw(t, "which")
@@ -533,9 +533,9 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 				clear(cutOff)
 				loss, admitted, exact = 0, 0, false
 				for _, h := range running {
-					h.store.tabs.lock()
-					h.tab.lose()
-					h.store.tabs.unlock()
+					h.store.ledger.lock()
+					h.account.lose()
+					h.store.ledger.unlock()
 				}
 				tick()
 			case what < 98: // the clock is set back
@@ -570,7 +570,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 			}
 		}
 		for _, n := range nodes {
-			if len(n.tabs.all) > 0 {
+			if len(n.ledger.all) > 0 {
 				t.Fatalf("%+v: nodes still have to tell of what has ended", limit)
 			}
 		}

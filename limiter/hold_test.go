@@ -102,7 +102,7 @@ func TestHold(t *testing.T) {
 		s, busy := bucket.Level{}, int64(0)
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 1, 900, 1000, 1_000_000, 4_000_000}).Draw(t, "gap"))*time.Microsecond)
-			v.tabs.tick()
+			v.ledger.tick()
 			heldNow(t, v, b) // on the same connection, so that the server has renewed what was due
 			s = s.At(v.now)
 			if i := rapid.IntRange(-2, len(running)-1).Draw(t, "which"); i >= 0 {
@@ -251,14 +251,14 @@ func TestHeldUnitsOfCrashedNode(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v.flush(t)
-			dies.tabs.all, dies.tabs.process = nil, dies.tabs.process+1
+			dies.ledger.all, dies.ledger.process = nil, dies.ledger.process+1
 			began := v.now
 			begin(t, dies, b)
 			_, lives := begin(t, v, b)
 			for at := renewEvery / 2; at <= tc.crash; at += renewEvery / 2 {
 				v.at(t, began+at.Microseconds())
-				v.tabs.tick()
-				dies.tabs.tick()
+				v.ledger.tick()
+				dies.ledger.tick()
 				heldNow(t, v, b) // it has been answered
 				heldNow(t, dies, b)
 			}
@@ -267,7 +267,7 @@ func TestHeldUnitsOfCrashedNode(t *testing.T) {
 				t.Helper()
 				for v.now < at {
 					v.at(t, min(v.now+1_000_000, at))
-					v.tabs.tick()
+					v.ledger.tick()
 					heldNow(t, v, b)
 				}
 				if n := heldNow(t, v, b); n != want {
@@ -304,7 +304,7 @@ func TestHoldAfterOutage(t *testing.T) {
 			server := redistest.Start(t)
 			r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
 			t.Cleanup(func() { _ = r.Close() })
-			r.tabs.running = true // nothing is renewed
+			r.ledger.running = true // nothing is renewed
 			b := Bucket{Name: "running", Key: "k", Limit: limit, Cost: 1}
 			until := func(by Decider) (all []inProgress) {
 				t.Helper()
@@ -389,12 +389,12 @@ func TestHoldThroughStores(t *testing.T) {
 					running = append(running, ask(i, store, true))
 				}
 				for _, r := range []*Redis{a, b} {
-					r.tabs.lock()
-					for _, t := range r.tabs.all {
+					r.ledger.lock()
+					for _, t := range r.ledger.all {
 						t.doubt = true
 					}
-					r.tabs.unlock()
-					r.tabs.tick()
+					r.ledger.unlock()
+					r.ledger.tick()
 					heldNow(t, r, bucket)
 				}
 			}
@@ -476,7 +476,7 @@ func TestMovedRequestsAreChargedOnce(t *testing.T) {
 						}
 						return nil
 					})
-					time.Sleep(2*late + 2*tellEvery)
+					time.Sleep(2*late + 2*resendEvery)
 					b.Cost = 2
 					begin(t, to, b) // tells what it knows
 					if l, err := to.Peek(t.Context(), b); err != nil || l.Units != want {
@@ -694,15 +694,15 @@ func TestOutageLeavesNoTabs(t *testing.T) {
 			}
 		}
 	}
-	time.Sleep(3 * tellEvery) // the others are to be renewed now
+	time.Sleep(3 * resendEvery) // the others are to be renewed now
 	for _, h := range slow {
 		h.held.Settle(0, 1)
 	}
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		r.tabs.lock()
-		defer r.tabs.unlock()
-		if n := len(r.tabs.all); n > 2 {
-			return fmt.Errorf("%d tabs are left", n)
+		r.ledger.lock()
+		defer r.ledger.unlock()
+		if n := len(r.ledger.all); n > 2 {
+			return fmt.Errorf("%d ledger are left", n)
 		}
 		return nil
 	})
@@ -963,11 +963,11 @@ func TestRemainingBesideHeld(t *testing.T) {
 				t.Fatalf("%s, %s: %+v", name, kind, d)
 			}
 			if r, ok := store.(*Redis); ok && kind == "told" { // as if the server had restarted empty
-				r.tabs.running = true
+				r.ledger.running = true
 				if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
 					t.Fatal(err)
 				}
-				r.fallback.restarted(h.held.kept[0].query.server)
+				r.fallback.restarted(h.held.reservations[0].query.server)
 			}
 			b.Cost = 5
 			d, _ = begin(t, store, b)
@@ -1055,7 +1055,7 @@ func TestDryRun(t *testing.T) {
 		s := bucket.Level{} // of a plain dry run
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.Int64Range(0, 1_500_000).Draw(t, "gap"))*time.Microsecond)
-			v.tabs.tick()
+			v.ledger.tick()
 			if len(running) > 0 && rapid.IntRange(0, 2).Draw(t, "end: 0") == 0 {
 				at := rapid.IntRange(0, len(running)-1).Draw(t, "which")
 				h, charge := running[at], rapid.Int64Range(0, 3).Draw(t, "charge")
@@ -1181,11 +1181,11 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 				if n := together(1); n != 1 { // by which the loss is found
 					t.Error("one that fits was denied")
 				}
-				r.tabs.lock()
-				for _, tab := range r.tabs.all {
-					tab.lose()
+				r.ledger.lock()
+				for _, account := range r.ledger.all {
+					account.lose()
 				}
-				r.tabs.unlock()
+				r.ledger.unlock()
 				if n := together(size); n != size-first-1 {
 					t.Errorf("%d were admitted beside %d, want %d", n, first+1, size-first-1)
 				}

@@ -217,7 +217,7 @@ func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
 	if err != nil || r.fallback == nil {
 		return level, err
 	}
-	for end := time.Now().Add(2 * r.timeout); r.fallback.tells(&b) && time.Now().Before(end); {
+	for end := time.Now().Add(2 * r.timeout); r.fallback.reportsEmptied(&b) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	_, err = r.resetOnce(ctx, b)

@@ -41,7 +41,7 @@ func TestRedisJoinsAsHere(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := l.of().Join(stored, told, 0, true)
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{told.Ahead(now), 0, own}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{told.Ahead(now), 0, own}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestRedisJoinsAsHere(t *testing.T) {
 			t.Fatal(err)
 		}
 		fits := l.of().Room(want, 0, now) >= cost && l.of().Room(told, inFlight, now) >= cost
-		if outcomes, err = askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{told.Ahead(now), inFlight, own}}); err != nil {
+		if outcomes, err = askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{told.Ahead(now), inFlight, own}}); err != nil {
 			t.Fatal(err)
 		}
 		if outcomes[0].denied == fits {

@@ -73,10 +73,10 @@ type leaseSlot struct {
 
 // lease is what a process has leased of a bucket. Times are in µs, on the store's clock.
 type lease struct {
-	hash   uint64
-	size   int64        // of the bucket: a unit that fits into a larger one may not fit into this one
-	grants [2]grant     // the earlier first
-	told   bucket.Level // as the server last told it, to whichever request
+	hash     uint64
+	size     int64        // of the bucket: a unit that fits into a larger one may not fit into this one
+	grants   [2]grant     // the earlier first
+	reported bucket.Level // as the server last told it, to whichever request
 
 	// How many units were asked for, in the present period of half the lease's time and
 	// in the one before.
@@ -101,8 +101,8 @@ type grant struct {
 
 	// If drips, the level with them, as it was told: as much of it as exceeds the size
 	// can't be used before it has dripped.
-	drips bool
-	told  bucket.Level
+	drips    bool
+	reported bucket.Level
 }
 
 // usable returns how many units of g a request on b may use at now, and how many are left,
@@ -125,7 +125,7 @@ func (g *grant) usable(b *Bucket, now int64) (usable, left int64) {
 
 // valid returns for how many units of g there would have been room by now.
 func (g *grant) valid(l *Limit, now int64) int64 {
-	return max(g.units-max(l.of().Units(g.told, now)-l.Size, 0), 0)
+	return max(g.units-max(l.of().Units(g.reported, now)-l.Size, 0), 0)
 }
 
 // take reports whether n units may be used at now for a request on b, and uses them unless
@@ -260,7 +260,7 @@ func (ls *leases) ask(b *Bucket, now int64, look bool) (o outcome, ok bool) {
 	defer slot.mu.Unlock()
 	look = look || b.Cost == 0
 	others, left, ok := slot.take(b, b.need(), now, look)
-	if s := slot.told.At(now); ok || left > 0 && !b.fits(s, 0, now) {
+	if s := slot.reported.At(now); ok || left > 0 && !b.fits(s, 0, now) {
 		o = outcome{Ahead: s.Ahead(now), denied: !ok, leased: others, by: DecidedByLease}
 	}
 	switch {
@@ -428,11 +428,11 @@ func (ls *leases) renewed(b *Bucket, q *query, renewal uint64, sent int64, err e
 	if err != nil {
 		return
 	}
-	slot.told, slot.refused = outcomes[0].After(answered), granted == 0
+	slot.reported, slot.refused = outcomes[0].After(answered), granted == 0
 	if granted == 0 { // until there is room for a lease, as far as is known
 		l := b.Limit
 		l.Size += q.ahead
-		wait := l.of().Wait(slot.told, min(leasedShare*q.least, l.Size), answered)
+		wait := l.of().Wait(slot.reported, min(leasedShare*q.least, l.Size), answered)
 		slot.next = max(slot.next, answered+min(wait, cacheFor))
 		return
 	}
@@ -442,7 +442,7 @@ func (ls *leases) renewed(b *Bucket, q *query, renewal uint64, sent int64, err e
 	case bucket.AheadWithin:
 		g.until = min(g.until, sent+outcomes[0].Clear)
 	case bucket.AheadOfRoom:
-		g.drips, g.told, g.until = true, slot.told, answered+2*within
+		g.drips, g.reported, g.until = true, slot.reported, answered+2*within
 	case bucket.AheadNever, bucket.AheadOfUse:
 	}
 	if !slot.grants[1].spent(b, answered) {
@@ -462,8 +462,8 @@ func (ls *leases) heard(req Request, outcomes []outcome) {
 		if slot == nil {
 			continue
 		}
-		if after := outcomes[i].After(now); b.Limit.of().Units(after, now) >= b.Limit.of().Units(slot.told, now) {
-			slot.told = after
+		if after := outcomes[i].After(now); b.Limit.of().Units(after, now) >= b.Limit.of().Units(slot.reported, now) {
+			slot.reported = after
 			outcomes[i].leased, _, _ = slot.take(b, 0, now, true)
 		}
 		slot.mu.Unlock()

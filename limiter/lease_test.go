@@ -46,7 +46,7 @@ func newFleet(t testing.TB, server *redistest.Server, n int) *fleet {
 		r.clock = func() time.Duration { return time.Duration(f.clock.Load()) * time.Microsecond }
 		r.fallback = newFallback(NewMemoryWithClock(r.clock), time.Second, r.place)
 		r.fallback.removals.send = r.remove
-		r.tabs.running = true
+		r.ledger.running = true
 		r.reports.running = true // sent by hand
 		f.nodes = append(f.nodes, r)
 	}

@@ -7,7 +7,7 @@
 --
 --   1 byte, 108; 8, the time of the summary; 2 and 2, its counts; 4, the sum of all
 --   units; 2, how many entries at the beginning have left the window; 2, how many
---   there are; 3, the sum in the last of them; 8 and 2, the newest; 2, how many tabs
+--   there are; 3, the sum in the last of them; 8 and 2, the newest; 2, how many accounts
 --   of held units follow the entries, see held.lua; 2, how many units the summary counts in
 --   both windows, see join
 --
@@ -32,7 +32,7 @@ local byte, format, match, sub = string.byte, string.format, string.match, strin
 local ceil = math.ceil
 local KIND = 108
 local HEADER = '>BdHHIHHI3dHHH'
-local HEAD, ENTRY, TAB = 38, 10, 56 -- bytes of the header, of an entry and of a tab
+local HEAD, ENTRY, ACCOUNT = 38, 10, 56 -- bytes of the header, of an entry and of an account
 local BLANK = string.rep(' ', HEAD)
 local TIME = 2 ^ 24        -- a time is stored as what this divides it into, and the rest
 local PAGE = 100           -- entries that are read at once
@@ -46,10 +46,10 @@ local function header(value)
   if byte(value) ~= KIND or #value < HEAD then
     return
   end
-  local _, clear, before, last, total, from, count, sum, newest, units, tabs, both = read(HEADER, value)
+  local _, clear, before, last, total, from, count, sum, newest, units, accounts, both = read(HEADER, value)
   if clear > 0 and clear < 2 ^ 53 and newest >= 0 and newest < 2 ^ 53 and clear % 1 + newest % 1 == 0
     and from <= count and total >= units and total < COUNT and (newest > 0 or total == 0 and from == count) then
-    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, tabs, both
+    return clear, before * COUNT + last, total, from, count, sum, newest > 0 and newest, units, accounts, both
   end
 end
 
@@ -113,11 +113,11 @@ local function drop(log, i)
   log.from, log.base, log.total = i, base, log.total - (base - log.base) % COUNT
 end
 
-local write, tell -- see below
+local write, describe -- see below
 
 -- fresh returns an empty log.
 local function fresh(key)
-  return {write = write, tell = tell, key = key, text = BLANK, from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
+  return {write = write, describe = describe, key = key, text = BLANK, from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
 end
 
 -- load reads the whole of a log, whose string will then be written anew, with the entries
@@ -216,12 +216,12 @@ end
 -- For example, with windows of 10 s, the log has 3 units in the window that ends at 20 s and 2 in
 -- the one before; its summary is clear = 30 (that end and a window more), rest = 2 * COUNT + 3. A
 -- node tells theirs = 30 and counts = 2 * COUNT + 5 at 14 s: it knows of 5 in this window. Then
--- told, own and latest are 30, as all speak of the same window; shown and mine are 3, as nothing
+-- reported, own and latest are 30, as all speak of the same window; shown and mine are 3, as nothing
 -- counts in both; and the 2 that the log lacks become an entry of 14 s. If theirs is
--- 29, since the call took a second less than the last one, told is 30 too: of the server's
+-- 29, since the call took a second less than the last one, reported is 30 too: of the server's
 -- windows, the one that ends next to the node's. If the node then tells 6, the log lacks one.
 --
---   told, own, latest  the ends of windows, each and a window more: the node's, by the server's
+--   reported, own, latest  the ends of windows, each and a window more: the node's, by the server's
 --                      clock; that of the summary; and of the window that is now
 --   last, before       what the node counts in its window, and in the one before
 --   shown, shown2      what the summary counts in these
@@ -238,14 +238,14 @@ local function join(log, clear, rest, theirs, counts, period, phase)
   local mine, mine2 = max(shown - (log.bothIn == clear and log.both or 0), 0), shown2
   local late = (theirs - phase) % period
   local latest = now - (now - phase) % period + 2 * period
-  local told = min(2 * late < period and theirs - late or theirs - late + period, latest)
-  local own = log.newest and clear or max(told, latest - period)
-  if told < own then -- what was their last window is the one before
-    told, before, ends2, last = own, last, ends, 0
-  elseif told > own then
+  local reported = min(2 * late < period and theirs - late or theirs - late + period, latest)
+  local own = log.newest and clear or max(reported, latest - period)
+  if reported < own then -- what was their last window is the one before
+    reported, before, ends2, last = own, last, ends, 0
+  elseif reported > own then
     mine, mine2, shown, shown2 = 0, mine, 0, shown
   end
-  if told == latest then
+  if reported == latest then
     -- A denied request that counts takes the place of others in the log, but not in mine.
     log.unknown = max(min(mine, log.total) - last, 0)
   end
@@ -265,17 +265,17 @@ local function join(log, clear, rest, theirs, counts, period, phase)
   before, last = max(before, shown2), max(last, shown)
   if added then
     local clear2, rest2 = summarize(log, period, phase)
-    for _ = told, clear2 - 1, period do
-      told, before, last, mine = told + period, last, 0, 0
+    for _ = reported, clear2 - 1, period do
+      reported, before, last, mine = reported + period, last, 0, 0
     end
     local before2, last2 = floor(rest2 / COUNT), rest2 % COUNT
-    for _ = clear2, told - 1, period do
+    for _ = clear2, reported - 1, period do
       before2, last2 = last2, 0
     end
     before, last = max(before, before2), max(last, last2)
   end
-  log.both, log.bothIn = last - mine, told
-  return told, before * COUNT + last
+  log.both, log.bothIn = last - mine, reported
+  return reported, before * COUNT + last
 end
 
 -- count adds a denied request. Its units take the place of the oldest in a log that is
@@ -344,17 +344,17 @@ local function readLog(key, period, phase)
     end
     return log, 0, 0, false, true, false
   end
-  local clear, rest, total, from, count, sum, newest, units, tabs, both = header(value)
+  local clear, rest, total, from, count, sum, newest, units, accounts, both = header(value)
   local size = HEAD + (count or 0) * ENTRY
   local whole = #value < HEAD + PAGE * ENTRY or size <= #value
   if not clear or (whole and #value or call('STRLEN', key)) < size then
     return log, 0, 0, false, true, false
   end
   local record = false
-  if tabs > 0 then
-    local last = size + tabs * TAB
+  if accounts > 0 then
+    local last = size + accounts * ACCOUNT
     record = last <= #value and sub(value, size + 1, last) or call('GETRANGE', key, size, last - 1)
-    if #record < tabs * TAB then
+    if #record < accounts * ACCOUNT then
       return log, 0, 0, false, true, false
     end
   end
@@ -397,10 +397,10 @@ local function readLog(key, period, phase)
   return log, clear, rest, changed, false, record
 end
 
--- tell returns the reply about a log besides its summary: the units it holds, with those that
+-- describe returns the reply about a log besides its summary: the units it holds, with those that
 -- block the request, the time until it is empty, and the times until it has room for
 -- cost units, at least one, and for one, when so many are held.
-function tell(log, size, cost, held, blocking, period)
+function describe(log, size, cost, held, blocking, period)
   local units = log.total + held - size
   return log.total + blocking, log.newest and log.newest + period - now or 0,
     cost <= size and wait(log, units + max(cost, 1), period) or 0, wait(log, units + 1, period)
@@ -414,7 +414,7 @@ function write(log, clear, rest, record, period)
     return
   end
   local last = (record and max(newest, holds.lapses(record)) or newest) + period
-  local tabs = record and holds.text(record) or ''
+  local accounts = record and holds.text(record) or ''
   local before = floor(rest / COUNT)
   local count = log.count + (log.more and #log.more / ENTRY or 0)
   if not log.whole and log.from > log.count / 2 then
@@ -422,14 +422,14 @@ function write(log, clear, rest, record, period)
   end
   local from = log.whole and 0 or log.from
   local first = pack(HEADER, KIND, clear, min(before, MOST), min(rest % COUNT, MOST), log.total, from, count - log.from + from,
-    log.sum, newest, log.newest and log.units or 0, #tabs / TAB, log.bothIn == clear and log.both or 0)
+    log.sum, newest, log.newest and log.units or 0, #accounts / ACCOUNT, log.bothIn == clear and log.both or 0)
   if log.whole then
     local text = sub(log.text, HEAD + 1 + log.from * ENTRY, HEAD + log.count * ENTRY)
-    call('SET', log.key, first .. text .. (log.more or '') .. tabs, 'PX', ceil((last - now) / 1000) + 1)
+    call('SET', log.key, first .. text .. (log.more or '') .. accounts, 'PX', ceil((last - now) / 1000) + 1)
     return
   end
   if log.more or record then
-    call('SETRANGE', log.key, HEAD + log.count * ENTRY, (log.more or '') .. tabs)
+    call('SETRANGE', log.key, HEAD + log.count * ENTRY, (log.more or '') .. accounts)
   end
   call('SETRANGE', log.key, 0, first)
   call('PEXPIREAT', log.key, format('%.0f', ceil(last / 1000)))

@@ -317,7 +317,7 @@ func TestLogInsertsBeforeOthers(t *testing.T) {
 	told := bucket.Ahead(bucket.Counted((111 * time.Second).Microseconds(), 4, 4)) // three more than the server, in the first minute
 	never := b
 	never.Cost = bucket.MaxLogUnits + 1
-	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []toldLevel{{told, 0, unsure}}); err != nil {
+	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []localLevel{{told, 0, unsure}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
@@ -710,7 +710,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 		}
 		tell := func() outcome {
 			b.Cost = bucket.MaxLogUnits + 1 // never admitted, so nothing is charged
-			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(known), 0, unsure}})
+			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(known), 0, unsure}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -775,7 +775,7 @@ func TestLogTellsWindowsApart(t *testing.T) {
 			known = l.of().Add(known, units, bucket.Moment{Now: at, Unix: at})
 			held += units
 			for range 2 { // the second time it knows of them
-				outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{known.Ahead(at), 0, behind}})
+				outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{known.Ahead(at), 0, behind}})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -512,25 +512,25 @@ func TestTableFindsItsBuckets(t *testing.T) {
 	for name, hash := range hashes {
 		t.Run(name, func(t *testing.T) {
 			const n = 300
-			var tab table
+			var account table
 			wrapped, rebuilt, slots := false, 0, 0
 			for i := range n {
-				if got, _ := tab.get(hash(i)); got != (bucket.Level{}) {
+				if got, _ := account.get(hash(i)); got != (bucket.Level{}) {
 					t.Fatalf("absent bucket %d: %+v", i, got)
 				}
-				tab.put(hash(i), bucket.Level{Clear: int64(1000 + i), Rest: int64(i)}, dirtiness(i%3), 1)
-				if tab.used != i+1 || tab.used >= len(tab.slots) {
-					t.Fatalf("%d slots, %d used by %d buckets", len(tab.slots), tab.used, i+1)
+				account.put(hash(i), bucket.Level{Clear: int64(1000 + i), Rest: int64(i)}, dirtiness(i%3), 1)
+				if account.used != i+1 || account.used >= len(account.slots) {
+					t.Fatalf("%d slots, %d used by %d buckets", len(account.slots), account.used, i+1)
 				}
 				for j := range i + 1 {
-					got, dirty := tab.get(hash(j))
+					got, dirty := account.get(hash(j))
 					if want := (bucket.Level{Clear: int64(1000 + j), Rest: int64(j)}); got != want || dirty != dirtiness(j%3) {
 						t.Fatalf("bucket %d of %d: %+v, dirty %d, want %+v", j, i+1, got, dirty, want)
 					}
 				}
-				wrapped = wrapped || name == "last slot" && tab.slots[0].Clear != 0
-				if len(tab.slots) != slots {
-					rebuilt, slots = rebuilt+1, len(tab.slots)
+				wrapped = wrapped || name == "last slot" && account.slots[0].Clear != 0
+				if len(account.slots) != slots {
+					rebuilt, slots = rebuilt+1, len(account.slots)
 				}
 			}
 			if rebuilt > 30 {
@@ -541,31 +541,31 @@ func TestTableFindsItsBuckets(t *testing.T) {
 			}
 
 			// A stored bucket is replaced in place.
-			tab.put(hash(7), bucket.Level{Clear: 5000}, clean, 1)
-			if got, _ := tab.get(hash(7)); got.Clear != 5000 || tab.used != n {
-				t.Errorf("replaced bucket: %+v, %d of %d slots used", got, tab.used, n)
+			account.put(hash(7), bucket.Level{Clear: 5000}, clean, 1)
+			if got, _ := account.get(hash(7)); got.Clear != 5000 || account.used != n {
+				t.Errorf("replaced bucket: %+v, %d of %d slots used", got, account.used, n)
 			}
 
 			// Half of them drain, and are removed when the table is rebuilt.
 			now := int64(1000 + n/2)
-			live := tab.live(now)
+			live := account.live(now)
 			if want := n/2 - 1 + 1; live != want { // the later half, and the replaced one
 				t.Errorf("%d live buckets, want %d", live, want)
 			}
-			tab.rebuild(live, now)
-			if tab.used != live {
-				t.Errorf("%d slots used by %d live buckets", tab.used, live)
+			account.rebuild(live, now)
+			if account.used != live {
+				t.Errorf("%d slots used by %d live buckets", account.used, live)
 			}
 			for i := range n {
-				got, _ := tab.get(hash(i))
+				got, _ := account.get(hash(i))
 				if alive := i == 7 || 1000+i > int(now); alive == (got == bucket.Level{}) {
 					t.Errorf("bucket %d, live %t: %+v", i, alive, got)
 				}
 			}
 
-			tab.rebuild(tab.live(5000), 5000)
-			if got, _ := tab.get(hash(7)); tab.used != 0 || tab.slots != nil || got != (bucket.Level{}) {
-				t.Errorf("drained table keeps %d buckets in %d slots", tab.used, len(tab.slots))
+			account.rebuild(account.live(5000), 5000)
+			if got, _ := account.get(hash(7)); account.used != 0 || account.slots != nil || got != (bucket.Level{}) {
+				t.Errorf("drained table keeps %d buckets in %d slots", account.used, len(account.slots))
 			}
 		})
 	}
@@ -574,12 +574,12 @@ func TestTableFindsItsBuckets(t *testing.T) {
 // TestTableDropsDrainedInsteadOfGrowing guards that a table stays small if each
 // key is used only briefly.
 func TestTableDropsDrainedInsteadOfGrowing(t *testing.T) {
-	var tab table
+	var account table
 	for i := range int64(10_000) {
-		tab.put(uint64(i)*0x9e3779b97f4a7c15, bucket.Level{Clear: i + 3}, clean, i)
+		account.put(uint64(i)*0x9e3779b97f4a7c15, bucket.Level{Clear: i + 3}, clean, i)
 	}
-	if len(tab.slots) > 16 {
-		t.Errorf("%d slots for three live buckets at a time", len(tab.slots))
+	if len(account.slots) > 16 {
+		t.Errorf("%d slots for three live buckets at a time", len(account.slots))
 	}
 }
 
@@ -744,18 +744,18 @@ func tablesOf(m *Memory) (all []*table) {
 func usedSlots(t testing.TB, m *Memory) int {
 	t.Helper()
 	used := 0
-	for i, tab := range tablesOf(m) {
+	for i, account := range tablesOf(m) {
 		before := used
-		for j, s := range tab.slots {
+		for j, s := range account.slots {
 			if s.Clear != 0 {
 				used++
-				if tab.find(s.hash) != j {
-					t.Fatalf("table %d of %d slots: the bucket in slot %d is not found", i, len(tab.slots), j)
+				if account.find(s.hash) != j {
+					t.Fatalf("table %d of %d slots: the bucket in slot %d is not found", i, len(account.slots), j)
 				}
 			}
 		}
-		if n := used - before; n != tab.used || n > 0 && n == len(tab.slots) {
-			t.Fatalf("table %d of %d slots: %d used, %d counted", i, len(tab.slots), n, tab.used)
+		if n := used - before; n != account.used || n > 0 && n == len(account.slots) {
+			t.Fatalf("table %d of %d slots: %d used, %d counted", i, len(account.slots), n, account.used)
 		}
 	}
 	if got := m.Len(); got != used {

@@ -118,7 +118,7 @@ func TestMovesKeepCharges(t *testing.T) {
 				}
 				return nil
 			})
-			time.Sleep(3 * tellEvery)
+			time.Sleep(3 * resendEvery)
 			begin(t, store, b)
 			if l, err := store.(Keeper).Peek(t.Context(), b); err != nil || l.Units != charged {
 				t.Errorf("%v: %+v, %v, want %d units", log, l, err, charged)

@@ -45,15 +45,15 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 	for _, l := range limits {
 		p := asked{limit: bucket.Limit(l), cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
 		if tells {
-			p.told = drawLevels(t, []Bucket{{Limit: l, Cost: 1}})[0]
-			if p.told.dirty == clean { // the node may know of units that the server does not
-				p.told.inFlight = rapid.SampledFrom([]int64{0, 1, l.Size/3 + 1}).Draw(t, "not reported")
+			p.local = drawLevels(t, []Bucket{{Limit: l, Cost: 1}})[0]
+			if p.local.dirty == clean { // the node may know of units that the server does not
+				p.local.inFlight = rapid.SampledFrom([]int64{0, 1, l.Size/3 + 1}).Draw(t, "not reported")
 			}
 		}
 		if op.what == whatRemove {
-			p.told.dirty = unsure
+			p.local.dirty = unsure
 			if rapid.Bool().Draw(t, "of a full bucket") {
-				p.told.Clear = l.of().DrainTime().Microseconds()
+				p.local.Clear = l.of().DrainTime().Microseconds()
 			}
 		}
 		switch {
@@ -100,14 +100,14 @@ func drawRoles(t *rapid.T, buckets []asked) {
 	}
 }
 
-// drawTab draws what is asked of a tab, of which there are few, so that it may be there.
+// drawTab draws what is asked of an account, of which there are few, so that it may be there.
 func drawTab(t *rapid.T, receipts []int64) *heldCost {
 	number, receipt := rapid.Int64Range(1, 4), rapid.SampledFrom(append([]int64{0}, receipts...))
 	total := rapid.Int64Range(0, 12)
 	return &heldCost{
-		process: rapid.Int64Range(1, 2).Draw(t, "process"), tabName: tabName{number.Draw(t, "number"), receipt.Draw(t, "receipt")},
+		process: rapid.Int64Range(1, 2).Draw(t, "process"), accountName: accountName{number.Draw(t, "number"), receipt.Draw(t, "receipt")},
 		totals: totals{total.Draw(t, "ended"), total.Draw(t, "charged")},
-		before: tabName{number.Draw(t, "before"), receipt.Draw(t, "receipt before")}, beforeCharged: total.Draw(t, "charged before"),
+		before: accountName{number.Draw(t, "before"), receipt.Draw(t, "receipt before")}, beforeCharged: total.Draw(t, "charged before"),
 	}
 }
 
@@ -195,7 +195,7 @@ func TestAnswersAreStored(t *testing.T) {
 			for i := range op.buckets {
 				p, was, is := &op.buckets[i], before[i], after[i]
 				seen[op.what].all++
-				if p.told.dirty != clean {
+				if p.local.dirty != clean {
 					seen[op.what].told++
 				}
 				if was.Ahead != is.Ahead {
@@ -231,8 +231,8 @@ func TestAnswersAreStored(t *testing.T) {
 				if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
 					receipts = append(receipts, answer.receipt)
 				}
-				beside := p.told.inFlight
-				if p.held != nil && p.told.dirty != clean {
+				beside := p.local.inFlight
+				if p.held != nil && p.local.dirty != clean {
 					beside = max(beside-v.heldBy(q.Keys[i], p.held.process), 0)
 				}
 				if beside += is.held; answer.blocked && beside > 0 { // told as if they were charged
@@ -263,9 +263,9 @@ func TestAnswersAreStored(t *testing.T) {
 // heldBy returns how many units a process holds of a bucket.
 func (v *virtual) heldBy(key string, process int64) (n int64) {
 	w, _ := parseWritten(v.admin.Get(context.Background(), key).Val())
-	for _, tab := range w.record {
-		if tab.process == process && min(tab.seen, v.now)+lapse.Microseconds() > v.now {
-			n += tab.held
+	for _, account := range w.record {
+		if account.process == process && min(account.seen, v.now)+lapse.Microseconds() > v.now {
+			n += account.held
 		}
 	}
 	return n

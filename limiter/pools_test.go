@@ -96,7 +96,7 @@ func TestPools(t *testing.T) {
 		var inProgress []running
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 0, 0, 1, 300_000, 1_000_000, 3_000_000}).Draw(t, "gap"))*time.Microsecond)
-			v.tabs.tick()
+			v.ledger.tick()
 			levelNow(t, v, all[0].Bucket)
 			if len(inProgress) > 0 && rapid.IntRange(0, 2).Draw(t, "end: 0") == 0 {
 				at := rapid.IntRange(0, len(inProgress)-1).Draw(t, "which")
@@ -642,7 +642,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 		var running [][2]*Held
 		for range rapid.IntRange(1, 30).Draw(t, "requests") {
 			v.advance(t, time.Duration(rapid.SampledFrom([]int64{0, 1, 250_000, 1_000_000, 4_000_000}).Draw(t, "gap"))*time.Microsecond)
-			v.tabs.tick()
+			v.ledger.tick()
 			levelNow(t, v, own)
 			if len(running) > 0 && rapid.Bool().Draw(t, "end") {
 				charge := rapid.Int64Range(0, 1).Draw(t, "charge")

@@ -15,10 +15,10 @@ type query struct {
 	redisscript.Call
 	what    byte // what to do with the buckets
 	buckets []asked
-	tab     *tab  // the one that it settles, renews or owes
-	number  int64 // of that when it was made
-	ahead   int64 // how many units may be leased before there is room for them
-	least   int64 // how many are to be leased at least, or none
+	account *account // the one that it settles, renews or owes
+	number  int64    // of that when it was made
+	ahead   int64    // how many units may be leased before there is room for them
+	least   int64    // how many are to be leased at least, or none
 
 	// State of the fallback, guarded by its lock.
 	server     *redisscript.Server // the server that it was last sent to
@@ -41,7 +41,7 @@ type stage uint8
 const (
 	asking    stage = iota // its answer decides
 	gathering              // it has not been sent, and its units become more, see report.go
-	keeping                // its units are held until the request is settled
+	holding                // its units are held until the request is settled
 	owing                  // its units are charged, and its server may not know that yet: it is never sent
 	ended                  // nothing follows from its answer: it was given up, or never to decide
 )
@@ -50,8 +50,8 @@ const (
 type asked struct {
 	limit bucket.Limit
 	cost  int64
-	told  toldLevel // what the server is told of it
-	held  *heldCost // if its cost is only held, or it costs nothing and is told what is held
+	local localLevel // what the server is told of it
+	held  *heldCost  // if its cost is only held, or it costs nothing and is told what is held
 
 	dryRun  bool  // whether its denial denies nothing
 	borrows bool  // whether a pool may have room instead
@@ -70,15 +70,15 @@ type asked struct {
 	maxKeys int
 }
 
-// heldCost is the cost of a bucket that is only held, with what is asked of its tab.
+// heldCost is the cost of a bucket that is only held, with what is asked of its account.
 type heldCost struct {
-	charge  int64 // how many units are charged when they are settled
-	kept    *kept // what holds them
-	process int64
-	tabName
+	charge      int64        // how many units are charged when they are settled
+	reservation *reservation // what holds them
+	process     int64
+	accountName
 	totals
-	before        tabName // to renew: the tab before
-	beforeCharged int64   // and how many units its requests have been charged
+	before        accountName // to renew: the account before
+	beforeCharged int64       // and how many units its requests have been charged
 }
 
 // charge returns what a server charges a request that is admitted, now or when the units
@@ -93,16 +93,16 @@ func (p *asked) charge() int64 {
 	return p.cost
 }
 
-// kept returns what is held until the request is settled, or nil.
-func (p *asked) kept() *kept {
+// reservation returns what is held until the request is settled, or nil.
+func (p *asked) reservation() *reservation {
 	if p.held == nil {
 		return nil
 	}
-	return p.held.kept
+	return p.held.reservation
 }
 
-// toldLevel is what a query tells a server about a bucket.
-type toldLevel struct {
+// localLevel is what a query tells a server about a bucket.
+type localLevel struct {
 	bucket.Ahead           // its level
 	inFlight     int64     // units that are in flight beside it
 	dirty        dirtiness // if clean, no level is told, and inFlight is what has not been reported
@@ -118,7 +118,7 @@ var queries = sync.Pool{New: func() any {
 // query returns a query about req.
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
-	q.what, q.stage, q.ahead, q.lost, q.holder, q.tab = what, asking, 0, false, nil, nil
+	q.what, q.stage, q.ahead, q.lost, q.holder, q.account = what, asking, 0, false, nil, nil
 	q.names, q.ends, q.Keys, q.buckets = q.names[:0], q.ends[:0], q.Keys[:0], q.buckets[:0]
 	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {
@@ -140,8 +140,8 @@ func (k keys) query(req Request, what byte) *query {
 			limit: *b.Limit.of(), cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
 			key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
-		if k := req.keptOf(b); k != nil || b.Hold || b.free() && what <= byte(AccountingEach) {
-			q.buckets[i].held = &heldCost{charge: b.Cost, kept: k}
+		if k := req.reservationOf(b); k != nil || b.Hold || b.free() && what <= byte(AccountingEach) {
+			q.buckets[i].held = &heldCost{charge: b.Cost, reservation: k}
 		}
 		from = to
 	}
@@ -182,10 +182,10 @@ func (q *query) repliesOf(i int) int {
 	return 2
 }
 
-// tells reports whether q tells anything of any of its buckets.
-func (q *query) tells() bool {
+// reports reports whether q says anything of any of its buckets.
+func (q *query) reports() bool {
 	for i := range q.buckets { // without a copy, since others may be changing its other fields
-		if t := &q.buckets[i].told; t.dirty != clean || t.inFlight > 0 {
+		if t := &q.buckets[i].local; t.dirty != clean || t.inFlight > 0 {
 			return true
 		}
 	}

@@ -30,7 +30,7 @@ type Redis struct {
 	place     string               // identifies where the buckets are, see RedisOptions.place
 	clock     func() time.Duration // never goes back
 	closed    atomic.Bool
-	tabs      tabs
+	ledger    ledger
 	leases    leases
 	reports   reports
 }
@@ -75,8 +75,8 @@ func newRedisWithoutClient(opt RedisOptions) *Redis {
 		place:     opt.place(),
 		clock:     newClock(),
 	}
-	r.tabs.store, r.leases.store, r.reports.store = r, r, r
-	r.tabs.process = rand.Int64N(1 << 53) //nolint:gosec // not a secret
+	r.ledger.store, r.leases.store, r.reports.store = r, r, r
+	r.ledger.process = rand.Int64N(1 << 53) //nolint:gosec // not a secret
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
 		r.fallback.removals.send = r.remove
@@ -113,7 +113,7 @@ func (r *Redis) Flush() { r.reports.flush() }
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.reports.close()
-	r.tabs.close()
+	r.ledger.close()
 	r.fallback.close()
 	return r.client.Close()
 }
@@ -170,7 +170,7 @@ func (r *Redis) take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	}
 	holds := req.Held != nil && req.holds()
 	if holds {
-		req = r.keep(req, w)
+		req = r.reserve(req, w)
 	}
 	end, now := r.deadline(ctx)
 	var err error
@@ -273,7 +273,7 @@ func (r *Redis) sending(to *redisscript.Server, batch []*redisscript.Call) {
 	r.fallback.send(to, batch)
 	for _, c := range batch {
 		q := c.Owner.(*query)
-		r.tabs.sending(q)
+		r.ledger.sending(q)
 		q.encode()
 	}
 }
@@ -287,7 +287,7 @@ func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (srv *red
 		if err != nil || !isLate(outcomes[len(dst):]) {
 			return srv, outcomes, err
 		}
-		r.eachKept(q, r.tabs.refused)
+		r.eachReservation(q, r.ledger.refused)
 	}
 	return srv, dst, errOvertaken
 }
@@ -296,11 +296,11 @@ func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (srv *red
 func (r *Redis) askOnce(end redisscript.Deadline, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
 	srv, err := r.client.Do(end, &q.Call)
 	if err != nil {
-		r.eachKept(q, func(k *kept) {
+		r.eachReservation(q, func(k *reservation) {
 			if redisscript.NotRun(err) {
-				r.tabs.refused(k)
+				r.ledger.refused(k)
 			} else {
-				r.tabs.lost(k)
+				r.ledger.lost(k)
 			}
 		})
 		return srv, dst, err
@@ -310,7 +310,7 @@ func (r *Redis) askOnce(end redisscript.Deadline, q *query, dst []outcome) (*red
 		_ = srv.ReportCorrupt(errCorrupt)
 	}
 	if err != nil {
-		r.eachKept(q, r.tabs.lost)
+		r.eachReservation(q, r.ledger.lost)
 		return srv, dst, srv.ReportCorrupt(fmt.Errorf("%w: %w", errCorrupt, err))
 	}
 	return srv, outcomes, nil
@@ -322,10 +322,10 @@ func isLate(outcomes []outcome) bool {
 	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.receipt < 0 })
 }
 
-// eachKept calls do with what q was to hold.
-func (r *Redis) eachKept(q *query, do func(*kept)) {
+// eachReservation calls do with what q was to hold.
+func (r *Redis) eachReservation(q *query, do func(*reservation)) {
 	for i := range q.buckets {
-		if k := q.buckets[i].kept(); k != nil {
+		if k := q.buckets[i].reservation(); k != nil {
 			do(k)
 		}
 	}
@@ -335,12 +335,12 @@ func (r *Redis) eachKept(q *query, do func(*kept)) {
 func (r *Redis) answered(q *query, outcomes []outcome) {
 	admitted := !q.denied(outcomes)
 	for i := range q.buckets {
-		switch k := q.buckets[i].kept(); {
+		switch k := q.buckets[i].reservation(); {
 		case k == nil:
 		case admitted && q.buckets[i].holds(&outcomes[i]):
-			r.tabs.admitted(k, outcomes[i].receipt)
+			r.ledger.admitted(k, outcomes[i].receipt)
 		default:
-			r.tabs.refused(k)
+			r.ledger.refused(k)
 		}
 	}
 	r.fallback.answered(q, outcomes)

@@ -549,7 +549,7 @@ func TestRedisEqualGroups(t *testing.T) {
 			b.Limit.Size, b.Limit.CountDenied = size, count
 			return Request{Buckets: []Bucket{b}}
 		}
-		of := func(s bucket.Ahead, dirty dirtiness) []toldLevel { return []toldLevel{{s, 0, dirty}} }
+		of := func(s bucket.Ahead, dirty dirtiness) []localLevel { return []localLevel{{s, 0, dirty}} }
 		checkGroups(t, one, all, []told{{request(3, false), of(bucket.Ahead{Clear: 1, Rest: 0}, unsure)}})
 		equal := told{request(2, true), of(bucket.Ahead{Clear: 2, Rest: 1}, own)}
 		checkGroups(t, one, all, []told{equal, equal, {Request: request(3, false)}})
@@ -560,12 +560,12 @@ func TestRedisEqualGroups(t *testing.T) {
 // at least.
 type told struct {
 	Request
-	levels []toldLevel
+	levels []localLevel
 }
 
 // drawLevels draws such levels. Not every bucket has one.
-func drawLevels(t *rapid.T, buckets []Bucket) []toldLevel {
-	levels := make([]toldLevel, len(buckets))
+func drawLevels(t *rapid.T, buckets []Bucket) []localLevel {
+	levels := make([]localLevel, len(buckets))
 	for i, b := range buckets {
 		if rapid.Bool().Draw(t, "this") {
 			levels[i].dirty = rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
@@ -595,7 +595,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 	var args []any
 	var last []byte
 	for _, req := range reqs {
-		tells := slices.ContainsFunc(req.levels, func(k toldLevel) bool { return k.dirty != clean })
+		tells := slices.ContainsFunc(req.levels, func(k localLevel) bool { return k.dirty != clean })
 		run := []byte{0, 1, 0, byte(len(req.Buckets)), truth[req.Accounting == AccountingEach], truth[tells]}
 		for i, b := range req.Buckets {
 			keys = append(keys, v.keys.of(&b))
@@ -622,7 +622,7 @@ func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
 			if tells {
 				run = append(run, truth[req.levels[i].dirty == own])
 			}
-			if b.Cost == 0 { // no tab
+			if b.Cost == 0 { // no account
 				run = append(run, make([]byte, 16)...)
 			}
 		}
@@ -1641,7 +1641,7 @@ func TestRedisToldOfEmptyWindow(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: ClockWindow(10, time.Hour, time.Unix(0, 0)), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	q := r.query(req, byte(AccountingAtomic))
-	q.buckets[0].told = toldLevel{bucket.Ahead{}, 10, unsure}
+	q.buckets[0].local = localLevel{bucket.Ahead{}, 10, unsure}
 	_, outcomes, err := r.ask(inTime(), q, nil)
 	if err != nil || !outcomes[0].denied || !outcomes[0].blocked {
 		t.Errorf("%+v, error %v", outcomes, err)

@@ -135,7 +135,7 @@ func (r *Redis) remove(buckets []removal) {
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
-		q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit.Limit), told: toldLevel{Ahead: b.Ahead(now), dirty: unsure}})
+		q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit.Limit), local: localLevel{Ahead: b.Ahead(now), dirty: unsure}})
 	}
 	ask()
 }

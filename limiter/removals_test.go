@@ -302,7 +302,7 @@ func TestEqualRemovals(t *testing.T) {
 	for _, buckets := range []int{1, 2} {
 		q := query{what: whatRemove}
 		for range buckets {
-			q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit), told: toldLevel{bucket.Ahead{Clear: limit.of().Rate(), Rest: 0}, 0, unsure}})
+			q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit), local: localLevel{bucket.Ahead{Clear: limit.of().Rate(), Rest: 0}, 0, unsure}})
 		}
 		removal := q.appendGroup(nil)
 		removal[1] = 2 // a run of two

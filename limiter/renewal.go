@@ -6,7 +6,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// What servers are told of tabs: settlements and renewals, which are sent until they are
+// What servers are told of accounts: settlements and renewals, which are sent until they are
 // answered.
 
 const (
@@ -18,35 +18,35 @@ const (
 	renewEvery = 5 * time.Second
 
 	// tellEvery is how often what has not been answered is sent again.
-	tellEvery = 100 * time.Millisecond
+	resendEvery = 100 * time.Millisecond
 
 	// sendTogether is how many calls that are due are sent at once, with sendPause after them,
 	// or more if all would take longer than sendPortions such pauses. After a connection broke
-	// all tabs are due, and requests would wait for their server to be done with them.
+	// all accounts are due, and requests would wait for their server to be done with them.
 	sendTogether = 64
 	sendPause    = 10 * time.Millisecond
 	sendPortions = 200
 
-	// lookTogether is how many tabs are looked at while requests wait.
+	// lookTogether is how many accounts are looked at while requests wait.
 	lookTogether = 64
 )
 
-// renewal is the renewal of a tab, which stands for the one before.
+// renewal is the renewal of an account, which stands for the one before.
 type renewal struct {
 	units   int64
-	running []*kept // what is held for certain
-	before  tabName
-	charged int64         // in total, by requests of the tab before
+	running []*reservation // what is held for certain
+	before  accountName
+	charged int64         // in total, by requests of the account before
 	owed    int64         // how much of that the server has not answered to
-	heard   time.Duration // of that tab
+	heard   time.Duration // of that account
 	sent    bool          // whether it is in flight
 	tries   int           // how often it was sent
-	beside  bool          // whether more was held in the new tab before it was answered
+	beside  bool          // whether more was held in the new account before it was answered
 }
 
 // advance sends what is to be sent of t. Again says whether that goes for what was not
 // answered before.
-func (n *tabs) advance(t *tab, again bool) {
+func (n *ledger) advance(t *account, again bool) {
 	if t == nil {
 		return
 	}
@@ -58,8 +58,8 @@ func (n *tabs) advance(t *tab, again bool) {
 
 // next returns the next call for t, or nil if there is nothing to tell. Again says whether
 // what was not answered is to be sent again.
-func (t *tab) next(again bool) *query {
-	if t.tabs.closed || t.isIdle() {
+func (t *account) next(again bool) *query {
+	if t.ledger.closed || t.isIdle() {
 		return nil
 	}
 	if t.renewal == nil && t.doubt {
@@ -76,7 +76,7 @@ func (t *tab) next(again bool) *query {
 		q.buckets[0].cost, q.buckets[0].held.before, q.buckets[0].held.beforeCharged = r.units, r.before, r.charged
 		return q
 	}
-	if t.receipt < 0 || t.queued || t.totals == t.said && (!again || t.settling > 0 || t.totals == t.known) {
+	if t.receipt < 0 || t.queued || t.totals == t.sent && (!again || t.settling > 0 || t.totals == t.confirmed) {
 		return nil
 	}
 	t.queued = true
@@ -85,18 +85,18 @@ func (t *tab) next(again bool) *query {
 }
 
 // call returns a call for t.
-func (t *tab) call(what byte) *query {
+func (t *account) call(what byte) *query {
 	b := t.bucket
-	b.keptAs, b.Hold, b.Pool, b.Borrows, b.Watches, b.Cost = 0, false, false, false, 0, 0
-	q := t.tabs.store.query(Request{Buckets: []Bucket{b}}, what)
-	q.tab, q.number = t, t.number
+	b.reservedAs, b.Hold, b.Pool, b.Borrows, b.Watches, b.Cost = 0, false, false, false, 0, 0
+	q := t.ledger.store.query(Request{Buckets: []Bucket{b}}, what)
+	q.account, q.number = t, t.number
 	q.buckets[0].held = new(heldCost)
 	q.Replies = q.replies()
 	return q
 }
 
 // submit sends q, which next has returned.
-func (n *tabs) submit(q *query) {
+func (n *ledger) submit(q *query) {
 	if q == nil {
 		return
 	}
@@ -118,9 +118,9 @@ func (n *tabs) submit(q *query) {
 	}
 }
 
-// renew begins a renewal: the next tab has all that is held or may be.
-func (t *tab) renew() {
-	r := &renewal{before: tabName{t.number, t.receipt}, charged: t.charged, owed: t.charged - t.known.charged, heard: t.heard}
+// renew begins a renewal: the next account has all that is held or may be.
+func (t *account) renew() {
+	r := &renewal{before: accountName{t.number, t.receipt}, charged: t.charged, owed: t.charged - t.confirmed.charged, heard: t.heard}
 	for k := range t.open {
 		if r.units = min(r.units+k.cost(), MaxUnits); k.running {
 			r.running = append(r.running, k)
@@ -132,31 +132,31 @@ func (t *tab) renew() {
 }
 
 // wasSettled handles the outcome of a settlement. An answer that the server has raised the
-// totals goes for whichever tab it names.
-func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err error) {
-	t, held := q.tab, q.buckets[0].held
-	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
+// totals goes for whichever account it names.
+func (n *ledger) wasSettled(q *query, outcomes []outcome, sent time.Duration, err error) {
+	t, held := q.account, q.buckets[0].held
+	a := settlement{doubtful: err != nil && !redisscript.NotRun(err)}
 	n.lock()
 	t.settling--
 	switch current := q.number == t.number; {
 	case err != nil && current:
 		t.queued = false
-		a.unknown = t.notTold(err)
+		a.unknown = t.failed(err)
 	case err != nil: // its renewal tells
 	case outcomes[0].receipt == 1 && current && held.receipt == t.receipt:
-		a.known, a.doubtless = max(held.charged-t.known.charged, 0), true
-		t.known = totals{max(t.known.ended, held.ended), max(t.known.charged, held.charged)}
+		a.known, a.doubtless = max(held.charged-t.confirmed.charged, 0), true
+		t.confirmed = totals{max(t.confirmed.ended, held.ended), max(t.confirmed.charged, held.charged)}
 		t.heard = max(t.heard, sent)
-	case outcomes[0].receipt == 1 && t.renewal != nil && t.renewal.before == held.tabName:
+	case outcomes[0].receipt == 1 && t.renewal != nil && t.renewal.before == held.accountName:
 		r := t.renewal
 		left := min(max(r.charged-held.charged, 0), r.owed)
 		a.known, r.owed = r.owed-left, left
-	case !current || held.receipt != t.receipt: // its renewal tells, or the server has opened the tab anew since, see admitted
+	case !current || held.receipt != t.receipt: // its renewal tells, or the server has opened the account anew since, see admitted
 	case t.runs(): // lost by the server, or lapsed
 		t.lose()
 		a.doubtful = true
 	default: // it was settled before, has lapsed or was lost
-		a.unknown, t.known = t.charged-t.known.charged, t.totals
+		a.unknown, t.confirmed = t.charged-t.confirmed.charged, t.totals
 	}
 	n.store.fallback.settled(q, outcomes, a)
 	n.unlock()
@@ -166,15 +166,15 @@ func (n *tabs) wasSettled(q *query, outcomes []outcome, sent time.Duration, err 
 }
 
 // wasRenewed handles the outcome of a renewal.
-func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err error) {
-	t, held := q.tab, q.buckets[0].held
-	a := accounts{doubtful: err != nil && !redisscript.NotRun(err)}
+func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err error) {
+	t, held := q.account, q.buckets[0].held
+	a := settlement{doubtful: err != nil && !redisscript.NotRun(err)}
 	n.lock()
 	r := t.renewal
 	r.sent = false
 	t.asked = t.asked || !redisscript.NotRun(err)
 	if err != nil {
-		a.unknown = t.notTold(err)
+		a.unknown = t.failed(err)
 		n.store.fallback.settled(q, nil, a)
 		n.unlock()
 		return
@@ -192,8 +192,8 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 			}
 		}
 	}
-	a.known += held.charged - t.known.charged
-	t.known = held.totals
+	a.known += held.charged - t.confirmed.charged
+	t.confirmed = held.totals
 	for _, k := range r.running {
 		k.inServer = true
 	}
@@ -210,31 +210,31 @@ func (n *tabs) wasRenewed(q *query, outcomes []outcome, sent time.Duration, err 
 
 // accounts is what follows from the outcome of a settlement or a renewal: of what is owed, how
 // much the server has charged, and how much it has not been told and will not be, or may have
-// charged with a tab that is gone; and how much more it has charged, since it had lapsed.
-type accounts struct {
+// charged with an account that is gone; and how much more it has charged, since it had lapsed.
+type settlement struct {
 	known, unknown, lapsed int64
 
 	doubtless bool // whether the server has what is still owed as it is told
 	doubtful  bool // whether it may have charged any of it, unless that is still known
 }
 
-// notTold handles that a call failed. If its server is down, it returns all that is owed, to
+// failed handles that a call failed. If its server is down, it returns all that is owed, to
 // be charged here: while it is awaited, nothing of that would drip. The server is told of it
 // with the next request for the bucket, as a part of the level here. It may have been told of
-// some before, and has charged that or will not: the next tab begins with nothing owed.
-func (t *tab) notTold(err error) (here int64) {
-	if !redisscript.NotRun(err) || redisscript.Elsewhere(err) || t.tabs.store.fallback == nil ||
+// some before, and has charged that or will not: the next account begins with nothing owed.
+func (t *account) failed(err error) (here int64) {
+	if !redisscript.NotRun(err) || redisscript.Elsewhere(err) || t.ledger.store.fallback == nil ||
 		t.settling > 0 || t.renewal != nil && t.renewal.sent {
 		return 0
 	}
 	last := t.renewal
-	if here = t.charged - t.known.charged; last != nil {
+	if here = t.charged - t.confirmed.charged; last != nil {
 		here += last.owed
 	}
 	if here == 0 {
 		return 0
 	}
-	t.charged, t.known.charged = 0, 0
+	t.charged, t.confirmed.charged = 0, 0
 	t.renew()
 	if last != nil && last.before.receipt < 0 {
 		t.renewal.before.receipt = -1 // no server has held for these requests
@@ -244,19 +244,19 @@ func (t *tab) notTold(err error) (here int64) {
 
 // forgetOwed has t tell its server no more what it owes, which is charged here since the buckets
 // have moved: when they move back, the server is told of it as a part of the level.
-func (t *tab) forgetOwed() {
+func (t *account) forgetOwed() {
 	if r := t.renewal; r != nil {
 		r.charged, r.owed = r.charged-r.owed, 0
 		return
 	}
-	t.charged = t.known.charged
+	t.charged = t.confirmed.charged
 	t.renew()
 }
 
 // run renews what is due, and sends again what was not answered, until nothing is held.
-func (n *tabs) run() {
+func (n *ledger) run() {
 	for {
-		time.Sleep(tellEvery)
+		time.Sleep(resendEvery)
 		n.lock()
 		if len(n.all) == 0 || n.closed {
 			n.running = false
@@ -270,7 +270,7 @@ func (n *tabs) run() {
 
 // tick renews what is due, and sends again what was not answered. It sends a few calls at a
 // time, and lets go the lock again and again, so that requests do not wait for all of them.
-func (n *tabs) tick() {
+func (n *ledger) tick() {
 	n.lock()
 	looked, sent, together := 0, 0, max(sendTogether, len(n.all)/sendPortions)
 	now := n.store.clock()

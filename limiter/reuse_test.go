@@ -47,7 +47,7 @@ func TestQueriesInUseAreNotReused(t *testing.T) {
 	for _, charge := range []int64{1, 0} {
 		held := new(Held)
 		mustTake(t, r, Request{Buckets: toHold(req).Buckets, Held: held})
-		q := held.kept[0].query
+		q := held.reservations[0].query
 		held.Settle(0, charge)
 		key := r.keys.of(&req.Buckets[0])
 		redistest.WaitFor(t, 5*time.Second, func() error { return unsettled(t, node, key) })

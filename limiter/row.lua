@@ -6,9 +6,9 @@
 --# what is asked
 local rows = several and {}
 local algorithm, kind, counts, dry, role, size, period, drip, phase, cost
-local told, toldRest, inFlight, toldStart -- of the level that the node knows
+local reported, reportedRest, inFlight, reportedStart -- of the level that the node knows
 local ahead, least -- to LEASE
-local tab -- what is asked of one, or false, see held.lua
+local account -- what is asked of one, or false, see held.lua
 
 --# what is found
 local clear, rest -- the level
@@ -19,7 +19,7 @@ local borrowed -- whether anything is borrowed from a pool
 local changed -- whether the key has to be written
 local foreign -- whether it has something that is not a bucket
 local entries -- of an algorithm that keeps them
-local charge, receipt -- what follows: how many units are charged, and what is replied of the tab
+local charge, receipt -- what follows: how many units are charged, and what is replied of the account
 local resets -- whether the key is emptied after the reply
 local admitted -- of all buckets: whether none denies the request
 local late -- and whether a later call of the node has counted what it holds
@@ -28,7 +28,7 @@ local late -- and whether a later call of the node has counted what it holds
 if several then
   rows[i] = {
     algorithm = algorithm, kind = kind, counts = counts, dry = dry, role = role, size = size, period = period, drip = drip,
-    phase = phase, cost = cost, told = told, toldRest = toldRest, inFlight = inFlight, toldStart = toldStart, tab = tab,
+    phase = phase, cost = cost, reported = reported, reportedRest = reportedRest, inFlight = inFlight, reportedStart = reportedStart, account = account,
     ahead = ahead, least = least, clear = 0, rest = 0, held = 0, record = false, fits = false, blocked = false,
     changed = false, foreign = false, entries = false, borrowed = false
   }
@@ -37,9 +37,9 @@ end
 --# asked
 if several then
   local row = rows[i]
-  algorithm, kind, dry, role, size, period, drip, phase, cost, told, toldRest, inFlight, toldStart, tab, ahead, least =
-    row.algorithm, row.kind, row.dry, row.role, row.size, row.period, row.drip, row.phase, row.cost, row.told,
-    row.toldRest, row.inFlight, row.toldStart, row.tab, row.ahead, row.least
+  algorithm, kind, dry, role, size, period, drip, phase, cost, reported, reportedRest, inFlight, reportedStart, account, ahead, least =
+    row.algorithm, row.kind, row.dry, row.role, row.size, row.period, row.drip, row.phase, row.cost, row.reported,
+    row.reportedRest, row.inFlight, row.reportedStart, row.account, row.ahead, row.least
 end
 
 --# keep
@@ -52,8 +52,8 @@ end
 --# charged
 if several then
   local row = rows[i]
-  algorithm, kind, counts, role, size, period, drip, phase, cost, inFlight, toldStart, tab, clear, rest, held, record, fits, blocked, changed,
+  algorithm, kind, counts, role, size, period, drip, phase, cost, inFlight, reportedStart, account, clear, rest, held, record, fits, blocked, changed,
     foreign, entries, borrowed = row.algorithm, row.kind, row.counts, row.role, row.size, row.period, row.drip, row.phase, row.cost,
-    row.inFlight, row.toldStart, row.tab, row.clear, row.rest, row.held, row.record, row.fits, row.blocked, row.changed, row.foreign,
+    row.inFlight, row.reportedStart, row.account, row.clear, row.rest, row.held, row.record, row.fits, row.blocked, row.changed, row.foreign,
     row.entries, row.borrowed
 end

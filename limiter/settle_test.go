@@ -29,7 +29,7 @@ func settled(t *testing.T, b Bucket, want, more int64, stores ...*Redis) {
 		return err
 	}
 	redistest.WaitFor(t, 10*time.Second, look)
-	time.Sleep(2 * tellEvery)
+	time.Sleep(2 * resendEvery)
 	if _ = look(); l.Units > want+more {
 		t.Errorf("%+v, want %d units", l, want)
 	}
@@ -102,7 +102,7 @@ func TestSettledOnce(t *testing.T) {
 					time.Sleep(tc.lasts)
 					p.Pass()
 					for _, h := range running[:of.stay] {
-						time.Sleep(3 * tellEvery)
+						time.Sleep(3 * resendEvery)
 						h.held.Settle(0, 0)
 					}
 					twice := int64(0)
@@ -171,10 +171,10 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 			c, slow := s.open("c:")
 			h := s.ask(a)
 			s.ask(c).Settle(0, 0)
-			time.Sleep(tellEvery)
+			time.Sleep(resendEvery)
 			slow.Delay(400 * time.Millisecond)
 			h.Settle(0, 1)
-			time.Sleep(tellEvery / 2)
+			time.Sleep(resendEvery / 2)
 			a2, _ := s.open("a:")
 			s.ask(a2).Settle(0, 0)
 			return a2
@@ -186,7 +186,7 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 			h := s.ask(c)
 			slow.Delay(400 * time.Millisecond)
 			h.Settle(0, 1)
-			time.Sleep(tellEvery / 2)
+			time.Sleep(resendEvery / 2)
 			a2, _ := s.open("a:")
 			s.ask(a2).Settle(0, 0)
 			c2, _ := s.open("c:")
@@ -198,7 +198,7 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 			h := s.ask(a)
 			cut.BlackHole()
 			h.Settle(0, 1)
-			time.Sleep(tellEvery / 2)
+			time.Sleep(resendEvery / 2)
 			for _, place := range []string{"c:", "a:"} {
 				r, _ := s.open(place)
 				s.ask(r).Settle(0, 0)
@@ -206,7 +206,7 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 			}
 			cut.Pass()
 			cut.CloseAll()
-			time.Sleep(3 * tellEvery)
+			time.Sleep(3 * resendEvery)
 			return a
 		}},
 		{"to the same place, and the old store is closed", 1, func(s stores) *Redis {
@@ -379,13 +379,13 @@ func TestLapseWhileAsleep(t *testing.T) {
 		}
 		v.advance(t, 4*lapse)
 		awake = renewEvery + time.Second
-		v.tabs.tick()
+		v.ledger.tick()
 		heldNow(t, v, b) // it has been answered
 		for _, h := range running {
 			h.held.Settle(0, charge)
 		}
 		redistest.WaitFor(t, 5*time.Second, func() error {
-			v.tabs.tick()
+			v.ledger.tick()
 			if l := peek(t, v.Redis, b); l.Held != 0 {
 				return fmt.Errorf("%+v", l)
 			}
@@ -451,14 +451,14 @@ func TestHugeCostsOfDenied(t *testing.T) {
 	r, _ := withStuckClient(NewMemory())
 	b := hourly(3)
 	b.Hold, b.Cost = true, math.MaxInt64
-	req := r.keep(Request{Buckets: []Bucket{b}, Held: new(Held)}, new(scratch))
+	req := r.reserve(Request{Buckets: []Bucket{b}, Held: new(Held)}, new(scratch))
 	r.sending(nil, callsOf(r.query(req, byte(AccountingAtomic))))
-	k := req.Held.kept[0]
-	r.tabs.lock()
-	k.tab.renew()
-	r.tabs.unlock()
-	r.tabs.refused(k)
-	if got := k.tab.totals; got.ended > 3 {
+	k := req.Held.reservations[0]
+	r.ledger.lock()
+	k.account.renew()
+	r.ledger.unlock()
+	r.ledger.refused(k)
+	if got := k.account.totals; got.ended > 3 {
 		t.Errorf("%+v, want no more than the bucket holds", got)
 	}
 }

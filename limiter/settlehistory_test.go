@@ -174,7 +174,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 		nodes := make([]*node, rapid.IntRange(1, 2).Draw(t, "processes"))
 		open := func(n *node, place string) *wire {
 			r := newRedisWithoutClient(RedisOptions{KeyPrefix: place, Timeout: 50 * time.Millisecond, Fallback: n.memory})
-			r.place, r.fallback.place, r.tabs.running, r.reports.running = place, place, true, true
+			r.place, r.fallback.place, r.ledger.running, r.reports.running = place, place, true, true
 			c, began, awake := new(clock), v.now, n.awake
 			r.clock = func() time.Duration {
 				return c.show(time.Duration(n.awake-awake)*time.Microsecond, time.Duration(v.now-began)*time.Microsecond)
@@ -198,19 +198,19 @@ func TestSettledOnceInHistories(t *testing.T) {
 		}
 		exact, told := len(nodes) == 1, true
 		pass := func(d time.Duration) {
-			for ; d > 0; d -= tellEvery {
-				v.advance(t, min(d, tellEvery))
+			for ; d > 0; d -= resendEvery {
+				v.advance(t, min(d, resendEvery))
 				for _, n := range nodes {
 					if !asleep {
-						n.awake += min(d, tellEvery).Microseconds()
+						n.awake += min(d, resendEvery).Microseconds()
 					}
 				}
 				all(func(w *wire) {
-					for _, tab := range w.store.tabs.all { // what it could not tell for so long was charged as it stood
-						exact = exact && (tab.isIdle() || w.store.clock()-tab.heard < lapse)
+					for _, account := range w.store.ledger.all { // what it could not tell for so long was charged as it stood
+						exact = exact && (account.isIdle() || w.store.clock()-account.heard < lapse)
 					}
 					if !asleep {
-						w.store.tabs.tick()
+						w.store.ledger.tick()
 						w.report()
 					}
 				})
@@ -261,7 +261,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 			case "serve":
 				w.run(rapid.IntRange(1, 3).Draw(t, "calls"), true)
 			case "pass":
-				pass(rapid.SampledFrom([]time.Duration{tellEvery, time.Second, renewEvery}).Draw(t, "time"))
+				pass(rapid.SampledFrom([]time.Duration{resendEvery, time.Second, renewEvery}).Draw(t, "time"))
 			case "late", "in time":
 				w.late = what == "late"
 			case "cut":
@@ -300,8 +300,8 @@ func TestSettledOnceInHistories(t *testing.T) {
 				w.auto = true
 				_ = w.store.Close()
 				n.closed = append(n.closed, w)
-				for _, tab := range w.store.tabs.all { // what it could not tell lapses
-					told, exact = told && tab.isIdle(), exact && tab.isIdle()
+				for _, account := range w.store.ledger.all { // what it could not tell lapses
+					told, exact = told && account.isIdle(), exact && account.isIdle()
 				}
 			}
 			for _, n := range nodes {
@@ -327,7 +327,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 		exact = exact && total <= limit.Size // or what is charged may not have fit
 		for range 20 {
 			all(func(w *wire) { w.run(len(w.line), true) })
-			pass(tellEvery)
+			pass(resendEvery)
 		}
 		for range 2 {
 			for _, n := range nodes {

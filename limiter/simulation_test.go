@@ -146,8 +146,8 @@ func newHistory(t *testing.T, v *virtual, seed uint64) *history {
 	v.fallback = newFallback(
 		NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond }),
 		time.Duration(h.timeout)*time.Microsecond, "")
-	v.tabs.all, v.client = nil, h
-	v.tabs.process++
+	v.ledger.all, v.client = nil, h
+	v.ledger.process++
 	rates := []time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second, time.Hour}
 	for i := range 1 + h.random.IntN(3) {
 		h.buckets = append(h.buckets, Bucket{Name: fmt.Sprint("b", i), Key: "k", Limit: Limit{
@@ -287,7 +287,7 @@ func (h *history) reset(i int, again bool) {
 // resetAgain empties a bucket a second time when that does away with what was told, but no
 // later than at a time.
 func (h *history) resetAgain(i int, end int64) {
-	if h.v.fallback.tells(&h.buckets[i]) && h.v.now < end {
+	if h.v.fallback.reportsEmptied(&h.buckets[i]) && h.v.now < end {
 		h.events.at(h.v.now+1000, func() { h.resetAgain(i, end) })
 		return
 	}
@@ -324,7 +324,7 @@ func (h *history) failover() {
 	h.up = true
 	for q := h.v.fallback.inFlight; q != nil; q = q.next {
 		for i := range h.buckets {
-			if q.stage == keeping && slices.ContainsFunc(q.buckets, func(p asked) bool {
+			if q.stage == holding && slices.ContainsFunc(q.buckets, func(p asked) bool {
 				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
 			}) {
 				h.decided[i] = false
@@ -365,7 +365,7 @@ func (h *history) arrive() {
 	}
 	parts := []*part{{Request: x.req}}
 	if x.req.severalKeys() {
-		x.req = h.v.keepParts(x.req)
+		x.req = h.v.reserveParts(x.req)
 		parts = x.req.byKey()
 	}
 	if len(parts) > 1 {
@@ -388,7 +388,7 @@ func (h *history) arrive() {
 		p.err = errLate // until it is answered
 		h.ask(p.query, func(outcomes []outcome, at int64, lifetime []int) {
 			if isLate(outcomes) { // nothing was done, and it is decided here
-				h.v.eachKept(p.query, h.v.tabs.refused)
+				h.v.eachReservation(p.query, h.v.ledger.refused)
 				return
 			}
 			if p.outcomes, p.at, p.lifetime, p.answered = outcomes, at, lifetime, true; x.done {
@@ -518,7 +518,7 @@ func (h *history) finish(x *exchange) {
 	for _, p := range x.parts {
 		if !p.answered {
 			failed = append(failed, p.part)
-			h.v.eachKept(p.query, h.v.tabs.lost)
+			h.v.eachReservation(p.query, h.v.ledger.lost)
 			continue
 		}
 		denied = denied || p.denied()
@@ -596,7 +596,7 @@ func (h *history) Submit(_ redisscript.Deadline, c *redisscript.Call) error {
 		}
 		if answered = true; err != nil {
 			h.leaves++
-			h.events.at(h.v.now+500_000, h.v.tabs.tick) // which sends it again
+			h.events.at(h.v.now+500_000, h.v.ledger.tick) // which sends it again
 		}
 		q.Done(err)
 	}
@@ -749,7 +749,7 @@ func TestToldLevelsLeaveNoRoom(t *testing.T) {
 			b.Cost = tc.stored
 			decide(t, v, AccountingAtomic, b)
 		}
-		told := []toldLevel{{bucket.Ahead(tc.level), tc.flight, unsure}}
+		told := []localLevel{{bucket.Ahead(tc.level), tc.flight, unsure}}
 		if tc.own {
 			told[0].dirty = own
 		}

@@ -330,7 +330,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		late := told
 		late.Clear += rapid.Int64Range(0, (l.of().Rate()-1)/2).Draw(t, "late")
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(late), 0, dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(late), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -139,10 +139,10 @@ type Bucket struct {
 	// DryRun, and none of them counts denied requests, or has Borrows, Pool or a ShareKey.
 	Watches uint8
 
-	later  bool   // whether Request.Held settles it, which has Hold and holds nothing; it has no Hold then
-	shared bool   // whether several keys share it; Key is then their ShareKey
-	lent   bool   // whether a bucket that is not decided with this one, a Pool, borrows from it
-	keptAs uint16 // its index in Request.Held.kept, plus 1; 0 if it is not there
+	later      bool   // whether Request.Held settles it, which has Hold and holds nothing; it has no Hold then
+	shared     bool   // whether several keys share it; Key is then their ShareKey
+	lent       bool   // whether a bucket that is not decided with this one, a Pool, borrows from it
+	reservedAs uint16 // its index in Request.Held.kept, plus 1; 0 if it is not there
 }
 
 // keeps reports whether b's limit never evicts a bucket.
@@ -187,12 +187,12 @@ func (a Accounting) String() string {
 	return "atomic"
 }
 
-// keptOf returns what a Redis store knows of the units that are held of b, or nil.
-func (req *Request) keptOf(b *Bucket) *kept {
-	if b.keptAs == 0 {
+// reservationOf returns what a Redis store knows of the units that are held of b, or nil.
+func (req *Request) reservationOf(b *Bucket) *reservation {
+	if b.reservedAs == 0 {
 		return nil
 	}
-	return req.Held.kept[b.keptAs-1]
+	return req.Held.reservations[b.reservedAs-1]
 }
 
 // prepare fills in default values, and returns an error if req does not describe

@@ -4,15 +4,15 @@
 fits, blocked, charge, receipt, resets = true, false, 0, 0, false
 --@ row.lua: asked
 --@ value.lua: read
-if tab and (what == SETTLE or what == RENEW) then -- before the join: what the node tells has that charge
+if account and (what == SETTLE or what == RENEW) then -- before the join: what the node tells has that charge
   local there, gone = false, 0
   if what == SETTLE then
-    there, gone, charge = holds.settle(record, tab)
+    there, gone, charge = holds.settle(record, account)
     changed = changed or there
-  elseif holds.isLate(record, tab) then
+  elseif holds.isLate(record, account) then
     receipt = -1
   else
-    record, there, gone, charge = holds.renew(record, tab, cost)
+    record, there, gone, charge = holds.renew(record, account, cost)
     changed = true
   end
   if there then
@@ -30,7 +30,7 @@ end
 --@ value.lua: join
 
 if what == SETTLE then
-  if not tab then -- nothing was held: a debt of size at most, too
+  if not account then -- nothing was held: a debt of size at most, too
     charge = min(cost, max(0, size + algorithm('room', clear, rest, 0, now, size, period, drip, phase, 0, 0, entries)))
   end
 
@@ -38,7 +38,7 @@ elseif what == LEASE then
   local most = size + ahead
   local room = algorithm('room', clear, rest, taken, now, most, period, drip, phase, 0, 0, entries)
   if near then
-    room = min(room, algorithm('beside', near, toldRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
+    room = min(room, algorithm('beside', near, reportedRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
   end
   local share = min(cost, floor(room / 4)) -- so that idle nodes leave room to others
   charge = share >= least and share or 0 -- of less, a request would do as well
@@ -56,9 +56,9 @@ elseif what == PROBE then -- which does not know the bucket's numbers
 elseif what == REMOVE then -- if the stored level would add nothing to the reported one
   changed = false
   if clear > now and not record then
-    local c = algorithm('near', told, toldRest, 0, now, size, period, drip, phase, clear, 0)
-    local c2, s2 = algorithm('join', told, toldRest, 0, now, size, period, drip, phase, c, 0, false, rest)
-    if c2 == told and s2 == toldRest then -- nobody waits for it, so an error must not end the call
+    local c = algorithm('near', reported, reportedRest, 0, now, size, period, drip, phase, clear, 0)
+    local c2, s2 = algorithm('join', reported, reportedRest, 0, now, size, period, drip, phase, c, 0, false, rest)
+    if c2 == reported and s2 == reportedRest then -- nobody waits for it, so an error must not end the call
       tryCall('SET', keys[key + i], '', 'PX', 1)
     end
   end

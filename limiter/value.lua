@@ -5,7 +5,7 @@
 --
 --   12 bytes  4 bits; 52 bits, the time; 40 bits, the time less written. The rest is 0
 --   25 bytes  1 byte; doubles, the time, the rest, written
---   more      the same, and 7 doubles for each tab of its held units, see held.lua
+--   more      the same, and 7 doubles for each account of its held units, see held.lua
 --   0 bytes   removed: the key expires at once. GET and SET are the only commands for
 --             values, so that a user of the server needs no others
 --
@@ -16,7 +16,7 @@
 
 --# read
 -- What is stored, as of now: clear and rest, the level; held, how many units are held, and
--- record, that of their tabs; changed, whether the key has to be written for that; foreign,
+-- record, that of their accounts; changed, whether the key has to be written for that; foreign,
 -- whether it has something that is not a bucket. Such a value counts as an empty bucket, and
 -- the next charge replaces it.
 clear, rest, held, record, changed, foreign, entries = 0, 0, 0, false, false, false, false
@@ -55,7 +55,7 @@ elseif value then
   end
   foreign = true
 end
-if not holds and (record or tab) then
+if not holds and (record or account) then
   --@ held.lua
 end
 if record then -- the text that has it
@@ -81,13 +81,13 @@ end
 local near
 local taken = held
 if reports == 1 then
-  if toldStart == 2 then
+  if reportedStart == 2 then
     taken = held + inFlight
   elseif what < PROBE then
     local c, s = clear, rest
-    near = told > now and algorithm('near', c, s, 0, now, size, period, drip, phase, told, toldStart, entries) or now
+    near = reported > now and algorithm('near', c, s, 0, now, size, period, drip, phase, reported, reportedStart, entries) or now
     if near > now then
-      clear, rest = algorithm('join', c, s, 0, now, size, period, drip, phase, near, toldStart, entries, toldRest)
+      clear, rest = algorithm('join', c, s, 0, now, size, period, drip, phase, near, reportedStart, entries, reportedRest)
       changed = changed or clear ~= c or rest ~= s
     end
   end

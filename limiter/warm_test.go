@@ -685,7 +685,7 @@ func TestWarmUpClockSetBack(t *testing.T) {
 			}
 			v.at(t, set+d.RetryAfter.Microseconds())
 			if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied {
-				t.Errorf("back by %v: denied at the time told: %+v", back, d)
+				t.Errorf("back by %v: denied at the time local: %+v", back, d)
 			}
 		}
 	}
@@ -767,7 +767,7 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 			t.Fatal(err)
 		}
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(told), 0, dirty}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(told), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -830,7 +830,7 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 		if rapid.Bool().Draw(t, "beside others") {
 			inFlight = rapid.Int64Range(1, 10).Draw(t, "in flight")
 		}
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []toldLevel{{bucket.Ahead(s), inFlight, own}})
+		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(s), inFlight, own}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -944,7 +944,7 @@ func TestWarmUpFallback(t *testing.T) {
 	}
 	now += 1500 * time.Millisecond
 	q = queryOf(f, req)
-	if got, want := toldFor(f, q), (toldLevel{bucket.Ahead{Clear: 375_000, Rest: 500_000}, 0, own}); len(got) != 1 || got[0] != want {
+	if got, want := toldFor(f, q), (localLevel{bucket.Ahead{Clear: 375_000, Rest: 500_000}, 0, own}); len(got) != 1 || got[0] != want {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 	f.send(nil, callsOf(q))

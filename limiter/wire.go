@@ -39,18 +39,18 @@ const (
 
 // appendGroup appends q as core.lua reads it: a run of one group.
 func (q *query) appendGroup(b []byte) []byte {
-	tells := q.tells()
+	reports := q.reports()
 	b = binary.BigEndian.AppendUint16(b, 1)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(q.buckets))) //nolint:gosec // at most maxBuckets
-	b = append(b, q.what, bit(tells))
+	b = append(b, q.what, bit(reports))
 	for i := range q.buckets {
 		p := &q.buckets[i]
 		size, rate, drip, phase := p.limit.Doubles(p.cost)
 		b = append(b, byte(p.limit.Algorithm), bit(p.limit.CountDenied)|bit(p.dryRun)<<1|bit(p.held != nil)<<2, p.role())
 		b = appendDoubles(b, size, rate, drip, phase, float64(p.cost))
-		if tells {
-			b = appendDoubles(b, float64(p.told.Clear), float64(p.told.Rest), float64(p.told.inFlight))
-			b = append(b, bit(p.told.dirty == own)|bit(p.told.dirty == clean)<<1)
+		if reports {
+			b = appendDoubles(b, float64(p.local.Clear), float64(p.local.Rest), float64(p.local.inFlight))
+			b = append(b, bit(p.local.dirty == own)|bit(p.local.dirty == clean)<<1)
 		}
 		if q.what == whatLease {
 			b = appendDoubles(b, float64(q.ahead), float64(q.least))
@@ -143,7 +143,7 @@ func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err e
 		}
 		if n := q.repliesOf(i); n == 4 {
 			if o.held, o.receipt = reply[2], reply[3]; o.held < 0 || o.held > bucket.Horizon || o.receipt < -1 || o.receipt > 1<<53 {
-				return dst, false, fmt.Errorf("reply of %d, %d tells of no units held", o.held, o.receipt)
+				return dst, false, fmt.Errorf("reply of %d, %d reports of no units held", o.held, o.receipt)
 			}
 			reply = reply[4:]
 		} else {

@@ -5,49 +5,49 @@ import (
 	"time"
 )
 
-// tabs are what the requests of a store hold in its servers, by the names of the buckets' keys.
+// accounts are what the requests of a store hold in its servers, by the names of the buckets' keys.
 // While there are any, a goroutine renews them, and sends again what was not answered.
-type tabs struct {
+type ledger struct {
 	store   *Redis
 	process int64 // names this store in servers; random
 
 	mu      sync.Mutex // of a store without a fallback, see lock
-	all     map[string]*tab
-	number  int64 // the latest of a tab
+	all     map[string]*account
+	number  int64 // the latest of an account
 	running bool
 	closed  bool // whether nothing is sent any more
 }
 
 // lock locks n, with what the fallback has in flight.
-func (n *tabs) lock() { n.mutex().Lock() }
+func (n *ledger) lock() { n.mutex().Lock() }
 
 // unlock is the reverse of lock.
-func (n *tabs) unlock() { n.mutex().Unlock() }
+func (n *ledger) unlock() { n.mutex().Unlock() }
 
-func (n *tabs) mutex() *sync.Mutex {
+func (n *ledger) mutex() *sync.Mutex {
 	if f := n.store.fallback; f != nil {
 		return &f.mu
 	}
 	return &n.mu
 }
 
-// tab is what this process holds of one bucket in a server, as held.lua says: it tells the
+// account is what this process holds of one bucket in a server, as held.lua says: it tells the
 // server totals, and may do so as often as it likes. When it is in doubt about what the
-// server has, it renews the tab: it opens another one with all that it holds. Both are sent
-// until they are answered. The lock of tabs guards it.
-type tab struct {
-	tabs   *tabs
+// server has, it renews the account: it opens another one with all that it holds. Both are sent
+// until they are answered. The lock of accounts guards it.
+type account struct {
+	ledger *ledger
 	bucket Bucket
-	open   map[*kept]struct{} // what is held, or has been asked for
+	open   map[*reservation]struct{} // what is held, or has been asked for
 
 	running int // how many of them are held for certain
 
-	asked   bool // whether a server may know of it, or of one that it stands for
-	number  int64
-	receipt int64  // -1 until a hold is admitted
-	totals         // since it was opened
-	said    totals // what the latest call tells
-	known   totals // what the server has answered to
+	asked     bool // whether a server may know of it, or of one that it stands for
+	number    int64
+	receipt   int64  // -1 until a hold is admitted
+	totals           // since it was opened
+	sent      totals // what the latest call tells
+	confirmed totals // what the server has answered to
 
 	settling int      // how many settlements are in flight
 	queued   bool     // whether one of them will tell the totals of a later time
@@ -61,73 +61,73 @@ type tab struct {
 	renewed time.Duration // and the last renewal
 }
 
-// totals are how many units the requests of a tab have let go and been charged.
+// totals are how many units the requests of an account have let go and been charged.
 type totals struct{ ended, charged int64 }
 
-// most is up to where the script can count. A tab with half of that is renewed, and begins anew.
+// most is up to where the script can count. An account with half of that is renewed, and begins anew.
 const most = 1<<53 - 1
 
 // add adds to the totals of t.
-func (t *tab) add(ended, charged int64) {
+func (t *account) add(ended, charged int64) {
 	t.ended, t.charged = min(t.ended+ended, most), min(t.charged+charged, most)
 	t.doubt = t.doubt || max(t.ended, t.charged) > most/2
 }
 
-// tabName names a tab of a process.
-type tabName struct{ number, receipt int64 }
+// tabName names an account of a process.
+type accountName struct{ number, receipt int64 }
 
-// kept is what a request holds of one bucket in a server, or in this process if that
+// reservation is what a request holds of one bucket in a server, or in this process if that
 // did not answer, from its decision until it is settled. Meanwhile its query counts as
 // in flight, so that the fallback leaves room for it.
-type kept struct {
+type reservation struct {
 	store  *Redis
 	query  *query
 	bucket Bucket
 
-	// The lock of the store's tabs guards these.
-	tab      *tab
-	number   int64         // of the tab for which it was sent; 0 if it was not
+	// The lock of the store's accounts guards these.
+	account  *account
+	number   int64         // of the account for which it was sent; 0 if it was not
 	sent     time.Duration // when
 	running  bool
-	counted  bool // whether the tab has it, or its renewal
-	inServer bool // whether a server knows of it, unless its tab is in doubt
+	counted  bool // whether the account has it, or its renewal
+	inServer bool // whether a server knows of it, unless its account is in doubt
 	paid     bool // whether it has lapsed, so that it was charged
 }
 
 // cost returns how many units it holds, or may hold: what costs more than the size is denied.
-func (k *kept) cost() int64 { return min(k.query.buckets[0].cost, k.bucket.Limit.Size) }
+func (k *reservation) cost() int64 { return min(k.query.buckets[0].cost, k.bucket.Limit.Size) }
 
 // keep returns req with what is needed to hold units of each bucket with Hold.
-func (r *Redis) keep(req Request, w *scratch) Request {
+func (r *Redis) reserve(req Request, w *scratch) Request {
 	w.buckets = append(w.buckets[:0], req.Buckets...)
 	req.Buckets = w.buckets
-	req.Held.kept = req.Held.kept[:0]
+	req.Held.reservations = req.Held.reservations[:0]
 	for i := range req.Buckets {
 		if b := &req.Buckets[i]; b.Hold {
-			b.keptAs = 0
-			r.keepBucket(req, i)
+			b.reservedAs = 0
+			r.reserveBucket(req, i)
 		}
 	}
 	return req
 }
 
-// keepBucket adds what is needed to hold units of req's i-th bucket.
-func (r *Redis) keepBucket(req Request, i int) {
-	k := &kept{store: r, bucket: req.Buckets[i], query: r.query(Request{Buckets: req.Buckets[i : i+1]}, whatRenew)}
-	k.query.buckets[0].held = &heldCost{charge: req.Buckets[i].Cost, kept: k}
-	req.Held.kept = append(req.Held.kept, k)
-	req.Buckets[i].keptAs = uint16(len(req.Held.kept)) //nolint:gosec // at most maxBuckets
+// reserveBucket adds what is needed to hold units of req's i-th bucket.
+func (r *Redis) reserveBucket(req Request, i int) {
+	k := &reservation{store: r, bucket: req.Buckets[i], query: r.query(Request{Buckets: req.Buckets[i : i+1]}, whatRenew)}
+	k.query.buckets[0].held = &heldCost{charge: req.Buckets[i].Cost, reservation: k}
+	req.Held.reservations = append(req.Held.reservations, k)
+	req.Buckets[i].reservedAs = uint16(len(req.Held.reservations)) //nolint:gosec // at most maxBuckets
 }
 
 // isHeld reports whether anything is held: not if a dry run denied.
-func (k *kept) isHeld() bool {
-	k.store.tabs.lock()
-	defer k.store.tabs.unlock()
+func (k *reservation) isHeld() bool {
+	k.store.ledger.lock()
+	defer k.store.ledger.unlock()
 	return k.running
 }
 
 // lose has t renewed, since its server may have lost what it holds, or what was charged.
-func (t *tab) lose() {
+func (t *account) lose() {
 	was := t.lost
 	if t.doubt, t.lost = true, true; !was {
 		t.recount()
@@ -135,7 +135,7 @@ func (t *tab) lose() {
 }
 
 // recount has the fallback find out again whether servers count what is held for certain.
-func (t *tab) recount() {
+func (t *account) recount() {
 	for k := range t.open {
 		if k.running {
 			k.recount()
@@ -144,33 +144,33 @@ func (t *tab) recount() {
 }
 
 // doubts returns 1 if the server may have charged what t owes, and 0 otherwise.
-func (t *tab) doubts() int {
+func (t *account) doubts() int {
 	if t != nil && t.owed != nil && t.owed.counted && t.owed.lost {
 		return 1
 	}
 	return 0
 }
 
-// tells returns how many of the units that q tells to be charged are not in the level here.
-func (t *tab) tells(q *query) (units int64) {
+// unconfirmed returns how many of the units that q says were charged are not in the level here.
+func (t *account) unconfirmed(q *query) (units int64) {
 	if q.number != t.number { // it has been renewed since, and q tells nothing
 		return 0
 	}
-	if units = t.charged - t.known.charged; t.renewal != nil {
+	if units = t.charged - t.confirmed.charged; t.renewal != nil {
 		units += t.renewal.owed
 	}
 	return units
 }
 
-// of returns the tab of k's bucket, and makes one if there is none. One of which nothing is
+// of returns the account of k's bucket, and makes one if there is none. One of which nothing is
 // left begins anew.
-func (n *tabs) of(k *kept) *tab {
+func (n *ledger) of(k *reservation) *account {
 	p := &k.query.buckets[0]
 	t := n.all[p.key]
 	if t == nil {
-		t = &tab{tabs: n, open: make(map[*kept]struct{})}
+		t = &account{ledger: n, open: make(map[*reservation]struct{})}
 		if n.all == nil {
-			n.all = make(map[string]*tab)
+			n.all = make(map[string]*account)
 		}
 		n.all[p.key] = t
 		if !n.running {
@@ -184,54 +184,54 @@ func (n *tabs) of(k *kept) *tab {
 		t.heard, t.renewed = n.store.clock(), n.store.clock()
 	}
 	t.bucket = k.bucket
-	k.tab = t
+	k.account = t
 	return t
 }
 
 // begin gives t the next number.
-func (t *tab) begin() {
-	t.tabs.number++
-	t.queued = false // what was, tells of the tab before
-	t.number, t.receipt, t.totals, t.said, t.known = t.tabs.number, -1, totals{}, totals{}, totals{}
+func (t *account) begin() {
+	t.ledger.number++
+	t.queued = false // what was, tells of the account before
+	t.number, t.receipt, t.totals, t.sent, t.confirmed = t.ledger.number, -1, totals{}, totals{}, totals{}
 }
 
 // isIdle reports whether nothing is left of t to be settled. While its server does not
 // answer, that is so once all has ended that the server was never asked for: in an outage
-// there would be a tab for each key otherwise.
-func (t *tab) isIdle() bool {
+// there would be an account for each key otherwise.
+func (t *account) isIdle() bool {
 	if len(t.open) > 0 || t.settling > 0 || t.renewal != nil && t.renewal.sent {
 		return false
 	}
-	return !t.asked && t.charged == t.known.charged && (t.renewal == nil || t.renewal.owed == 0) || !t.doubt && t.renewal == nil && t.totals == t.known
+	return !t.asked && t.charged == t.confirmed.charged && (t.renewal == nil || t.renewal.owed == 0) || !t.doubt && t.renewal == nil && t.totals == t.confirmed
 }
 
 // runs reports whether anything is held for certain.
-func (t *tab) runs() bool { return t.running > 0 }
+func (t *account) runs() bool { return t.running > 0 }
 
 // run records that what k asked for is held for certain.
-func (t *tab) run(k *kept) {
+func (t *account) run(k *reservation) {
 	if !k.running {
 		k.running = true
 		t.running++
 	}
 }
 
-// sending says in q, which is about to be sent, what it asks of its tabs.
-func (n *tabs) sending(q *query) {
+// sending says in q, which is about to be sent, what it asks of its accounts.
+func (n *ledger) sending(q *query) {
 	for i := range q.buckets {
 		p := &q.buckets[i]
-		if p.held == nil || q.tab == nil && p.held.kept == nil {
+		if p.held == nil || q.account == nil && p.held.reservation == nil {
 			continue
 		}
 		n.lock()
-		if t := q.tab; t != nil {
-			p.held.tabName = tabName{q.number, t.receipt}
+		if t := q.account; t != nil {
+			p.held.accountName = accountName{q.number, t.receipt}
 			if q.number == t.number { // otherwise it has been renewed since, and this tells nothing
-				t.queued, t.said, p.held.totals = false, t.totals, t.totals
+				t.queued, t.sent, p.held.totals = false, t.totals, t.totals
 			}
 		} else {
-			n.asking(p.held.kept)
-			p.held.number = p.held.kept.number
+			n.asking(p.held.reservation)
+			p.held.number = p.held.reservation.number
 		}
 		p.held.process = n.process
 		n.unlock()
@@ -239,7 +239,7 @@ func (n *tabs) sending(q *query) {
 }
 
 // asking records that a server is asked to hold k's units.
-func (n *tabs) asking(k *kept) {
+func (n *ledger) asking(k *reservation) {
 	if k.number != 0 { // it may have been sent before, or has been given up
 		return
 	}
@@ -249,21 +249,21 @@ func (n *tabs) asking(k *kept) {
 	t.open[k] = struct{}{}
 }
 
-// admitted records that a server holds k's units, in a tab with that receipt.
-func (n *tabs) admitted(k *kept, receipt int64) {
+// admitted records that a server holds k's units, in an account with that receipt.
+func (n *ledger) admitted(k *reservation, receipt int64) {
 	n.lock()
-	t := k.tab
+	t := k.account
 	switch {
 	case k.number != t.number: // a renewal has counted it
 	case t.renewal != nil:
 		t.renewal.beside = true
 	case t.receipt == receipt:
 		t.heard = max(t.heard, k.sent)
-	case t.receipt == 0 || t.runs(): // the server has lost the tab, or it has lapsed
+	case t.receipt == 0 || t.runs(): // the server has lost the account, or it has lapsed
 		t.lose()
-	default: // it opened the tab, and what was owed in the one before can't be told any more
-		n.store.fallback.chargeOwed(t, t.charged-t.known.charged)
-		t.receipt, t.totals, t.said, t.known = receipt, totals{}, totals{}, totals{}
+	default: // it opened the account, and what was owed in the one before can't be told any more
+		n.store.fallback.chargeOwed(t, t.charged-t.confirmed.charged)
+		t.receipt, t.totals, t.sent, t.confirmed = receipt, totals{}, totals{}, totals{}
 		t.heard, t.renewed = k.sent, k.sent
 	}
 	t.run(k)
@@ -274,9 +274,9 @@ func (n *tabs) admitted(k *kept, receipt int64) {
 
 // refused records that no server holds k's units because of its call: it was denied, was
 // not run, or was late.
-func (n *tabs) refused(k *kept) {
+func (n *ledger) refused(k *reservation) {
 	n.lock()
-	t := k.tab
+	t := k.account
 	if t != nil {
 		n.forget(k)
 	}
@@ -287,8 +287,8 @@ func (n *tabs) refused(k *kept) {
 
 // forget removes k, which is not held, unless it was given up before. A renewal may have counted
 // it.
-func (n *tabs) forget(k *kept) {
-	t := k.tab
+func (n *ledger) forget(k *reservation) {
+	t := k.account
 	if _, open := t.open[k]; !open {
 		return
 	}
@@ -300,10 +300,10 @@ func (n *tabs) forget(k *kept) {
 
 // lost records that k's call was given up, so that it is not known whether a server holds
 // its units.
-func (n *tabs) lost(k *kept) {
+func (n *ledger) lost(k *reservation) {
 	n.lock()
-	n.asking(k) // it may still be sent, as one for this tab
-	t := k.tab
+	n.asking(k) // it may still be sent, as one for this account
+	t := k.account
 	n.forget(k)
 	t.doubt = t.doubt || k.number == t.number
 	n.unlock()
@@ -311,7 +311,7 @@ func (n *tabs) lost(k *kept) {
 }
 
 // decidedHere records that k's units are held which no server knows of. n is locked.
-func (n *tabs) decidedHere(k *kept) {
+func (n *ledger) decidedHere(k *reservation) {
 	t := n.of(k)
 	t.open[k] = struct{}{}
 	t.run(k)
@@ -319,15 +319,15 @@ func (n *tabs) decidedHere(k *kept) {
 }
 
 // end lets go k's units, and charges so many.
-func (n *tabs) end(k *kept, charge int64) { n.advance(n.ended(k, charge), false) }
+func (n *ledger) end(k *reservation, charge int64) { n.advance(n.ended(k, charge), false) }
 
-// ended is end before the server is told. It returns the tab that has something to tell, if
+// ended is end before the server is told. It returns the account that has something to tell, if
 // any. A request is charged in one place: by its server or, if that no longer decides on the
 // bucket, here, and whichever does is told of it as of all that is known here.
-func (n *tabs) ended(k *kept, charge int64) *tab {
+func (n *ledger) ended(k *reservation, charge int64) *account {
 	n.lock()
 	defer n.unlock()
-	f, t := n.store.fallback, k.tab
+	f, t := n.store.fallback, k.account
 	if f != nil {
 		f.end(k.query)
 	}
@@ -362,7 +362,7 @@ func (n *tabs) ended(k *kept, charge int64) *tab {
 func (r *Redis) hand(req Request, outcomes []outcome) {
 	admitted := outcomes != nil && !req.denied(outcomes)
 	for i := range req.Buckets {
-		k := req.keptOf(&req.Buckets[i])
+		k := req.reservationOf(&req.Buckets[i])
 		if k == nil {
 			continue
 		}
@@ -375,11 +375,11 @@ func (r *Redis) hand(req Request, outcomes []outcome) {
 			continue
 		}
 		if outcomes[i].by == DecidedByFallback {
-			r.tabs.advance(k.tab, false)
+			r.ledger.advance(k.account, false)
 		}
 		req.Held.hold(i, req.Buckets, k.settle)
 	}
 }
 
 // settle lets go what k's request holds, and charges so many units.
-func (k *kept) settle(charge int64) { k.store.tabs.end(k, charge) }
+func (k *reservation) settle(charge int64) { k.store.ledger.end(k, charge) }
