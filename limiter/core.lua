@@ -73,7 +73,7 @@
 -- of one that has crashed lapses, and all else drips out.
 
 -- The operations. decide.lua has the first two, upkeep.lua the others. Only those before PROBE
--- join the levels that nodes tell to what they find, and they store what they answer: a node
+-- join the levels that nodes report to what they find, and they store what they answer: a node
 -- takes it for known.
 local ALL = 0    -- charge all buckets if all have room, otherwise none
 local EACH = 1   -- charge each bucket that has room
@@ -158,7 +158,7 @@ for r = 1, #runs do
         --@ value.lua: write
       end
 
-      local taken = 0 -- by units because of which there is no room: they are told as if they were charged
+      local taken = 0 -- by units because of which there is no room: they are reported as if they were charged
       if blocked then
         taken = held
         if reports == 1 and account and reportedStart < 2 then -- those in flight, but for what this node's account has of them

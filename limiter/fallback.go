@@ -27,7 +27,7 @@ import (
 //     buckets become dirty when a server is found to have restarted.
 //   - All buckets become dirty when something is first sent to a store that keeps
 //     its buckets in another place than the one before, see takeLead.
-//   - A request for a dirty bucket tells the server the level that the bucket holds, and
+//   - A request for a dirty bucket reports the level that the bucket holds, and
 //     how many units are in flight beside it, for which there must be room too. If nothing
 //     was decided here, both sides know the same charges, and their times differ only by
 //     network delay.
@@ -176,7 +176,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 			q.stage = asking
 		}
 		if q.what == whatRemove {
-			continue // what it tells is what is removed
+			continue // what it reports is what is removed
 		}
 		for i := range q.buckets {
 			p := &q.buckets[i]
@@ -194,7 +194,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// localLevelOf returns what a server is to be told of p's bucket, about which q asks. q must not
+// localLevelOf returns what q is to report of p's bucket, about which it asks. q must not
 // be in flight.
 func (f *fallback) localLevelOf(q *query, p *asked) localLevel {
 	now := f.memory.clock().Microseconds()
@@ -221,7 +221,7 @@ func (f *fallback) localLevelOf(q *query, p *asked) localLevel {
 	if drained && dirty == unsure {
 		return localLevel{}
 	}
-	// A call that names an account is told what that holds too: the server counts no unit twice.
+	// A call that names an account reports what that holds too: the server counts no unit twice.
 	beside := f.memory.holding.of(p.hash)
 	if fl != nil {
 		beside += fl.unitsBeside(f, p.held != nil, p.limit.Size)
@@ -264,7 +264,7 @@ func (f *fallback) join(q *query, outcomes []outcome) {
 			fl := f.flights.of[p.hash]
 			p.crossed = fl.crossedBy(q)
 			switch {
-			case fl.doubts > q.account.doubts(): // whether the level has what is owed will be known soon, and this does not tell
+			case fl.doubts > q.account.doubts(): // whether the level has what is owed will be known soon, but not by this answer
 				p.crossed = own
 			case !fl.emptied.met(q) && !o.blocked: // or the level may be from before that, or include units that are only held
 				s, newest = o.After(now), fl.latest.isBefore(q, f.sent)
@@ -376,7 +376,7 @@ func (f *fallback) chargeOwed(t *account, units int64) {
 	}
 }
 
-// charged records how much a server has charged q's one bucket, which it was not told.
+// charged records how much a server has charged q's one bucket, as it has decided.
 func (f *fallback) charged(q *query, n int64) {
 	if f == nil {
 		return
@@ -506,7 +506,7 @@ func (f *fallback) renewed(held []*reservation, server *redisscript.Server) {
 }
 
 // loseUnknown finds out whether k's servers count what it holds, and has those that lead be
-// told of it if they do not.
+// know of it if they do not.
 func (f *fallback) loseUnknown(k *reservation) {
 	k.recount()
 	if q := k.query; q.counted && (q.holder == nil || !f.leads()) {
@@ -620,7 +620,7 @@ func (f *fallback) unlink(q *query) {
 	q.next, q.prev, q.counted = nil, nil, false
 }
 
-// raise raises the level of a bucket to s, if that is higher, of which servers are told.
+// raise raises the level of a bucket to s, if that is higher, which is reported to servers.
 func (f *fallback) raise(b *Bucket, s bucket.Ahead) {
 	if f == nil {
 		return
@@ -690,7 +690,7 @@ func (f *fallback) empty(b *Bucket, x *emptying) {
 	}
 }
 
-// reportsEmptied reports whether a query is in flight that tells a server what a bucket held
+// reportsEmptied reports whether a query is in flight that reports what a bucket held
 // before it was emptied.
 func (f *fallback) reportsEmptied(b *Bucket) bool {
 	f.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// flights tells what is in flight for each bucket. None of its methods takes longer when
+// flights counts what is in flight for each bucket. None of its methods takes longer when
 // more is in flight: each finds one bucket, and reads or changes what is counted there.
 type flights struct {
 	of   map[uint64]*flight // by the hash of the bucket
@@ -30,10 +30,10 @@ type flight struct {
 
 	lost      int // queries of which the servers that lead may not know
 	doubts    int // how many of them owe what a server may have charged
-	reporting int // queries that tell a level
+	reporting int // queries that report a level
 
 	crossed [own + 1]meeting // when something was last decided here that made the bucket as dirty as that
-	emptied meeting          // when it was last emptied, and the queries that tell what it held before
+	emptied meeting          // when it was last emptied, and the queries that report what it held before
 
 	latest latest
 }
@@ -194,7 +194,7 @@ func (fl *flight) crossedBy(q *query) dirtiness {
 
 // crossedBeside returns how dirty the bucket stays when q is answered, because of other
 // queries about it that are still in flight. Of one that was sent before something was
-// decided here, the server may know what this process does not, beside what q told of
+// decided here, the server may know what this process does not, beside what q reported of
 // that, and the higher of the two levels is less than both.
 func (fl *flight) crossedBeside(q *query, hash uint64) dirtiness {
 	as := own

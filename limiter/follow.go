@@ -40,7 +40,7 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 		t.mu.Unlock()
 		return charged
 	}
-	// The report includes all that the server was told, but not what was decided here
+	// The report includes all that was reported to the server, but not what was decided here
 	// meanwhile, or what was lost there.
 	dirty = max(p.crossed, beside)
 	switch {
@@ -55,7 +55,7 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 
 // plus returns the level s of p's bucket with so many units more. As this process alone has
 // admitted no more than a bucket holds, the sum is beyond a full one only if the server has
-// told the charge before, in the answer to another request.
+// reported the charge before, in the answer to another request.
 func (m *Memory) plus(p *asked, s bucket.Level, units, now int64) bucket.Level {
 	l, size := &p.limit, p.place.partition.largest.Load() // other requests may have been admitted with it
 	if s.Clear <= now {

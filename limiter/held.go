@@ -48,7 +48,7 @@ func (h *Held) Settle(bucket int, charge int64) {
 
 // hold records how to settle what the i-th of some buckets holds. More than its cost, or twice
 // its size, it can't be charged: with that an empty bucket has a debt of its size. What is larger
-// would only make sums of charges too large to be told.
+// would only make sums of charges too large to be sent.
 func (h *Held) hold(i int, buckets []Bucket, settle func(charge int64)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -192,7 +192,7 @@ func (p *place) units(b *Bucket, now int64) int64 {
 }
 
 // includeHeld has the levels of buckets with Hold include what is held, as if it were
-// charged, and those that are told to requests which cost nothing.
+// charged, and the levels in answers to requests that cost nothing.
 func (req *Request) includeHeld(outcomes []outcome) {
 	for i := range outcomes {
 		b, o := &req.Buckets[i], &outcomes[i]

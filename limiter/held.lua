@@ -1,8 +1,8 @@
 -- Units are held for a request whose outcome is not known yet: it has other buckets in
 -- other slots, or what it costs depends on its response. They take room beside the
 -- level, but nothing of them drips. In the end they are settled: let go, and charged then
--- if the request counts. Nothing is ever taken out of a level again, as nobody could tell
--- how much of it has dripped.
+-- if the request counts. Nothing is ever taken out of a level again: it is unknown how
+-- much of it has dripped.
 --
 -- The record of a bucket's held units has an account for each process that holds some:
 --
@@ -13,25 +13,25 @@
 --   ended, charged   how many units its requests have let go and been charged since it was
 --                    opened, in total
 --
--- A process settles by telling these totals. The greater ones stand, so it does not matter
--- how often or in which order they arrive: a process tells them until it is answered.
+-- A process settles by sending these totals. The greater ones count, so it does not matter
+-- how often or in which order they arrive: a process sends them until it is answered.
 -- What names an account that is not there, or was opened anew, changes nothing: its units have
 -- lapsed, or were lost with the server's data.
 --
--- A process that is in doubt about its account, and every one now and then, replaces its accounts
--- by a new one, which says what it holds now. It repeats that too until it is answered: a
--- account with receipt 0 has been renewed. A call that arrives after one with a higher number
+-- A process that is in doubt about its account, and every one now and then, replaces its
+-- accounts by a new one, which says what it holds now. It repeats that too until it is
+-- answered: an account with receipt 0 has been renewed. A call that arrives after one with a higher number
 -- is late: it does nothing, since that one has counted what it asks for.
 --
--- An account goes when it holds nothing, but a renewed one stays, so that it is known which calls
--- are late. When nothing has been heard of its process for LAPSE, it goes too, and what it
--- holds is charged: the process has crashed, or can't reach the server.
+-- An account is removed when it holds nothing, but a renewed one stays, so that it is known
+-- which calls are late. When nothing has been heard of its process for LAPSE, it is removed
+-- too, and what it holds is charged: the process has crashed, or can't reach the server.
 local LAPSE, FIELDS = 15000000, 7
 local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 
--- What is asked of an account is a list, as it is read from the call, see core.lua. The first two name
--- the account; the next three are what SETTLE and RENEW tell of it; the last three are of the account
--- before, which RENEW replaces.
+-- What is asked of an account is a list, as it is read from the call, see core.lua. The first
+-- two name the account; the next three are what SETTLE and RENEW say of it; the last three are
+-- for the account before, which RENEW replaces.
 local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4, 5, 6, 7, 8
 
 -- parse returns the record in a text from an offset on, or nothing if it is none.

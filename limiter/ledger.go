@@ -31,7 +31,7 @@ func (n *ledger) mutex() *sync.Mutex {
 	return &n.mu
 }
 
-// account is what this process holds of one bucket in a server, as held.lua says: it tells the
+// account is what this process holds of one bucket in a server, as held.lua says: it sends the
 // server totals, and may do so as often as it likes. When it is in doubt about what the
 // server has, it renews the account: it opens another one with all that it holds. Both are sent
 // until they are answered. The lock of accounts guards it.
@@ -46,15 +46,15 @@ type account struct {
 	number    int64
 	receipt   int64  // -1 until a hold is admitted
 	totals           // since it was opened
-	sent      totals // what the latest call tells
+	sent      totals // in the latest call
 	confirmed totals // what the server has answered to
 
 	settling int      // how many settlements are in flight
-	queued   bool     // whether one of them will tell the totals of a later time
+	queued   bool     // whether one of them has yet to be sent, with the totals of then
 	doubt    bool     // whether it is to be renewed
 	lost     bool     // since the server may not have what it held
 	renewal  *renewal // until it is answered
-	paid     bool     // whether the server was told to charge what requests in progress hold, see close
+	paid     bool     // whether the server is to charge what requests in progress hold, see close
 	owed     *query   // in flight for what is charged and not answered, see fallback.owe
 
 	heard   time.Duration // when the last call was sent that the server has answered
@@ -90,7 +90,7 @@ type reservation struct {
 	sent     time.Duration // when
 	running  bool
 	counted  bool // whether the account has it, or its renewal
-	inServer bool // whether a server knows of it, unless its account is in doubt
+	inServer bool // whether a server has it, unless its account is in doubt
 	paid     bool // whether it has lapsed, so that it was charged
 }
 
@@ -153,7 +153,7 @@ func (t *account) doubts() int {
 
 // unconfirmed returns how many of the units that q says were charged are not in the level here.
 func (t *account) unconfirmed(q *query) (units int64) {
-	if q.number != t.number { // it has been renewed since, and q tells nothing
+	if q.number != t.number { // it has been renewed since, and q does nothing
 		return 0
 	}
 	if units = t.charged - t.confirmed.charged; t.renewal != nil {
@@ -191,7 +191,7 @@ func (n *ledger) of(k *reservation) *account {
 // begin gives t the next number.
 func (t *account) begin() {
 	t.ledger.number++
-	t.queued = false // what was, tells of the account before
+	t.queued = false // what was, is for the account before
 	t.number, t.receipt, t.totals, t.sent, t.confirmed = t.ledger.number, -1, totals{}, totals{}, totals{}
 }
 
@@ -226,7 +226,7 @@ func (n *ledger) sending(q *query) {
 		n.lock()
 		if t := q.account; t != nil {
 			p.held.accountName = accountName{q.number, t.receipt}
-			if q.number == t.number { // otherwise it has been renewed since, and this tells nothing
+			if q.number == t.number { // otherwise it has been renewed since, and this does nothing
 				t.queued, t.sent, p.held.totals = false, t.totals, t.totals
 			}
 		} else {
@@ -261,7 +261,7 @@ func (n *ledger) admitted(k *reservation, receipt int64) {
 		t.heard = max(t.heard, k.sent)
 	case t.receipt == 0 || t.runs(): // the server has lost the account, or it has lapsed
 		t.lose()
-	default: // it opened the account, and what was owed in the one before can't be told any more
+	default: // it opened the account, so what is owed in the one before can't be settled any more
 		n.store.fallback.chargeOwed(t, t.charged-t.confirmed.charged)
 		t.receipt, t.totals, t.sent, t.confirmed = receipt, totals{}, totals{}, totals{}
 		t.heard, t.renewed = k.sent, k.sent
@@ -310,7 +310,7 @@ func (n *ledger) lost(k *reservation) {
 	n.advance(t, false)
 }
 
-// decidedHere records that k's units are held which no server knows of. n is locked.
+// decidedHere records that k's units are held, and that no server has them. n is locked.
 func (n *ledger) decidedHere(k *reservation) {
 	t := n.of(k)
 	t.open[k] = struct{}{}
@@ -321,9 +321,9 @@ func (n *ledger) decidedHere(k *reservation) {
 // end lets go k's units, and charges so many.
 func (n *ledger) end(k *reservation, charge int64) { n.advance(n.ended(k, charge), false) }
 
-// ended is end before the server is told. It returns the account that has something to tell, if
+// ended is end before anything is sent. It returns the account that has something to send, if
 // any. A request is charged in one place: by its server or, if that no longer decides on the
-// bucket, here, and whichever does is told of it as of all that is known here.
+// bucket, here, and the server that does gets it with the level that is known here.
 func (n *ledger) ended(k *reservation, charge int64) *account {
 	n.lock()
 	defer n.unlock()

@@ -8,10 +8,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// TestToldLevels is the worked example of docs/internals/architecture.md: two nodes with a bucket of
+// TestLocalLevels is the worked example of docs/internals/architecture.md: two nodes with a bucket of
 // six, a reply that is lost, and a server that restarts empty. What a node tells is joined
 // to what the server has, as the higher of both, so nothing is charged twice.
-func TestToldLevels(t *testing.T) {
+func TestLocalLevels(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr)

@@ -13,7 +13,7 @@
 --
 -- The summary counts the same units in windows that begin at multiples of their
 -- length, and is the level of a sliding window, see sliding.lua. It is what nodes know
--- of a log, and what they tell. log.go says how they decide by it.
+-- of a log, and what they say. log.go says how they decide by it.
 --
 -- So its algorithm is a sliding window's, but for what the log itself has, which
 -- follows the other arguments.
@@ -168,7 +168,7 @@ local function insert(log, at, units)
 end
 
 -- summarize returns the summary of a log's entries. It is only used after the clock was
--- set back, or a node has told of something.
+-- set back, or a node has reported something.
 local function summarize(log, period, phase)
   load(log)
   local clear = log.newest - (log.newest - phase) % period + 2 * period
@@ -211,15 +211,15 @@ end
 -- server which ends next to the node's. If the node knows of more units, they become an
 -- entry, as late as they can have been: when the window ended by the node's reckoning,
 -- or now. That may be in the server's next window; then they count in both, and the log
--- knows how many, since the node may later tell of others in the next one.
+-- knows how many, since the node may later report others in the next one.
 --
 -- For example, with windows of 10 s, the log has 3 units in the window that ends at 20 s and 2 in
 -- the one before; its summary is clear = 30 (that end and a window more), rest = 2 * COUNT + 3. A
--- node tells theirs = 30 and counts = 2 * COUNT + 5 at 14 s: it knows of 5 in this window. Then
+-- node reports theirs = 30 and counts = 2 * COUNT + 5 at 14 s: it knows of 5 in this window. Then
 -- reported, own and latest are 30, as all speak of the same window; shown and mine are 3, as nothing
 -- counts in both; and the 2 that the log lacks become an entry of 14 s. If theirs is
 -- 29, since the call took a second less than the last one, reported is 30 too: of the server's
--- windows, the one that ends next to the node's. If the node then tells 6, the log lacks one.
+-- windows, the one that ends next to the node's. If the node then reports 6, the log lacks one.
 --
 --   reported, own, latest  the ends of windows, each and a window more: the node's, by the server's
 --                      clock; that of the summary; and of the window that is now
@@ -374,7 +374,7 @@ local function readLog(key, period, phase)
     return fresh(key), 0, 0, false, true, false
   end
   if log.newest and (newest > now or clear - now > 2 * period or clear <= now) then
-    -- The clock was set back, or a node has told of an entry in a window that ended
+    -- The clock was set back, or a node has reported an entry in a window that ended
     -- later for it.
     load(log)
     if newest > now then

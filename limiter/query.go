@@ -50,8 +50,8 @@ const (
 type asked struct {
 	limit bucket.Limit
 	cost  int64
-	local localLevel // what the server is told of it
-	held  *heldCost  // if its cost is only held, or it costs nothing and is told what is held
+	local localLevel // what is reported of it
+	held  *heldCost  // if its cost is only held, or it costs nothing and asks what is held
 
 	dryRun  bool  // whether its denial denies nothing
 	borrows bool  // whether a pool may have room instead
@@ -101,11 +101,11 @@ func (p *asked) reservation() *reservation {
 	return p.held.reservation
 }
 
-// localLevel is what a query tells a server about a bucket.
+// localLevel is what a query reports about a bucket: its level in this process.
 type localLevel struct {
 	bucket.Ahead           // its level
 	inFlight     int64     // units that are in flight beside it
-	dirty        dirtiness // if clean, no level is told, and inFlight is what has not been reported
+	dirty        dirtiness // if clean, no level is reported, and inFlight is what has not been reported
 }
 
 // queries is a pool of queries, which keep their memory.
@@ -182,7 +182,7 @@ func (q *query) repliesOf(i int) int {
 	return 2
 }
 
-// reports reports whether q says anything of any of its buckets.
+// reports returns whether q reports a level, or what is in flight, of any of its buckets.
 func (q *query) reports() bool {
 	for i := range q.buckets { // without a copy, since others may be changing its other fields
 		if t := &q.buckets[i].local; t.dirty != clean || t.inFlight > 0 {

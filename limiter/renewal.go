@@ -6,7 +6,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// What servers are told of accounts: settlements and renewals, which are sent until they are
+// What is sent about accounts: settlements and renewals, again and again until they are
 // answered.
 
 const (
@@ -56,7 +56,7 @@ func (n *ledger) advance(t *account, again bool) {
 	n.submit(q)
 }
 
-// next returns the next call for t, or nil if there is nothing to tell. Again says whether
+// next returns the next call for t, or nil if there is nothing to send. Again says whether
 // what was not answered is to be sent again.
 func (t *account) next(again bool) *query {
 	if t.ledger.closed || t.isIdle() {
@@ -142,7 +142,7 @@ func (n *ledger) wasSettled(q *query, outcomes []outcome, sent time.Duration, er
 	case err != nil && current:
 		t.queued = false
 		a.unknown = t.failed(err)
-	case err != nil: // its renewal tells
+	case err != nil: // its renewal settles it
 	case outcomes[0].receipt == 1 && current && held.receipt == t.receipt:
 		a.known, a.doubtless = max(held.charged-t.confirmed.charged, 0), true
 		t.confirmed = totals{max(t.confirmed.ended, held.ended), max(t.confirmed.charged, held.charged)}
@@ -151,7 +151,7 @@ func (n *ledger) wasSettled(q *query, outcomes []outcome, sent time.Duration, er
 		r := t.renewal
 		left := min(max(r.charged-held.charged, 0), r.owed)
 		a.known, r.owed = r.owed-left, left
-	case !current || held.receipt != t.receipt: // its renewal tells, or the server has opened the account anew since, see admitted
+	case !current || held.receipt != t.receipt: // its renewal settles it, or the server has opened the account anew since, see admitted
 	case t.runs(): // lost by the server, or lapsed
 		t.lose()
 		a.doubtful = true
@@ -209,19 +209,19 @@ func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, er
 }
 
 // accounts is what follows from the outcome of a settlement or a renewal: of what is owed, how
-// much the server has charged, and how much it has not been told and will not be, or may have
+// much the server has charged, and how much it has not and never will, or may have
 // charged with an account that is gone; and how much more it has charged, since it had lapsed.
 type settlement struct {
 	known, unknown, lapsed int64
 
-	doubtless bool // whether the server has what is still owed as it is told
+	doubtless bool // whether nothing that is still owed may have been charged
 	doubtful  bool // whether it may have charged any of it, unless that is still known
 }
 
 // failed handles that a call failed. If its server is down, it returns all that is owed, to
-// be charged here: while it is awaited, nothing of that would drip. The server is told of it
-// with the next request for the bucket, as a part of the level here. It may have been told of
-// some before, and has charged that or will not: the next account begins with nothing owed.
+// be charged here: while it is awaited, nothing of that would drip. The server gets it
+// with the next request for the bucket, as a part of the level here. If some was sent
+// before, it has charged that or never will: the next account begins with nothing owed.
 func (t *account) failed(err error) (here int64) {
 	if !redisscript.NotRun(err) || redisscript.Elsewhere(err) || t.ledger.store.fallback == nil ||
 		t.settling > 0 || t.renewal != nil && t.renewal.sent {
@@ -242,8 +242,8 @@ func (t *account) failed(err error) (here int64) {
 	return here
 }
 
-// forgetOwed has t tell its server no more what it owes, which is charged here since the buckets
-// have moved: when they move back, the server is told of it as a part of the level.
+// forgetOwed has t no longer send what it owes, which is charged here since the buckets have
+// moved: when they move back, the server gets it as a part of the level.
 func (t *account) forgetOwed() {
 	if r := t.renewal; r != nil {
 		r.charged, r.owed = r.charged-r.owed, 0

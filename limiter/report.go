@@ -13,7 +13,7 @@ import (
 // what it was charged in the end, at once. Units that are to be reported are like those of
 // requests in flight: the next request has to fit beside them, wherever it is decided. One
 // query gathers them while the last is in flight, and counts as in flight too, although it is
-// sent later: until then servers are told of it, see fallback.
+// sent later: until then servers count it as in flight, see fallback.
 //
 // If it is not known whether a report has arrived, or none can be sent, its units are
 // added to the level that this process knows, like those of any request without an answer,
@@ -46,7 +46,7 @@ type report struct {
 	next  *query // gathers what is to be sent; nil if nothing is
 	due   int64  // when that is
 	sent  *query // has been sent and not answered; nil if nothing has
-	heard int64  // when the server last told the level, or failed to
+	heard int64  // when the server last reported the level, or failed to
 }
 
 // decide decides req by what is known here, and appends to w.outcomes.
@@ -116,7 +116,7 @@ func (rs *reports) add(b *Bucket, hash uint64, now int64) {
 	}
 }
 
-// refresh asks the server for the level of b, which is full here, if it has told none for
+// refresh asks the server for the level of b, which is full here, if it has reported none for
 // long.
 func (rs *reports) refresh(b *Bucket, hash uint64, now int64) {
 	p := rs.report(hash, now)

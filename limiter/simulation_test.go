@@ -712,10 +712,10 @@ func (a *agenda) Pop() any {
 	return last
 }
 
-// TestToldLevelsLeaveNoRoom guards histories in which a server has lost a bucket, in
+// TestLocalLevelsLeaveNoRoom guards histories in which a server has lost a bucket, in
 // whole or in part, and is told of it: no more is admitted than fits beside what the
 // node knows and what it has in flight.
-func TestToldLevelsLeaveNoRoom(t *testing.T) {
+func TestLocalLevelsLeaveNoRoom(t *testing.T) {
 	v := newVirtual(t, redistest.Start(t), "rl:")
 	const second = 1_000_000
 	window := func(units int64) bucket.Level { return bucket.Level{Clear: 1800 * second, Rest: units} }

@@ -4,7 +4,7 @@
 fits, blocked, charge, receipt, resets = true, false, 0, 0, false
 --@ row.lua: asked
 --@ value.lua: read
-if account and (what == SETTLE or what == RENEW) then -- before the join: what the node tells has that charge
+if account and (what == SETTLE or what == RENEW) then -- before the join: the level that the node reports has that charge
   local there, gone = false, 0
   if what == SETTLE then
     there, gone, charge = holds.settle(record, account)

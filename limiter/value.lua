@@ -76,7 +76,7 @@ else
 end
 
 --# join
--- What the node tells joins the level. near is the time of the level that it knows, and taken
+-- What the node reports joins the level. near is the time of the level that it knows, and taken
 -- how many units take room beside what is stored.
 local near
 local taken = held
