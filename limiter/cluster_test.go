@@ -305,10 +305,10 @@ func TestClusterMovesSlots(t *testing.T) {
 	}
 }
 
-// TestClusterLosesNode guards a cluster that loses a node: requests to its buckets
+// TestTimedClusterLosesNode guards a cluster that loses a node: requests to its buckets
 // are decided in this process, and requests to other buckets by the other nodes as
 // before.
-func TestClusterLosesNode(t *testing.T) {
+func TestTimedClusterLosesNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip(longTest)
 	}

@@ -99,9 +99,9 @@ func TestSharedTakeAllocations(t *testing.T) {
 	}
 }
 
-// TestTakeTime guards that a decision in this process does not become slower: what it
+// TestTimedTakeTime guards that a decision in this process does not become slower: what it
 // takes is most of what a handler adds to a request with many limits.
-func TestTakeTime(t *testing.T) {
+func TestTimedTakeTime(t *testing.T) {
 	singleGoroutine(t)
 	var tasks []costtest.Task
 	for _, tc := range []struct {

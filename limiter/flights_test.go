@@ -200,10 +200,10 @@ func busy(b Bucket, n int, same bool) (*fallback, map[string]func()) {
 	}
 }
 
-// TestDecisionsDoNotWalkWhatIsInFlight guards that what is in flight, for other buckets or
+// TestTimedDecisionsDoNotWalkWhatIsInFlight guards that what is in flight, for other buckets or
 // for the same one, does not delay a decision: with 20 000 in flight, a walk through them
 // takes some hundred times as long as all else.
-func TestDecisionsDoNotWalkWhatIsInFlight(t *testing.T) {
+func TestTimedDecisionsDoNotWalkWhatIsInFlight(t *testing.T) {
 	singleGoroutine(t)
 	const n, calls, most = 20_000, 50, 4
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 1 << 40, DripInterval: time.Hour, DripSize: 1}, Cost: 1}

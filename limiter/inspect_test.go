@@ -366,10 +366,10 @@ func TestResetWhileInFlight(t *testing.T) {
 	})
 }
 
-// TestResetReachesOtherProcesses guards that within a second of a reset all
+// TestTimedResetReachesOtherProcesses guards that within a second of a reset all
 // processes admit again, and that none of them puts the level back later, when the
 // server may have lost it and is told what each process knows.
-func TestResetReachesOtherProcesses(t *testing.T) {
+func TestTimedResetReachesOtherProcesses(t *testing.T) {
 	const size = 12
 	server := redistest.Start(t)
 	b := hourly(size)

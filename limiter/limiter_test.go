@@ -228,10 +228,10 @@ func TestSummarizeNothing(t *testing.T) {
 	}
 }
 
-// TestLimiterWaits guards when Wait returns, and with what: once there is room, or at once
+// TestTimedLimiterWaits guards when Wait returns, and with what: once there is room, or at once
 // if there will be none before the deadline, or as soon as the context is done. Only what
 // was admitted is charged.
-func TestLimiterWaits(t *testing.T) {
+func TestTimedLimiterWaits(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		limit    Limit

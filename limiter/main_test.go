@@ -16,6 +16,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
+// Tests whose names begin with TestTimed measure how long something takes. They may fail beside
+// other load, so they are run by themselves: go test -run '^TestTimed' -parallel 1.
+
 func TestMain(m *testing.M) {
 	logging.Disable() // it would log each failed connection
 	os.Exit(m.Run())

@@ -71,9 +71,9 @@ func TestManyKeys(t *testing.T) {
 	}
 }
 
-// TestManyBucketsTakeLinearTime guards that ten times as many buckets do not take
+// TestTimedManyBucketsTakeLinearTime guards that ten times as many buckets do not take
 // a hundred times as long.
-func TestManyBucketsTakeLinearTime(t *testing.T) {
+func TestTimedManyBucketsTakeLinearTime(t *testing.T) {
 	m := NewMemory()
 	for name, do := range map[string]func(Request) int{
 		"prepare": func(req Request) int { _ = req.prepare(); return 0 },

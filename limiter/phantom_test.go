@@ -92,10 +92,10 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 // forgetOnce clears the deny cache, so that the server is asked next.
 func forgetOnce(r *Redis) { r.denyCache.latest.Store(0) }
 
-// TestStalledServerOfCluster guards requests with several keys and no fallback
+// TestTimedStalledServerOfCluster guards requests with several keys and no fallback
 // while one server of a cluster stalls now and then: no caller hangs, and neither
 // does closing the store.
-func TestStalledServerOfCluster(t *testing.T) {
+func TestTimedStalledServerOfCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip(longTest)
 	}

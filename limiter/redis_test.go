@@ -1131,9 +1131,9 @@ func checkError(t testing.TB, err error, says ...string) {
 	}
 }
 
-// TestRedisUnreachable guards that a request never waits longer for Redis than its
+// TestTimedRedisUnreachable guards that a request never waits longer for Redis than its
 // timeout, and that the error tells an operator where to look.
-func TestRedisUnreachable(t *testing.T) {
+func TestTimedRedisUnreachable(t *testing.T) {
 	const timeout, margin = 250 * time.Millisecond, 2 * time.Second
 	req := Request{Buckets: []Bucket{hourly(1000)}}
 	take := func(t *testing.T, r *Redis, says ...string) {
@@ -1230,10 +1230,10 @@ func TestRedisUnreachable(t *testing.T) {
 	})
 }
 
-// TestRedisTimeoutIncludesEverything guards that a request that takes several
+// TestTimedRedisTimeoutIncludesEverything guards that a request that takes several
 // steps, each of them quick enough, has one timeout for all of them: here the wait
 // for a first connection, the call, and the call with the whole script.
-func TestRedisTimeoutIncludesEverything(t *testing.T) {
+func TestTimedRedisTimeoutIncludesEverything(t *testing.T) {
 	const timeout = 400 * time.Millisecond
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)
@@ -1308,10 +1308,10 @@ func TestRedisChargesCancelledRequests(t *testing.T) {
 	}
 }
 
-// TestRedisKeepsDeadlines guards requests whose context leaves less time than the
+// TestTimedRedisKeepsDeadlines guards requests whose context leaves less time than the
 // store's timeout: they are decided by the deadline, in this process if the server
 // has not answered, and that is not a failure of the server.
-func TestRedisKeepsDeadlines(t *testing.T) {
+func TestTimedRedisKeepsDeadlines(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr)

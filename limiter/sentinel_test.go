@@ -10,11 +10,11 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// TestSentinel guards a server that is found by sentinels: after each of two
+// TestTimedSentinel guards a server that is found by sentinels: after each of two
 // failovers, the second of which follows the master's death, the new master soon
 // decides, and until then this process does. No request waits longer than its
 // timeout.
-func TestSentinel(t *testing.T) {
+func TestTimedSentinel(t *testing.T) {
 	t.Parallel()
 	const timeout = 50 * time.Millisecond
 	sentinel := redistest.StartSentinelAuth(t, "watcher", "of-sentinels", "--requirepass", "of-servers")

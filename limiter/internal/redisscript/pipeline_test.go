@@ -332,11 +332,11 @@ func (o *ownCounts) check(all []counted) error {
 	return nil
 }
 
-// TestDyingConnections guards many callers, each with keys of his own, whose
+// TestTimedDyingConnections guards many callers, each with keys of his own, whose
 // connections die again and again, in all ways: each counts exactly, but for the calls
 // whose outcome he does not know. None waits for much longer than the timeout, and
 // nothing is left.
-func TestDyingConnections(t *testing.T) {
+func TestTimedDyingConnections(t *testing.T) {
 	const timeout, margin, callers, rounds = time.Second, 500 * time.Millisecond, 512, 4
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)
@@ -1492,11 +1492,11 @@ func (c *lateConn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// TestLateProcessIsNotSlowServer guards a process that takes longer than the timeout
+// TestTimedLateProcessIsNotSlowServer guards a process that takes longer than the timeout
 // to write what it is about to send, or to read what has come: all calls are answered,
 // also those that gather meanwhile, and nothing is taken for the server's silence. It
 // runs alone, since a server that gets no processor is silent.
-func TestLateProcessIsNotSlowServer(t *testing.T) {
+func TestTimedLateProcessIsNotSlowServer(t *testing.T) {
 	const timeout, callers, each = 50 * time.Millisecond, 600, 3 // more than fit into two batches
 	for name, late := range map[string]func(*lateConn){
 		"to write": func(c *lateConn) { c.write.Store(int64(3 * timeout)) },
@@ -1538,7 +1538,7 @@ func TestLateProcessIsNotSlowServer(t *testing.T) {
 // callUntilTold.
 const stoppedEnv = "REDISSCRIPT_STOPPED"
 
-// callUntilTold is the process that TestStoppedProcess stops: it makes calls until its
+// callUntilTold is the process that TestTimedStoppedProcess stops: it makes calls until its
 // input ends, and writes what went wrong.
 func callUntilTold(t *testing.T, addr string) {
 	var seen events
@@ -1573,10 +1573,10 @@ func callUntilTold(t *testing.T, addr string) {
 	}
 }
 
-// TestStoppedProcess guards a process that is stopped for a while, as by SIGSTOP or by
+// TestTimedStoppedProcess guards a process that is stopped for a while, as by SIGSTOP or by
 // a machine that is moved, while it connects and while calls are in flight: when it goes
 // on they find their answers, and nothing is taken for the server's silence.
-func TestStoppedProcess(t *testing.T) {
+func TestTimedStoppedProcess(t *testing.T) {
 	if addr := os.Getenv(stoppedEnv); addr != "" {
 		callUntilTold(t, addr)
 		return
@@ -1585,7 +1585,7 @@ func TestStoppedProcess(t *testing.T) {
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)
 	p.Delay(300 * time.Millisecond)
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestStoppedProcess$")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestTimedStoppedProcess$")
 	cmd.Env = append(os.Environ(), stoppedEnv+"="+p.Addr)
 	in, err := cmd.StdinPipe()
 	if err != nil {
