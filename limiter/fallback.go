@@ -403,8 +403,7 @@ func (f *fallback) drop(queries ...*query) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, q := range queries {
-		f.unlink(q)
-		q.stage = ended
+		f.end(q)
 	}
 }
 
@@ -548,8 +547,7 @@ func (f *fallback) charge(q *query) {
 	if q.stage == ended {
 		return
 	}
-	f.unlink(q)
-	q.stage = ended
+	f.end(q)
 	for i := range q.buckets {
 		f.chargeHere(&q.buckets[i])
 	}
@@ -634,11 +632,9 @@ func (f *fallback) raise(b *Bucket, s bucket.Ahead) {
 // emptying is a call in flight that empties a bucket. The server may run it at any time until
 // it answers, and has to be thought not to know of what is charged meanwhile.
 type emptying struct {
-	hash  uint64
-	units int64 // charged since it was sent, but for those in flight
-
-	report     *query // what gathered units then that are to be reported, or nil
-	unreported int64  // how many
+	hash     uint64
+	units    int64 // charged since it was sent, but for those in flight
+	gathered int64 // likewise, to be reported
 }
 
 // resetting records that b is about to be emptied by its server.

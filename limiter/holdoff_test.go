@@ -59,3 +59,18 @@ func TestChargesCountBeforeTheyAreSent(t *testing.T) {
 		t.Errorf("%+v, want each charge once", l)
 	}
 }
+
+// TestGatheredChargesAreBounded guards that the sum of many huge charges, which wait to be sent,
+// can be sent, and leaves no room.
+func TestGatheredChargesAreBounded(t *testing.T) {
+	r, client := withStuckClient(NewMemory())
+	b := hourly(3)
+	b.Cost = 0
+	for range 1 << 15 {
+		r.chargeLater(b, MaxUnits)
+	}
+	r.reports.sendDue()
+	if q := client.waiting[0].Owner.(*query); len(client.waiting) > 1 || q.buckets[0].cost != MaxUnits {
+		t.Errorf("%d calls, the first for %d units", len(client.waiting), q.buckets[0].cost)
+	}
+}

@@ -226,20 +226,13 @@ func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
 
 // resetOnce is reset without the second time.
 func (r *Redis) resetOnce(ctx context.Context, b Bucket) (Level, error) {
-	x := r.resetting(&b)
+	x := r.fallback.resetting(&b)
 	defer r.fallback.wasReset(x)
 	level, err := r.inspect(ctx, b, whatReset)
 	if err == nil {
 		r.forget(&b, x)
 	}
 	return level, err
-}
-
-// resetting records that b's server is about to be asked to empty it.
-func (r *Redis) resetting(b *Bucket) *emptying {
-	x := r.fallback.resetting(b)
-	r.reports.resetting(b, x)
-	return x
 }
 
 // forget empties b's bucket in this process, but for what was charged since x was sent.

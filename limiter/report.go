@@ -108,8 +108,13 @@ func (rs *reports) add(b *Bucket, hash uint64, now int64) {
 	if p.next == nil {
 		rs.enqueue(p, b, now+b.Consistency.reports().Microseconds())
 	}
-	units := p.next.buckets[0].cost + b.Cost
+	units := min(p.next.buckets[0].cost+b.Cost, MaxUnits)
 	rs.store.fallback.costs(p.next, units)
+	for _, x := range rs.store.fallback.resets {
+		if x.hash == hash {
+			x.gathered = min(x.gathered+b.Cost, MaxUnits)
+		}
+	}
 	if p.sent == nil && p.due > now && (units >= b.Limit.Size/reportShare || len(rs.queue) >= reportKeys) {
 		p.due = now
 		rs.wakeBy(now)
@@ -297,19 +302,6 @@ func (rs *reports) inProgress() bool {
 	return false
 }
 
-// resetting has x remember what is to be reported of b.
-func (rs *reports) resetting(b *Bucket, x *emptying) {
-	f := rs.store.fallback
-	if f == nil {
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if p := rs.of[x.hash]; p != nil && p.next != nil {
-		x.report, x.unreported = p.next, p.next.buckets[0].cost
-	}
-}
-
 // forget forgets what is to be reported of b, which has been emptied, but for what was
 // admitted since x was sent, if it is not nil.
 func (rs *reports) forget(b *Bucket, x *emptying) {
@@ -319,12 +311,12 @@ func (rs *reports) forget(b *Bucket, x *emptying) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	switch p := rs.of[f.memory.hash(b)]; {
-	case p == nil || p.next == nil:
-	case x == nil:
-		f.costs(p.next, 0)
-	case x.report == p.next:
-		f.costs(p.next, p.next.buckets[0].cost-x.unreported)
+	if p := rs.of[f.memory.hash(b)]; p != nil && p.next != nil {
+		since := int64(0)
+		if x != nil {
+			since = min(x.gathered, p.next.buckets[0].cost)
+		}
+		f.costs(p.next, since)
 	}
 }
 

@@ -298,7 +298,7 @@ func TestResetKeepsUnreported(t *testing.T) {
 		}
 		admit(tc.before)
 		b, _ = b.prepared()
-		x := r.resetting(&b)
+		x := r.fallback.resetting(&b)
 		if tc.reported {
 			f.advance(t, time.Minute)
 			f.report(t, 0)
