@@ -56,7 +56,6 @@ func (n *ledger) letGo(t *account, replaced bool) {
 		}
 		n.store.fallback.loseUnknown(k)
 	}
-	t.running = 0
 }
 
 // settled reports whether nothing is left of t to be settled.

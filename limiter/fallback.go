@@ -42,10 +42,9 @@ import (
 //     removed from the server too, see removals.
 type fallback struct {
 	*traffic
-	memory     *Memory
-	timeout    time.Duration // how late an answer may arrive
-	place      string        // identifies where the servers keep the buckets
-	generation int           // its number among the memory's fallbacks
+	memory  *Memory
+	timeout time.Duration // how late an answer may arrive
+	place   string        // identifies where the servers keep the buckets
 
 	removals removals
 }
@@ -56,14 +55,13 @@ type traffic struct {
 	// Held while a query starts or stops being in flight and while something is
 	// decided here, so that each sees the other. The memory's table locks are
 	// taken while holding it.
-	mu        sync.Mutex
-	inFlight  *query       // the latest one; the head of a list, for what concerns a whole server
-	flights   flights      // the same by bucket, for all else, see flights.go
-	queries   atomic.Int64 // how many there are
-	sent      uint64       // number of queries sent
-	fallbacks int          // number of fallbacks ever made
-	open      []*fallback  // those that are not closed, the newest last
-	resets    []*emptying  // those in flight
+	mu       sync.Mutex
+	inFlight *query       // the latest one; the head of a list, for what concerns a whole server
+	flights  flights      // the same by bucket, for all else, see flights.go
+	queries  atomic.Int64 // how many there are
+	sent     uint64       // number of queries sent
+	open     []*fallback  // those that are not closed, the newest last
+	resets   []*emptying  // those in flight
 }
 
 // newFallback returns a fallback to m for servers that may answer late by up to
@@ -71,8 +69,7 @@ type traffic struct {
 func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
-	m.traffic.fallbacks++
-	f := &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place, generation: m.traffic.fallbacks}
+	f := &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place}
 	m.traffic.open = append(m.traffic.open, f)
 	return f
 }
@@ -84,7 +81,7 @@ func (f *fallback) isReplaced() bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.open) > 0 && f.open[len(f.open)-1].generation > f.generation
+	return len(f.open) > 0 && f.open[len(f.open)-1] != f
 }
 
 // close records that nothing more will be sent to f's servers.
@@ -107,7 +104,7 @@ func (f *fallback) takeLead() bool {
 	switch {
 	case leader == f:
 		return true
-	case leader != nil && leader.generation > f.generation:
+	case leader != nil && slices.Index(f.open, leader) > slices.Index(f.open, f):
 		return leader.place == f.place
 	}
 	f.memory.leader.Store(f) // first: from now on, what the Memory decides alone is marked

@@ -40,8 +40,6 @@ type account struct {
 	bucket Bucket
 	open   map[*reservation]struct{} // what is held, or has been asked for
 
-	running int // how many of them are held for certain
-
 	asked     bool // whether a server may know of it, or of one that it stands for
 	number    int64
 	receipt   int64  // -1 until a hold is admitted
@@ -57,8 +55,7 @@ type account struct {
 	paid     bool     // whether the server is to charge what requests in progress hold, see close
 	owed     *query   // in flight for what is charged and not answered, see fallback.owe
 
-	heard   time.Duration // when the last call was sent that the server has answered
-	renewed time.Duration // and the last renewal
+	heard time.Duration // when the last call was sent that the server has answered
 }
 
 // totals are how many units the requests of an account have let go and been charged.
@@ -181,7 +178,7 @@ func (n *ledger) of(k *reservation) *account {
 	if t.isIdle() {
 		t.begin()
 		t.asked, t.doubt, t.lost, t.renewal = false, false, false, nil
-		t.heard, t.renewed = n.store.clock(), n.store.clock()
+		t.heard = n.store.clock()
 	}
 	t.bucket = k.bucket
 	k.account = t
@@ -206,14 +203,13 @@ func (t *account) isIdle() bool {
 }
 
 // runs reports whether anything is held for certain.
-func (t *account) runs() bool { return t.running > 0 }
-
-// run records that what k asked for is held for certain.
-func (t *account) run(k *reservation) {
-	if !k.running {
-		k.running = true
-		t.running++
+func (t *account) runs() bool {
+	for k := range t.open {
+		if k.running {
+			return true
+		}
 	}
+	return false
 }
 
 // sending says in q, which is about to be sent, what it asks of its accounts.
@@ -264,10 +260,9 @@ func (n *ledger) admitted(k *reservation, receipt int64) {
 	default: // it opened the account, so what is owed in the one before can't be settled any more
 		n.store.fallback.chargeOwed(t, t.charged-t.confirmed.charged)
 		t.receipt, t.totals, t.sent, t.confirmed = receipt, totals{}, totals{}, totals{}
-		t.heard, t.renewed = k.sent, k.sent
+		t.heard = k.sent
 	}
-	t.run(k)
-	k.counted, k.inServer = true, true
+	k.running, k.counted, k.inServer = true, true, true
 	n.unlock()
 	n.advance(t, true)
 }
@@ -314,8 +309,7 @@ func (n *ledger) lost(k *reservation) {
 func (n *ledger) decidedHere(k *reservation) {
 	t := n.of(k)
 	t.open[k] = struct{}{}
-	t.run(k)
-	t.doubt = true
+	k.running, t.doubt = true, true
 }
 
 // end lets go k's units, and charges so many.
@@ -341,7 +335,6 @@ func (n *ledger) ended(k *reservation, charge int64) *account {
 	k.query.buckets[0].held.charge = charge
 	k.running = false
 	if _, open := t.open[k]; open { // and was not let go, since the store is being closed
-		t.running--
 		delete(t.open, k)
 		if k.counted {
 			t.add(k.cost(), 0)

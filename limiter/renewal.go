@@ -14,7 +14,7 @@ const (
 	// heard of, see held.lua.
 	lapse = 15 * time.Second
 
-	// renewEvery is how often what is held is renewed.
+	// renewEvery is after which time what is held is renewed, if nothing else was answered.
 	renewEvery = 5 * time.Second
 
 	// tellEvery is how often what has not been answered is sent again.
@@ -200,7 +200,7 @@ func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, er
 	t.lost = t.lost && t.doubt
 	t.doubt = t.doubt || r.tries > 1 && r.beside || outcomes[0].receipt < 0
 	a.doubtless = !t.doubt
-	t.renewal, t.heard, t.renewed = nil, sent, sent
+	t.renewal, t.heard = nil, sent
 	n.store.fallback.settled(q, outcomes, a)
 	n.store.fallback.renewed(r.running, q.server)
 	t.recount() // and what was admitted meanwhile
@@ -286,7 +286,7 @@ func (n *ledger) tick() {
 			delete(n.all, key)
 			continue
 		}
-		if t.renewal == nil && now-t.renewed >= renewEvery && t.runs() {
+		if t.renewal == nil && now-t.heard >= renewEvery && t.runs() {
 			t.doubt = true
 		}
 		q := t.next(true)

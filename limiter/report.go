@@ -76,17 +76,18 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	return dst
 }
 
-// charge has what a request was charged in the end reported.
+// charge has what a request was charged in the end reported, before whatever is asked later.
 func (rs *reports) charge(b Bucket) {
 	f := rs.store.fallback
 	if b.ShareKey != "" {
 		f.memory.share(&b, behind)
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	partition, hash := f.memory.locate(&b)
 	partition.sized(b.Limit.Size)
 	rs.add(&b, hash, rs.store.clock().Microseconds())
+	f.mu.Unlock()
+	rs.sendDue()
 }
 
 // report returns the report of a bucket.
@@ -107,6 +108,9 @@ func (rs *reports) add(b *Bucket, hash uint64, now int64) {
 	p := rs.report(hash, now)
 	if p.next == nil {
 		rs.enqueue(p, b, now+b.Consistency.reports().Microseconds())
+		if b.Consistency.IsEventual() {
+			rs.wakeBy(p.due)
+		}
 	}
 	units := min(p.next.buckets[0].cost+b.Cost, MaxUnits)
 	rs.store.fallback.costs(p.next, units)
@@ -127,6 +131,7 @@ func (rs *reports) refresh(b *Bucket, hash uint64, now int64) {
 	p := rs.report(hash, now)
 	if p.next == nil && p.sent == nil && now-p.heard >= refreshAfter.Microseconds() {
 		rs.enqueue(p, b, now)
+		rs.wakeBy(now)
 	}
 }
 
@@ -141,7 +146,6 @@ func (rs *reports) enqueue(p *report, b *Bucket, due int64) {
 	rs.store.fallback.link(q)
 	p.next, p.due = q, due
 	rs.queue = append(rs.queue, p)
-	rs.wakeBy(due)
 }
 
 // wakeBy has run look at the queue by some time.
@@ -172,11 +176,15 @@ func (rs *reports) run() {
 		case <-rs.wake:
 		case <-timer.C:
 		}
-		wait, more := rs.sendDue()
+		rs.sendDue()
+		rs.store.fallback.mu.Lock()
+		rs.running = len(rs.of) > 0 && !rs.store.closed.Load()
+		more, wait := rs.running, rs.next-rs.store.clock().Microseconds()
+		rs.store.fallback.mu.Unlock()
 		if !more {
 			return
 		}
-		timer.Reset(wait)
+		timer.Reset(time.Duration(wait) * time.Microsecond)
 	}
 }
 
@@ -187,19 +195,15 @@ func (rs *reports) flush() {
 		return
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(rs.queue) == 0 {
-		return
-	}
-	now := rs.store.clock().Microseconds()
 	for _, p := range rs.queue {
-		p.due = min(p.due, now)
+		p.due = min(p.due, rs.store.clock().Microseconds())
 	}
-	rs.wakeBy(now)
+	f.mu.Unlock()
+	rs.sendDue()
 }
 
-// sendDue sends what is due, and returns when to do so again, unless nothing is left.
-func (rs *reports) sendDue() (wait time.Duration, more bool) {
+// sendDue sends what is due.
+func (rs *reports) sendDue() {
 	f, now := rs.store.fallback, rs.store.clock().Microseconds()
 	f.mu.Lock()
 	due := make([]*report, 0, len(rs.queue))
@@ -219,14 +223,10 @@ func (rs *reports) sendDue() (wait time.Duration, more bool) {
 	clear(rs.queue[len(waiting):])
 	rs.queue = waiting
 	rs.sweep(now)
-	more = len(rs.of) > 0 && !rs.store.closed.Load()
-	rs.running = more
-	wait = time.Duration(rs.next-now) * time.Microsecond
 	f.mu.Unlock()
 	for _, p := range due {
 		rs.send(p, p.sent)
 	}
-	return wait, more
 }
 
 // send sends q, which reports p.

@@ -316,7 +316,6 @@ func TestChargeWhileAnswerIsFollowed(t *testing.T) {
 				q, want, says := (*query)(nil), int64(6), int64(5)
 				if dirty {
 					r.chargeLater(b, 1)
-					r.reports.sendDue()
 					q = client.waiting[0].Owner.(*query)
 					r.sending(nil, callsOf(q))
 					want, says = 7, 6

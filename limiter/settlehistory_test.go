@@ -45,12 +45,6 @@ func (w *wire) run(n int, answers bool) {
 	}
 }
 
-// report has what is due reported, and nothing in the background.
-func (w *wire) report() {
-	w.store.reports.sendDue()
-	w.store.reports.running = true
-}
-
 // cut breaks the connection after the server has run n of the calls on it, and answered none.
 // There is another one then.
 func (w *wire) cut(n int) {
@@ -211,7 +205,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 					}
 					if !asleep {
 						w.store.ledger.tick()
-						w.report()
+						w.store.reports.sendDue()
 					}
 				})
 			}
@@ -306,12 +300,12 @@ func TestSettledOnceInHistories(t *testing.T) {
 			}
 			for _, n := range nodes {
 				for _, w := range n.closed {
-					w.report()
+					w.store.reports.sendDue()
 				}
 			}
 			all(func(w *wire) { // as soon as they are due
 				if rapid.Bool().Draw(t, "report") {
-					w.report()
+					w.store.reports.sendDue()
 				}
 			})
 			seen[what]++
