@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// accounts are what the requests of a store hold in its servers, by the names of the buckets' keys.
-// While there are any, a goroutine renews them, and sends again what was not answered.
+// ledger has what the requests of a store hold in its servers: an account for each bucket, by
+// the name of its key. While there are any, a goroutine renews them, and sends again what was
+// not answered.
 type ledger struct {
 	store   *Redis
 	process int64 // names this store in servers; random
@@ -34,7 +35,7 @@ func (n *ledger) mutex() *sync.Mutex {
 // account is what this process holds of one bucket in a server, as held.lua says: it sends the
 // server totals, and may do so as often as it likes. When it is in doubt about what the
 // server has, it renews the account: it opens another one with all that it holds. Both are sent
-// until they are answered. The lock of accounts guards it.
+// until they are answered. The lock of the ledger guards it.
 type account struct {
 	ledger *ledger
 	bucket Bucket
@@ -61,16 +62,17 @@ type account struct {
 // totals are how many units the requests of an account have let go and been charged.
 type totals struct{ ended, charged int64 }
 
-// most is up to where the script can count. An account with half of that is renewed, and begins anew.
-const most = 1<<53 - 1
+// maxTotal is up to where the script can count. An account with half of that is renewed, and
+// begins anew.
+const maxTotal = 1<<53 - 1
 
 // add adds to the totals of t.
 func (t *account) add(ended, charged int64) {
-	t.ended, t.charged = min(t.ended+ended, most), min(t.charged+charged, most)
-	t.doubt = t.doubt || max(t.ended, t.charged) > most/2
+	t.ended, t.charged = min(t.ended+ended, maxTotal), min(t.charged+charged, maxTotal)
+	t.doubt = t.doubt || max(t.ended, t.charged) > maxTotal/2
 }
 
-// tabName names an account of a process.
+// accountName names an account of a process.
 type accountName struct{ number, receipt int64 }
 
 // reservation is what a request holds of one bucket in a server, or in this process if that
@@ -81,7 +83,7 @@ type reservation struct {
 	query  *query
 	bucket Bucket
 
-	// The lock of the store's accounts guards these.
+	// The lock of the store's ledger guards these.
 	account  *account
 	number   int64         // of the account for which it was sent; 0 if it was not
 	sent     time.Duration // when
@@ -94,7 +96,7 @@ type reservation struct {
 // cost returns how many units it holds, or may hold: what costs more than the size is denied.
 func (k *reservation) cost() int64 { return min(k.query.buckets[0].cost, k.bucket.Limit.Size) }
 
-// keep returns req with what is needed to hold units of each bucket with Hold.
+// reserve returns req with what is needed to hold units of each bucket with Hold.
 func (r *Redis) reserve(req Request, w *scratch) Request {
 	w.buckets = append(w.buckets[:0], req.Buckets...)
 	req.Buckets = w.buckets

@@ -208,7 +208,7 @@ func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, er
 	n.advance(t, true)
 }
 
-// accounts is what follows from the outcome of a settlement or a renewal: of what is owed, how
+// settlement is what follows from the outcome of a settlement or a renewal: of what is owed, how
 // much the server has charged, and how much it has not and never will, or may have
 // charged with an account that is gone; and how much more it has charged, since it had lapsed.
 type settlement struct {
