@@ -119,6 +119,7 @@ fuzz:
 	for f in FuzzCaddyLine FuzzCommonLine FuzzURI FuzzUnwrap; do \
 		$(call FUZZ,150000) "^$$f$$" ./internal/cli/accesslog || exit; done
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript
+	$(call FUZZ,30000) '^FuzzJSON$$' ./internal/rule/usage
 
 # Cause every fault for as long as test/faults/results.md says, and write its
 # table: some fifty minutes.

@@ -1,0 +1,34 @@
+package usage
+
+// apis are what the usual APIs say that a request has used, in the words of actual_cost json.
+// Of several that a body could be of, the first counts, so those with a total come before
+// those whose parts are added.
+var apis = []struct{ name, says string }{
+	// Whole responses and the last event of a stream, and what is compatible with them: Azure,
+	// DeepSeek, Groq, Mistral, OpenRouter, vLLM, llama.cpp's /v1. Streams have it in the event that
+	// completes a response of the Responses API.
+	{"OpenAI", "usage.total_tokens|response.usage.total_tokens|x_groq.usage.total_tokens"},
+
+	// Each event has the number so far. Thoughts are in it.
+	{"Gemini", "usageMetadata.totalTokenCount|response.usageMetadata.totalTokenCount"},
+
+	{"Bedrock Converse", "usage.totalTokens"},
+
+	// The number of tokens in is told as a stream begins, and the number out so far as it ends,
+	// with those in or null in their place. What is read from a cache or written to it is not
+	// among those in, and counts like them.
+	{"Anthropic", "usage.input_tokens|message.usage.input_tokens usage.output_tokens|message.usage.output_tokens " +
+		"usage.cache_creation_input_tokens|message.usage.cache_creation_input_tokens usage.cache_read_input_tokens|message.usage.cache_read_input_tokens"},
+
+	{"Cohere", "usage.tokens.input_tokens|delta.usage.tokens.input_tokens|meta.tokens.input_tokens " +
+		"usage.tokens.output_tokens|delta.usage.tokens.output_tokens|meta.tokens.output_tokens"},
+
+	// Its embeddings have only this.
+	{"Cohere, as it is billed", "usage.billed_units.input_tokens|delta.usage.billed_units.input_tokens|meta.billed_units.input_tokens " +
+		"usage.billed_units.output_tokens|delta.usage.billed_units.output_tokens|meta.billed_units.output_tokens"},
+
+	// The last line of a stream has it.
+	{"Ollama", "prompt_eval_count eval_count"},
+
+	{"llama.cpp", "tokens_evaluated tokens_predicted"},
+}

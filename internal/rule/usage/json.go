@@ -1,0 +1,268 @@
+package usage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+)
+
+// scanner finds numbers in JSON texts that follow one another. It takes them in pieces of any
+// size, and keeps only where it is. It does not validate: what it finds in a text that is not
+// JSON means nothing, but it goes on with the next one after reset.
+type scanner struct {
+	plan   *Plan
+	values []value // of the plan's counters
+	state  state
+	open   [maxNames + 1]*node // the open objects that paths lead through
+	depth  int                 // how many of open are in use
+	array  bool                // whether the text is an array, whose elements are texts
+	skip   int                 // how many objects and arrays are open that no path leads through
+	at     *node               // of the value that comes next; nil if no path leads there
+	escape bool                // whether the last character of a string was a backslash
+	text   [maxText]byte       // of a name or a number
+	length int                 // of it; more than fits if it is too long to matter
+}
+
+// state is what the next byte belongs to.
+type state uint8
+
+const (
+	inValue   state = iota // a value, or what is before it
+	inObject               // what is before a name or the end of an object
+	inName                 // a name of an object that a path leads through
+	inNumber               // a number that is wanted
+	inString               // any other string
+	inSkipped              // an object or array that no path leads through
+)
+
+const (
+	maxNames = 8   // of a path
+	maxText  = 128 // the longest name or number that is looked at, as it is written
+)
+
+// value is the last number of a counter.
+type value struct {
+	decimal
+	found bool
+}
+
+func newScanner(p *Plan) scanner {
+	return scanner{plan: p, values: make([]value, p.size), at: &p.root}
+}
+
+// reset prepares for the next text, also if the last one has not ended.
+func (s *scanner) reset() {
+	s.state, s.depth, s.array, s.skip, s.at, s.escape = inValue, 0, false, 0, &s.plan.root, false
+}
+
+// write scans more.
+func (s *scanner) write(b []byte) {
+	for len(b) > 0 {
+		var n int
+		switch s.state {
+		case inValue:
+			n = s.value(b)
+		case inObject:
+			n = s.object(b)
+		case inName, inString:
+			n = s.string(b)
+		case inNumber:
+			n = s.number(b)
+		case inSkipped:
+			n = s.skipped(b)
+		}
+		b = b[n:]
+	}
+}
+
+// value looks for the beginning of a value. Each of these methods returns how many bytes it
+// has used.
+func (s *scanner) value(b []byte) int {
+	for i, c := range b {
+		switch {
+		case c <= ' ', c == ':':
+			continue
+		case c == '"':
+			s.state = inString
+		case c == '{' && s.at != nil && len(s.at.children) > 0:
+			s.open[s.depth], s.state = s.at, inObject
+			s.depth++
+		case c == '[' && s.depth == 0 && !s.array:
+			s.array = true
+			continue
+		case c == ']' && s.depth == 0:
+			s.array = false
+			continue
+		case c == '{', c == '[':
+			s.skip, s.state = 1, inSkipped
+		case s.at != nil && len(s.at.counters) > 0 && isNumeric(c):
+			s.length, s.state = 0, inNumber
+			return i
+		case s.depth == 0:
+			continue // between texts, or an element that is no object
+		default:
+			s.state = inObject // which goes on to the next name
+			return i
+		}
+		return i + 1
+	}
+	return len(b)
+}
+
+// ended is called behind each value.
+func (s *scanner) ended() {
+	if s.depth == 0 {
+		s.state, s.at = inValue, &s.plan.root
+	} else {
+		s.state = inObject
+	}
+}
+
+// object looks for the next name, or the end of the object.
+func (s *scanner) object(b []byte) int {
+	for i, c := range b {
+		switch c {
+		case '"':
+			s.length, s.state = 0, inName
+			return i + 1
+		case '}':
+			s.depth--
+			s.ended()
+			return i + 1
+		}
+	}
+	return len(b)
+}
+
+// string goes on to the end of a string, or of b.
+func (s *scanner) string(b []byte) int {
+	i := 0
+	if s.escape {
+		i, s.escape = 1, false
+	}
+	quote := -1
+	for i < len(b) {
+		if quote < i {
+			if quote = bytes.IndexByte(b[i:], '"'); quote < 0 {
+				quote = len(b)
+			} else {
+				quote += i
+			}
+		}
+		backslash := bytes.IndexByte(b[i:quote], '\\')
+		if backslash < 0 {
+			i = quote
+			break
+		}
+		i += backslash + 2
+	}
+	s.escape = i > len(b)
+	end := min(i, len(b))
+	if s.state == inName {
+		s.keep(b[:end])
+	}
+	if end == len(b) {
+		return end
+	}
+	switch {
+	case s.state == inName:
+		s.at, s.state = s.open[s.depth-1].child(s.kept()), inValue
+	case s.skip > 0:
+		s.state = inSkipped
+	default:
+		s.ended()
+	}
+	return end + 1
+}
+
+// number goes on to the end of a number, or of b.
+func (s *scanner) number(b []byte) int {
+	n := bytes.IndexFunc(b, func(c rune) bool { return c > 'z' || !isNumeric(byte(c)) })
+	if n < 0 {
+		s.keep(b)
+		return len(b)
+	}
+	s.keep(b[:n])
+	if d, ok := parseDecimal(string(s.kept())); ok {
+		for _, i := range s.at.counters {
+			if v := &s.values[i]; !v.found || d.digits > 0 { // APIs that repeat numbers may send 0 for those that they have sent
+				*v = value{d, true}
+			}
+		}
+	}
+	s.ended()
+	return n
+}
+
+// skipped goes on to the end of an object or array that no path leads through, or to the next
+// string within it.
+func (s *scanner) skipped(b []byte) int {
+	for i := 0; ; i++ {
+		if i += structural(b[i:]); i == len(b) {
+			return i
+		}
+		switch b[i] {
+		case '"':
+			s.state = inString
+			return i + 1
+		case '{', '[':
+			s.skip++
+		case '}', ']':
+			if s.skip--; s.skip == 0 {
+				s.ended()
+				return i + 1
+			}
+		}
+	}
+}
+
+// structural returns the index of the first quote, brace or bracket in b, or of a byte that
+// looks alike, or the length of b. Eight bytes at a time make it several times faster, and
+// most of what embeddings send is numbers that nobody wants.
+func structural(b []byte) int {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	i := 0
+	for ; i+8 <= len(b); i += 8 {
+		x := binary.LittleEndian.Uint64(b[i:])
+		quote := x ^ '"'*ones
+		brace := (x | 0x26*ones) ^ 0x7f*ones // what all of {}[] become, and Y _ y
+		if ((quote-ones)&^quote|(brace-ones)&^brace)&tops != 0 {
+			break
+		}
+	}
+	for ; i < len(b); i++ {
+		if c := b[i]; c == '"' || c|0x26 == 0x7f {
+			return i
+		}
+	}
+	return i
+}
+
+// keep keeps more of a name or number.
+func (s *scanner) keep(b []byte) {
+	if s.length < maxText {
+		copy(s.text[s.length:], b)
+	}
+	s.length += len(b)
+}
+
+// kept returns the name or number that was kept, or nothing if it is too long.
+func (s *scanner) kept() []byte {
+	if s.length > maxText {
+		return nil
+	}
+	text := s.text[:s.length]
+	if bytes.IndexByte(text, '\\') >= 0 {
+		var name string
+		if json.Unmarshal([]byte(`"`+string(text)+`"`), &name) != nil {
+			return nil
+		}
+		return []byte(name)
+	}
+	return text
+}
+
+// isNumeric reports whether c may be a part of a number.
+func isNumeric(c byte) bool {
+	return '0' <= c && c <= '9' || c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E'
+}

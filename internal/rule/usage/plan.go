@@ -1,0 +1,168 @@
+// Package usage reads from the bodies of responses, as they pass by, what requests have cost:
+// numbers in JSON, in lines of JSON and in server-sent events, compressed or not. Nothing is
+// buffered, and what it keeps of a body is a few hundred bytes, however large that is.
+package usage
+
+import (
+	"math/big"
+	"slices"
+	"strings"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+)
+
+// Plan is where in a body the numbers are that the limits of a handler want. The zero Plan
+// wants none. It must not change once bodies are read.
+type Plan struct {
+	root     node
+	size     int            // how many counters there are
+	counters map[string]int // by their paths
+}
+
+// node is a place in a JSON text.
+type node struct {
+	names    []string
+	children []*node
+	counters []int // that the number here belongs to
+}
+
+// child returns the node of a name, or nil if no path leads there.
+func (n *node) child(name []byte) *node {
+	for i, own := range n.names {
+		if own == string(name) {
+			return n.children[i]
+		}
+	}
+	return nil
+}
+
+// Cost is how the numbers of a body make a cost. There are several ways, of which the first
+// counts that finds any number.
+type Cost struct {
+	plan *Plan
+	ways [][]term
+}
+
+// term is a counter, and what one of it costs.
+type term struct {
+	counter int
+	weight  decimal
+}
+
+// Tokens is the cost that language models say.
+const Tokens = "tokens"
+
+// IsCost reports whether a text is meant to be a cost in a body.
+func IsCost(text string) bool {
+	word, _, _ := strings.Cut(text, " ")
+	return word == Tokens || word == "json"
+}
+
+// Parse parses a cost and adds what it wants to p: Tokens, or json and counters. A counter is
+// one or more paths with a | between them, and may have a weight behind a *. Its error is one
+// of the option actual_cost.
+func (p *Plan) Parse(text string) (*Cost, error) {
+	c := &Cost{plan: p}
+	if text == Tokens {
+		for _, api := range apis {
+			way, err := p.way(strings.Fields(api.says))
+			if err != nil {
+				return nil, err
+			}
+			c.ways = append(c.ways, way)
+		}
+		return c, nil
+	}
+	words := strings.Fields(text)
+	switch {
+	case words[0] == Tokens:
+		return nil, option.Bad(optionName, text, "tokens alone, or json and paths, such as json usage.output_tokens*4")
+	case len(words) == 1:
+		return nil, option.Bad(optionName, text, "json and at least one path, such as json usage.total_tokens")
+	}
+	way, err := p.way(words[1:])
+	c.ways = [][]term{way}
+	return c, err
+}
+
+const optionName = "actual_cost"
+
+// way parses counters.
+func (p *Plan) way(words []string) (way []term, err error) {
+	for _, word := range words {
+		paths, factor, weighted := strings.Cut(word, "*")
+		weight, ok := decimal{digits: 1}, true
+		if weighted {
+			weight, ok = parseDecimal(factor)
+		}
+		if !ok || weight.digits == 0 || len(factor) > maxWeight || strings.ContainsAny(factor, "eE") {
+			return nil, option.Bad(optionName, word, "a path and a weight that is a decimal above 0, such as usage.total_tokens*0.25")
+		}
+		counter, err := p.counter(paths)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(way, func(t term) bool { return t.counter == counter }) {
+			return nil, option.Bad(optionName, word, "each path once, with the sum of the weights")
+		}
+		way = append(way, term{counter, weight})
+	}
+	return way, nil
+}
+
+// maxWeight is how many characters a weight may have.
+const maxWeight = 18
+
+// counter returns the counter of alternative paths.
+func (p *Plan) counter(paths string) (int, error) {
+	if i, known := p.counters[paths]; known {
+		return i, nil
+	}
+	for path := range strings.SplitSeq(paths, "|") {
+		at := &p.root
+		names := strings.Split(path, ".")
+		for _, name := range names {
+			if name == "" || len(name) > maxText/2 || len(names) > maxNames || strings.ContainsFunc(name, notInName) {
+				return 0, option.Bad(optionName, path, "at most 8 names with dots between them, such as usage.total_tokens: it can't be in an array, nor below $")
+			}
+			next := at.child([]byte(name))
+			if next == nil {
+				next = new(node)
+				at.names, at.children = append(at.names, name), append(at.children, next)
+			}
+			at = next
+		}
+		at.counters = append(at.counters, p.size)
+	}
+	if p.counters == nil {
+		p.counters = make(map[string]int)
+	}
+	p.counters[paths] = p.size
+	p.size++
+	return p.size - 1, nil
+}
+
+// notInName reports whether c can't be in a name of a path. Some of these mean something in
+// other languages of paths.
+func notInName(c rune) bool { return c <= ' ' || strings.ContainsRune("\"'`\\*[](){}<>$?,;|", c) }
+
+// Plan returns the plan of which c is a part.
+func (c *Cost) Plan() *Plan { return c.plan }
+
+// In returns what a body says that its request has cost, rounded up, and whether it says any
+// number so far.
+func (c *Cost) In(b *Body) (units int64, found bool) {
+	for _, way := range c.ways {
+		sum := new(big.Rat)
+		for _, t := range way {
+			if v := b.json.values[t.counter]; v.found {
+				found = true
+				sum.Add(sum, new(big.Rat).Mul(v.rat(), t.weight.rat()))
+			}
+		}
+		if found {
+			return roundUp(sum), true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,315 @@
+package usage
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/big"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// costOf returns the cost of a text, and fails without one.
+func costOf(t testing.TB, text string) *Cost {
+	t.Helper()
+	cost, err := new(Plan).Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cost
+}
+
+// read returns what a body says, in pieces of some size.
+func read(c *Cost, header http.Header, body []byte, size int) (units int64, found bool, b *Body) {
+	b = c.Plan().NewBody(header)
+	for len(body) > 0 {
+		n := min(size, len(body))
+		b.Write(body[:n])
+		body = body[n:]
+	}
+	b.End()
+	units, found = c.In(b)
+	return units, found, b
+}
+
+// TestAPIs guards that the bodies of all APIs, whole and streamed, cost what they say, whatever
+// the pieces in which they come. A file's name ends with its cost.
+func TestAPIs(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/*")
+	if err != nil || len(files) < 2*len(apis) {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	tokens, seen := costOf(t, Tokens), make([]bool, len(apis))
+	for _, file := range files {
+		body, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
+		want, err := strconv.ParseInt(name[strings.LastIndexByte(name, '-')+1:], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, size := range []int{1, 2, 3, 5, 7, 16, 61, 250, 1024, 4096} {
+			got, found, b := read(tokens, nil, body, size)
+			if got != want || !found || !b.Whole() {
+				t.Errorf("%s in pieces of %d: got %d, %t", file, size, got, found)
+			}
+			for i, way := range tokens.ways {
+				if b.json.values[way[0].counter].found {
+					seen[i] = true
+					break
+				}
+			}
+		}
+	}
+	for i, seen := range seen {
+		if !seen {
+			t.Errorf("no body of %s", apis[i].name)
+		}
+	}
+}
+
+// TestCost guards how numbers make a cost.
+func TestCost(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		says, body string
+		want       int64 // -1 if there is no number
+	}{
+		{"json a", `{"a": 3}`, 3},
+		{"json a", ` [{"a": 3}, {"b": 1}] `, 3},
+		{"json a", `{"a":1}` + "\n" + `{"a":2}` + "\n\n" + `{"b":{"a":9}}`, 2},
+		{"json a", "\xef\xbb\xbf{\"a\": 3}", 3},
+		{"json a", `{"x":{"a":1},"y":[{"a":1}],"s":"{\"a\":1}"}`, -1},
+		{"json a", `{"\u0061":4}`, 4},
+		{"json a", `{"a":null}`, -1},
+		{"json a", `{"a":0}`, 0},
+		{"json a", `{"a":7}{"a":0}{"a":null}{"a":"9"}{"a":[9]}{"a":{"a":9}}{"a":-9}{"a":1.}{"a":01}{"a":true}`, 7},
+		{"json a.b", `{"a":[{"b":1}],"a":{"c":{"b":2},"b":3}}`, 3},
+		{"json a a.b*2", `{"a":5}{"a":{"b":4}}`, 13},
+		{"json a|b", `{"a":1}{"b":2}`, 2},
+		{"json a|b c", `{"a":1,"c":10}{"b":2}`, 12},
+		{"json a*0.07", `{"a":100}`, 7},
+		{"json a*0.1 b*0.2", `{"a":1,"b":1}`, 1},
+		{"json a*0.1 b*0.2", `{"a":3,"b":3.500001}`, 2},
+		{"json a*1000000", `{"a":0.000123}`, 123},
+		{"json a*1000000", `{"a":1.23E-4}`, 123},
+		{"json a", `{"a":1e400}`, 1<<63 - 1},
+		{"json a", `{"a":1e-99999999999999999999}`, 1},
+		{"json a", `{"a":1e}`, -1},
+		{"json a", `{"a":` + strings.Repeat("9", 100) + `}`, 1<<63 - 1},
+		{"json a", `{"a":` + strings.Repeat("9", maxText+1) + `}`, -1},
+		{"json a", `{"` + strings.Repeat("x", 5000) + `":1,"a":2}`, 2},
+		{"json a", strings.Repeat(`{"b":[`, 100_000), -1},
+		{"json a", `{"b":` + strings.Repeat(`[`, 1000) + strings.Repeat(`]`, 1000) + `,"a":2}`, 2},
+		{"json a", "data: {\"a\":1}\n\ndata: [DONE]\n\n", 1},
+		{"json a", "data:{\"a\":1}\r\rdata: {\"b\":\r\ndata: 2,\r\ndata: \"a\": 5}\r\n\r\n", 5},
+		{"json a", ": comment\nevent: x\ndata: {\"a\":1\n\ndata: {\"a\":2}\n\n", 2}, // what was cut off
+		{"json a", "data: {\"x\":\"never closed\n\ndata: {\"a\":3}", 3},
+		{"json a", "date: {\"a\":1}\nda\ndata\nxdata: {\"a\":1}\n\n", -1},
+		{"json a", "id: 1\ndata:  {\"a\":2}", 2},
+		{"json a", "<p>{\"a\":1}</p>", -1},
+		{"json a", "", -1},
+		{"json usage.total", `{"usage":{"total":5}}`, 5},
+		{Tokens, `{"usage":{"input_tokens":3,"output_tokens":4,"total_tokens":8}}`, 8}, // and not 7
+	} {
+		cost := costOf(t, tc.says)
+		for _, size := range []int{1, 2, 3, 64, 1 << 20} {
+			got, found, _ := read(cost, nil, []byte(tc.body), size)
+			if found != (tc.want >= 0) || found && got != tc.want {
+				t.Errorf("%s of %.60q in pieces of %d: got %d, %t, want %d", tc.says, tc.body, size, got, found, tc.want)
+			}
+		}
+	}
+}
+
+// TestParseErrors guards what is told of a cost that is none.
+func TestParseErrors(t *testing.T) {
+	t.Parallel()
+	const path, weight = "at most 8 names with dots between them, such as usage.total_tokens: it can't be in an array, nor below $",
+		"a path and a weight that is a decimal above 0, such as usage.total_tokens*0.25"
+	for text, want := range map[string]string{
+		"json":                   `"json" is not valid; use json and at least one path, such as json usage.total_tokens`,
+		"tokens x":               `"tokens x" is not valid; use tokens alone, or json and paths, such as json usage.output_tokens*4`,
+		"json usage..total":      `"usage..total" is not valid; use ` + path,
+		"json .total":            `".total" is not valid; use ` + path,
+		"json total.":            `"total." is not valid; use ` + path,
+		"json a|":                `nothing given; use ` + path,
+		"json $.usage":           `"$.usage" is not valid; use ` + path,
+		"json data[0].usage":     `"data[0].usage" is not valid; use ` + path,
+		"json {a}":               `"{a}" is not valid; use ` + path,
+		`json "a"`:               `"\"a\"" is not valid; use ` + path,
+		"json a.b.c.d.e.f.g.h.i": `"a.b.c.d.e.f.g.h.i" is not valid; use ` + path,
+		"json *2":                `nothing given; use ` + path,
+		"json a*":                `"a*" is not valid; use ` + weight,
+		"json a*x":               `"a*x" is not valid; use ` + weight,
+		"json a*-1":              `"a*-1" is not valid; use ` + weight,
+		"json a*0.0":             `"a*0.0" is not valid; use ` + weight,
+		"json a*1e3":             `"a*1e3" is not valid; use ` + weight,
+		"json a*1*2":             `"a*1*2" is not valid; use ` + weight,
+		"json a*1,5":             `"a*1,5" is not valid; use ` + weight,
+		"json a a*2":             `"a*2" is not valid; use each path once, with the sum of the weights`,
+	} {
+		if _, err := new(Plan).Parse(text); err == nil || err.Error() != "actual_cost: "+want {
+			t.Errorf("%s:\n got %v\nwant actual_cost: %s", text, err, want)
+		}
+	}
+}
+
+// TestSharedPlan guards that the costs of several limits of a handler are read in one scan.
+func TestSharedPlan(t *testing.T) {
+	t.Parallel()
+	p := new(Plan)
+	var costs []*Cost
+	for _, text := range []string{Tokens, "json usage.total_tokens*2", Tokens, "json usage.prompt_tokens|usage.x usage.total_tokens"} {
+		c, err := p.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		costs = append(costs, c)
+	}
+	b := p.NewBody(nil)
+	b.Write([]byte(`{"usage":{"prompt_tokens":3,"total_tokens":10}}`))
+	b.End()
+	for i, want := range []int64{10, 20, 10, 13} {
+		if got, found := costs[i].In(b); got != want || !found {
+			t.Errorf("cost %d is %d, %t, want %d", i, got, found, want)
+		}
+	}
+}
+
+// TestEstimate guards what is assumed of a body that does not say its cost.
+func TestEstimate(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		kind, body string
+		request    int64
+		want       int64
+		remedy     string
+	}{
+		{"application/json", `{"x":"` + strings.Repeat("y", 393) + `"}`, -1, 100, "the body has no such number"},
+		{"application/json", `{"x":"` + strings.Repeat("y", 393) + `"}`, 400, 200, "the body has no such number"},
+		{"text/event-stream", strings.Repeat(": keep\ndata: 1234\n\n", 10), 0, 10, "stream_options"},
+		{"text/html", "<" + strings.Repeat("y", 399), 0, 100, "the body is no JSON"},
+		{"image/png", strings.Repeat("{", 400), 0, 100, "bodies of type image/png"},
+		{"multipart/byteranges; boundary=x", strings.Repeat("{", 400), 0, 100, "bodies of type multipart"},
+	} {
+		_, found, b := read(costOf(t, Tokens), http.Header{"Content-Type": {tc.kind}}, []byte(tc.body), 100)
+		if got := b.Estimate(tc.request); got != tc.want || found || !strings.Contains(b.Remedy(), tc.remedy) {
+			t.Errorf("%s: got %d, %t, %s; want %d", tc.kind, got, found, b.Remedy(), tc.want)
+		}
+	}
+}
+
+// reference returns the sum of the last numbers of paths in valid JSON texts by a parser that
+// reads them whole.
+func reference(texts []byte, paths ...string) (units int64, found bool) {
+	last := make([]string, len(paths))
+	d := json.NewDecoder(bytes.NewReader(texts))
+	d.UseNumber()
+	var find func(v any, path []string, i int)
+	find = func(v any, path []string, i int) {
+		if o, ok := v.(map[string]any); ok && len(path) > 0 {
+			find(o[path[0]], path[1:], i)
+		} else if n, ok := v.(json.Number); ok && len(path) == 0 && !strings.HasPrefix(n.String(), "-") && len(n) <= maxText {
+			if zero := strings.Trim(strings.FieldsFunc(n.String(), func(c rune) bool { return c == 'e' || c == 'E' })[0], "0.") == ""; !zero || last[i] == "" {
+				last[i] = n.String()
+			}
+		}
+	}
+	for {
+		var v any
+		if d.Decode(&v) != nil {
+			break
+		}
+		all, ok := v.([]any)
+		if !ok {
+			all = []any{v}
+		}
+		for _, v := range all {
+			for i, path := range paths {
+				find(v, strings.Split(path, "."), i)
+			}
+		}
+	}
+	sum := new(big.Rat)
+	for _, text := range last {
+		if text == "" {
+			continue
+		}
+		found = true
+		n, _ := parseDecimal(text)
+		sum.Add(sum, n.rat())
+	}
+	return roundUp(sum), found
+}
+
+// FuzzJSON guards that the numbers of a body are those that encoding/json finds in it, whatever
+// the pieces in which it comes, and that nothing else does harm.
+func FuzzJSON(f *testing.F) {
+	files, _ := filepath.Glob("testdata/*")
+	for _, file := range files {
+		if body, err := os.ReadFile(file); err == nil && len(body) < 1000 {
+			f.Add(body, uint8(7))
+		}
+	}
+	for _, text := range []string{
+		`{"a":1,"b":{"c":2.5e1,"a":[1,{"a":3}]},"a":4}`, `[{"a":1},[{"a":9}],"x\"",{"b":{"c":0}}]`, `{"a":"\\","b":{"c":7}} {"a":1}`, `{"a":{"a":1},"b":{"b":{"c":3}}}`,
+	} {
+		f.Add([]byte(text), uint8(1))
+	}
+	cost := costOf(f, "json a b.c usage.total_tokens")
+	f.Fuzz(func(t *testing.T, body []byte, size uint8) {
+		whole, foundWhole, _ := read(cost, nil, body, len(body)+1)
+		got, found, _ := read(cost, nil, body, int(size)+1)
+		if got != whole || found != foundWhole {
+			t.Fatalf("in pieces of %d: got %d, %t, and %d, %t whole", int(size)+1, got, found, whole, foundWhole)
+		}
+		text := bytes.TrimLeft(body, " \t\r\n")
+		if len(text) == 0 || text[0] != '{' && text[0] != '[' || !json.Valid(body) || repeats(body) {
+			return
+		}
+		if want, wantFound := reference(body, "a", "b.c", "usage.total_tokens"); got != want || found != wantFound {
+			t.Errorf("%q: got %d, %t, want %d, %t", body, got, found, want, wantFound)
+		}
+	})
+}
+
+// repeats reports whether an object has a name twice. encoding/json keeps the last value
+// then, and the scanner the last number.
+func repeats(body []byte) bool {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	var value func() bool
+	value = func() bool {
+		token, err := d.Token()
+		if err != nil {
+			return false
+		}
+		open, _ := token.(json.Delim)
+		names := make(map[string]bool)
+		for (open == '{' || open == '[') && d.More() {
+			if open == '{' {
+				name, _ := d.Token()
+				if text, _ := name.(string); names[text] {
+					return true
+				} else {
+					names[text] = true
+				}
+			}
+			if value() {
+				return true
+			}
+		}
+		if open == '{' || open == '[' {
+			_, _ = d.Token()
+		}
+		return false
+	}
+	return value()
+}
