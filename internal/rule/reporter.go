@@ -18,6 +18,7 @@ type Reporter struct {
 	noKeyOnce     sync.Once
 	noAddressOnce sync.Once
 	badValues     telemetry.Throttle
+	noUsage       telemetry.Throttle
 	slow          telemetry.Throttle
 	proxies       proxyWatch
 }
@@ -43,12 +44,17 @@ func (r *Reporter) badValue(l *Limit, err error) {
 	}
 }
 
-// badCost logs that the actual cost of a request is no number, and its estimated cost is
-// charged.
-func (r *Reporter) badCost(b *Bucket, got string, charged int64) {
-	if r.badValues.Allow() {
-		r.Logger.Warn("the actual cost of a request is not a whole number, so its estimated cost is charged",
-			zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.String("got", option.Described(got)), zap.Int64("charged", charged))
+// noCost logs why the actual cost of a request is not known, and that an estimate is charged. If it
+// should be in a body that does not have it, that is how clients and upstreams are, and likely
+// to last.
+func (r *Reporter) noCost(b *Bucket, why string, charged int64) {
+	limit, cost, charge := zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.Int64("charged", charged)
+	if b.Limit.Settlement.Usage == nil {
+		if r.badValues.Allow() {
+			r.Logger.Warn("the actual cost of a request is not a whole number, so its estimated cost is charged", limit, cost, zap.String("got", option.Described(why)), charge)
+		}
+	} else if r.noUsage.AllowEvery(time.Hour) {
+		r.Logger.Warn("a response does not say what its request has cost, so an estimate is charged; this is logged once an hour", limit, cost, zap.String("why", why), charge)
 	}
 }
 

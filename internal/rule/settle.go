@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -18,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -27,8 +29,11 @@ import (
 // limit allows pass at once, however many come in parallel. Or it holds nothing, see HoldOff:
 // then a store is asked with a cost of 0.
 
-// ActualBytes is the actual cost that is the length of the response's body.
-const ActualBytes = "bytes"
+// What a request may cost in the end, besides placeholders and what its response's body says.
+const (
+	ActualBytes    = "bytes"    // the length of the response's body
+	ActualDuration = "duration" // how long it took, in milliseconds
+)
 
 // statusClientLeft is the status of requests whose clients left before there was a
 // response. It is that of Caddy's reverse_proxy, which also writes it for a request that a
@@ -40,7 +45,8 @@ const statusClientLeft = 499
 type Settlement struct {
 	InProgress bool                 // not at all, as only requests in progress count
 	Count      *adminjson.Responses // the responses that count; nil if all do
-	ActualCost string               // a placeholder, or ActualBytes; empty for the cost
+	ActualCost string               // as it is configured; empty for the cost
+	Usage      *usage.Cost          // the actual cost if the response's body says it, or nil
 	HoldOff    bool                 // whether nothing is held meanwhile, so that a request is admitted if there is room for any
 }
 
@@ -127,37 +133,115 @@ func (h *Holding) byHeader(status int, header http.Header) (charge int64, decide
 	}
 }
 
-// byEnd returns what the request is charged at its end, if its header did not decide that.
-// status is 0 if the response is not known, header has its trailers too, and bytes is the
-// length of its body. If ok is false, its actual cost is no number but got, and its estimated
-// cost is charged.
-func (h *Holding) byEnd(r *http.Request, status int, header http.Header, bytes int64) (charge int64, got string, ok bool) {
-	switch s := &h.bucket.Limit.Settlement; {
+// responseState is what is known of a response.
+type responseState uint8
+
+const (
+	pending  responseState = iota // it has not begun
+	unpassed                      // there is none: the request was not passed on
+	unknown                       // the request was passed on, and nobody knows what came of it
+	upgraded                      // a handler has taken the connection before there was a status
+	broken                        // it has begun, but broke off
+	complete                      // it has ended, as far as anybody can tell
+)
+
+// response is a response as far as it decides what its request is charged.
+type response struct {
+	state  responseState
+	status int         // if it has begun
+	header http.Header // with the trailers that there are
+	bytes  int64       // of its body, or sent over its connection
+	took   time.Duration
+	body   *usage.Body // nil if nobody reads it
+	left   bool        // whether its client has left
+}
+
+// atEnd returns what a request is charged by its response if the header did not decide that. If
+// it is not known, that is the estimated cost, and why says what there was in place of it. In
+// short:
+//
+//	           cost   bytes       placeholder  body                     duration
+//	unpassed   0 if only some responses count, else the cost
+//	unknown    cost   cost        cost         cost or estimate         time
+//	upgraded   cost   bytes       cost         cost                     time
+//	broken     cost   bytes       number       the most of all          time
+//	complete   cost   bytes       number       number, 0 or estimate    time
+//
+// A response that does not count is charged nothing, and one that breaks off before the trailer
+// by which it may count is unknown.
+func (h *Holding) atEnd(r *http.Request, res *response) (charge int64, why string, known bool) {
+	s, state := &h.bucket.Limit.Settlement, res.state
+	if s.Count != nil && !h.counts {
+		switch {
+		case state == upgraded, state == broken && s.lacksTrailer(res.header):
+			state = unknown
+		case state > upgraded && !s.matches(res.status, res.header):
+			return 0, "", true
+		}
+	}
+	switch {
 	case s.InProgress:
 		return 0, "", true // in progress no more
-	case status == 0:
+	case state == unpassed:
+		return h.unpassed(), "", true
+	case s.ActualCost == ActualDuration:
+		return min((res.took + time.Millisecond - 1).Milliseconds(), limiter.MaxUnits), "", true
+	case s.ActualCost == ActualBytes && state != unknown:
+		return min(h.bytesOf(r, res), limiter.MaxUnits), "", true
+	case s.Usage != nil && state != unknown:
+		charge, why, known = h.usageIn(r, res)
+		return min(charge, limiter.MaxUnits), why, known
+	case s.Usage != nil && res.left: // or who hangs up at once would send any prompt for the cost
+		return max(h.cost, usage.Estimate(r.ContentLength)), "", true
+	case state < broken, s.ActualCost == "":
 		return h.cost, "", true // or who hangs up in time would guess for nothing
-	case s.Count != nil && !h.counts && !s.matches(status, header):
-		return 0, "", true
-	case s.ActualCost == "":
-		return h.cost, "", true
-	case s.ActualCost == ActualBytes:
-		if r.Method == http.MethodHead {
-			bytes = 0 // what handlers write of a body is not sent
-		}
-		if h.bucket.CostIsBody {
-			bytes += max(r.ContentLength, 0)
-		}
-		return min(bytes, limiter.MaxUnits), "", true
-	default:
-		repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-		text := textproto.TrimString(repl.ReplaceAll(s.ActualCost, ""))
-		n, err := strconv.ParseInt(text, 10, 64) // of a number that is too large, the largest
-		if err != nil && !errors.Is(err, strconv.ErrRange) || n < 0 {
-			return h.cost, text, false
-		}
-		return min(n, limiter.MaxUnits), "", true
 	}
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	text := textproto.TrimString(repl.ReplaceAll(s.ActualCost, ""))
+	n, err := strconv.ParseInt(text, 10, 64) // of a number that is too large, the largest
+	if err != nil && !errors.Is(err, strconv.ErrRange) || n < 0 {
+		return h.cost, text, false
+	}
+	return min(n, limiter.MaxUnits), "", true
+}
+
+// bytesOf returns the length of a response's body, and that of the request's if that is the
+// estimated cost.
+func (h *Holding) bytesOf(r *http.Request, res *response) int64 {
+	n := res.bytes
+	if r.Method == http.MethodHead {
+		n = 0 // what handlers write of a body is not sent
+	}
+	if h.bucket.CostIsBody {
+		n += max(r.ContentLength, 0)
+	}
+	return n
+}
+
+// usageIn returns what a response's body says that its request has cost, or what is charged in
+// place of it, and then why, unless that is no fault of the response.
+func (h *Holding) usageIn(r *http.Request, res *response) (charge int64, why string, known bool) {
+	switch {
+	case r.Method == http.MethodHead, r.Method == http.MethodOptions, res.status == http.StatusNoContent, res.status/100 == 3:
+		return 0, "", true
+	case res.body == nil:
+		return h.cost, usage.RemedyUpgrade, false
+	}
+	n, found := h.bucket.Limit.Settlement.Usage.In(res.body)
+	switch {
+	case !found && res.status >= 400:
+		return 0, "", true
+	case found && res.body.Whole() && (res.state == complete || res.sentWhole()):
+		return n, "", true
+	}
+	charge = max(h.cost, n, res.body.Estimate(r.ContentLength)) // or leaving out the number would buy streams of any length
+	return charge, res.body.Remedy(), found || res.state == broken
+}
+
+// sentWhole reports whether the body has the length that the header says. A client that closes its
+// connection then has not left early.
+func (res *response) sentWhole() bool {
+	return res.header.Get("Content-Length") == strconv.FormatInt(res.bytes, 10)
 }
 
 // unpassed returns what the request is charged if it is not passed on: there is no response
@@ -169,12 +253,14 @@ func (h *Holding) unpassed() int64 {
 	return 0
 }
 
-// Response is the response to a request, as far as it decides what that is charged.
+// Response is the response to a request, as far as a log tells it.
 type Response struct {
-	Status  int         // 0 if there is none
-	Unknown bool        // there is none since the client has left: the next handlers had the request
-	Header  http.Header // which placeholders show as well
-	Bytes   int64       // of its body; -1 if unknown
+	Status  int              // 0 if there is none
+	Unknown bool             // there is none since the client has left: the next handlers had the request
+	Header  http.Header      // which placeholders show as well
+	Bytes   int64            // of its body; -1 if unknown
+	Took    time.Duration    // -1 if unknown
+	Units   map[string]int64 // what limits charged, by their paths; nil if unknown
 }
 
 // Held is what a request holds of one bucket, or would hold if it had not been denied.
@@ -199,23 +285,32 @@ func (q *Request) Held(i int) *Held {
 	return h
 }
 
-// Charge returns what the request is charged by its response, and whether the response
-// tells: if not, the estimated cost is charged.
+// Charge returns what the request is charged by its response, and whether the log tells: if
+// not, the estimated cost is charged.
 func (h *Held) Charge(r *Response) (charge int64, known bool) {
+	s, res := &h.bucket.Limit.Settlement, response{state: complete, status: r.Status, header: r.Header, bytes: r.Bytes, took: r.Took}
 	switch {
 	case r.Unknown:
+		res.state = unknown
 	case r.Status == 0:
-		return h.unpassed(), true
+		res.state = unpassed
 	default:
-		charge, decided := h.byHeader(r.Status, r.Header)
-		if decided || h.bucket.Limit.Settlement.Count != nil && !h.counts { // logs have trailers among the fields
+		if charge, decided := h.byHeader(r.Status, r.Header); decided || s.Count != nil && !h.counts { // logs have trailers among the fields
 			return charge, true
 		}
-		if h.bucket.Limit.Settlement.ActualCost == ActualBytes && r.Bytes < 0 {
+	}
+	if res.state != unpassed {
+		units, logged := r.Units[h.bucket.Path]
+		switch {
+		case s.Usage != nil && logged:
+			return units, true
+		case s.Usage != nil && r.Status >= 400 && !r.Unknown:
+			return 0, true
+		case s.ActualCost == ActualDuration && r.Took < 0, s.ActualCost == ActualBytes && r.Bytes < 0 && !r.Unknown:
 			return h.cost, false
 		}
 	}
-	charge, _, known = h.byEnd(h.request, r.Status, r.Header, r.Bytes)
+	charge, _, known = h.atEnd(h.request, &res)
 	return charge, known
 }
 
@@ -252,11 +347,11 @@ type settler struct {
 	caddyhttp.ResponseWriterWrapper
 	request  *http.Request
 	holdings []Holding
-	early    bool         // whether the client had left before the request was passed on, and nobody had it since
-	hijacked bool         // whether a handler has taken the connection
-	begun    bool         // whether a response has begun, known or not
-	status   int          // of the response; 0 as long as it is not known
-	bytes    atomic.Int64 // of its body, or sent over its connection
+	early    bool // whether the client had left before the request was passed on, and nobody had it since
+	state    responseState
+	status   int          // once it has begun
+	body     *usage.Body  // nil unless a limit reads it
+	bytes    atomic.Int64 // of the body, or sent over its connection
 }
 
 // left reports whether the client seems to have left.
@@ -267,25 +362,39 @@ func (s *settler) left() bool { return s.request.Context().Err() != nil }
 // error route's text where nobody knows what the response would have been; their bodies begin
 // none either.
 func (s *settler) begin(status int) {
-	if s.begun {
+	if s.state != pending {
 		return
 	}
-	s.begun = true
 	s.leavePlaces(status)
 	switch {
-	case s.unanswered(s.routedError()):
-		return
-	case status == statusClientLeft, status > statusClientLeft && s.left():
-		s.early = s.early && status == statusClientLeft // a handler that says anything else had the request
-		return
+	case s.early && (status == statusClientLeft || s.unanswered(s.routedError())):
+		s.state = unpassed
+	case status == statusClientLeft, status > statusClientLeft && s.left(), s.unanswered(s.routedError()):
+		s.state = unknown
+	default:
+		s.state, s.status = complete, status
+		s.beginBody()
 	}
-	s.status = status
+}
+
+// beginBody settles what the header of the response decides, and has the body read if a limit
+// wants that.
+func (s *settler) beginBody() {
 	for i := range s.holdings {
 		h := &s.holdings[i]
-		if charge, decided := h.byHeader(status, s.Header()); decided {
+		if charge, decided := h.byHeader(s.status, s.Header()); decided {
 			h.Settle(charge)
 		}
+		if cost := h.bucket.Limit.Settlement.Usage; cost != nil && h.held != nil && s.body == nil && !s.upgrades() {
+			s.body = cost.Plan().NewBody(s.Header())
+		}
 	}
+}
+
+// upgrades reports whether the connection, or the stream of it, carries another protocol than HTTP
+// from now on.
+func (s *settler) upgrades() bool {
+	return s.status == http.StatusSwitchingProtocols || s.request.Method == http.MethodConnect
 }
 
 // unanswered reports whether err says that the request was passed on to a server whose
@@ -346,30 +455,47 @@ func statusOf(err error) int {
 // a proxy does not send it, and says so by status 499 or nothing, and without an error.
 func (s *settler) end(err error, panicked bool) {
 	s.leaveAll(err == nil && !panicked && !s.left())
-	if !panicked && !s.hijacked && !s.unanswered(err) && (err != nil || !s.left()) {
+	failed := panicked || err != nil
+	switch {
+	case s.state == complete && (failed || s.left()):
+		s.state = broken
+	case s.state == unpassed && failed:
+		s.state = unknown
+	case s.state != pending:
+	case panicked, s.unanswered(err):
+		s.state = unknown
+	case err != nil || !s.left():
 		s.begin(statusOf(err))
+	case s.early:
+		s.state = unpassed
+	default:
+		s.state = unknown
+	}
+	if s.body != nil {
+		s.body.End()
+	}
+	res := response{
+		state: s.state, status: s.status, header: s.Header(), bytes: s.bytes.Load(), took: took(s.request), body: s.body, left: s.left(),
 	}
 	for i := range s.holdings {
 		h := &s.holdings[i]
-		switch {
-		case h.held == nil: // its header has decided
-		case s.status == 0 && s.early && err == nil && !panicked && !s.hijacked:
-			h.Settle(h.unpassed())
-		default:
-			how, status := &h.bucket.Limit.Settlement, s.status
-			switch {
-			case status == 0 && s.hijacked && how.Count == nil && how.ActualCost == ActualBytes:
-				status = http.StatusSwitchingProtocols // of which the bytes were counted
-			case how.Count != nil && !h.counts && (panicked || s.left()) && how.lacksTrailer(s.Header()):
-				status = 0 // it has broken off before the trailer that tells
-			}
-			charge, got, ok := h.byEnd(s.request, status, s.Header(), s.bytes.Load())
-			if !ok {
-				h.bucket.Limit.Reporter.badCost(h.bucket, got, h.cost)
-			}
-			h.Settle(charge)
+		if h.held == nil {
+			continue // its header has decided
 		}
+		charge, why, known := h.atEnd(s.request, &res)
+		if !known {
+			h.bucket.Limit.Reporter.noCost(h.bucket, why, charge)
+		}
+		h.Settle(charge)
 	}
+}
+
+// took returns the time since Caddy has received a request.
+func took(r *http.Request) time.Duration {
+	if received, ok := caddyhttp.GetVar(r.Context(), "start_time").(time.Time); ok {
+		return time.Since(received)
+	}
+	return 0
 }
 
 // WriteHeader implements http.ResponseWriter. Informational responses are not final.
@@ -386,6 +512,9 @@ func (s *settler) WriteHeader(status int) {
 func (s *settler) Write(b []byte) (int, error) {
 	s.begin(http.StatusOK)
 	n, err := s.ResponseWriter.Write(b)
+	if s.body != nil {
+		s.body.Write(b) // also what does not reach the client: it was made for it
+	}
 	sent := n
 	if err != nil && s.request.ProtoMajor == 2 && !errors.Is(err, http.ErrBodyNotAllowed) {
 		sent = len(b)
@@ -397,7 +526,7 @@ func (s *settler) Write(b []byte) (int, error) {
 // ReadFrom implements io.ReaderFrom, which lets files be sent without copying, but not over HTTP/2.
 func (s *settler) ReadFrom(r io.Reader) (int64, error) {
 	s.begin(http.StatusOK)
-	if s.request.ProtoMajor == 2 {
+	if s.request.ProtoMajor == 2 || s.body != nil {
 		return io.Copy(struct{ io.Writer }{s}, r)
 	}
 	n, err := s.ResponseWriterWrapper.ReadFrom(r)

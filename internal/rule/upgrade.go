@@ -16,8 +16,10 @@ func (s *settler) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buffered, err := http.NewResponseController(s.ResponseWriter).Hijack()
 	if err == nil {
 		s.leaveAll(false)
+		if s.state != complete {
+			s.state = upgraded
+		}
 	}
-	s.hijacked = s.hijacked || err == nil // what becomes of it is not known, unless there was a status before
 	if err != nil || !slices.ContainsFunc(s.holdings, func(h Holding) bool { return h.bucket.Limit.Settlement.ActualCost == ActualBytes }) {
 		return conn, buffered, err
 	}

@@ -290,19 +290,22 @@ func (p *Process) NewMemory() {
 	p.full.reset()
 }
 
-// Throttle lets one message through a minute.
+// Throttle lets one message through in some time.
 type Throttle struct {
-	last atomic.Int64 // time since start, plus a minute
+	last atomic.Int64 // time since start, plus that time
 }
 
 // start is the origin of a monotonic clock.
 var start = time.Now()
 
 // Allow reports whether a minute has passed since it last returned true.
-func (t *Throttle) Allow() bool { return t.allow(time.Since(start)) }
+func (t *Throttle) Allow() bool { return t.AllowEvery(time.Minute) }
 
-// allow is Allow at a time since start.
-func (t *Throttle) allow(at time.Duration) bool {
-	now, last := int64(at+time.Minute), t.last.Load()
-	return now-last >= int64(time.Minute) && t.last.CompareAndSwap(last, now)
+// AllowEvery is Allow with another time, which must be the same each time.
+func (t *Throttle) AllowEvery(d time.Duration) bool { return t.allow(time.Since(start), d) }
+
+// allow is AllowEvery at a time since start.
+func (t *Throttle) allow(at, every time.Duration) bool {
+	now, last := int64(at+every), t.last.Load()
+	return now-last >= int64(every) && t.last.CompareAndSwap(last, now)
 }

@@ -138,7 +138,7 @@ func TestFullLimitsAreLoggedOnceAMinute(t *testing.T) {
 func TestThrottle(t *testing.T) {
 	var throttle Throttle
 	for at, want := range []bool{0: true, 1: false, 59: false, 60: true, 119: false, 120: true} {
-		if got := throttle.allow(time.Duration(at) * time.Second); got != want {
+		if got := throttle.allow(time.Duration(at)*time.Second, time.Minute); got != want {
 			t.Errorf("after %d s: got %t", at, got)
 		}
 	}

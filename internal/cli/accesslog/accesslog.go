@@ -107,6 +107,7 @@ type Entry struct {
 	values []string
 
 	responseHeader string // in JSON
+	rateLimit      string // what a rate_limit handler has added, in JSON
 
 	exact  bool  // whether its times are
 	number int64 // of the entry, in the order in which they were read
@@ -165,6 +166,18 @@ func (e *Entry) ResponseHeader() (h http.Header) {
 		return nil
 	}
 	return h
+}
+
+// Units returns what the limits of then have charged, by their paths, or nil if the log does not
+// tell.
+func (e *Entry) Units() map[string]int64 {
+	var logged struct {
+		Units map[string]int64 `json:"units"`
+	}
+	if e.rateLimit == "" || json.Unmarshal([]byte(e.rateLimit), &logged) != nil {
+		return nil
+	}
+	return logged.Units
 }
 
 // addField adds a header field whose values were appended to e.values before.

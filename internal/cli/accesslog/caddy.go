@@ -142,10 +142,9 @@ func (s *scanner) line(e *Entry, l *caddyLine) bool {
 		case "size":
 			return s.token(&l.size)
 		case "resp_headers":
-			from := s.pos
-			ok := s.skip(0)
-			e.responseHeader = s.text[from:s.pos]
-			return ok
+			return s.raw(&e.responseHeader)
+		case "rate_limit":
+			return s.raw(&e.rateLimit)
 		case "logger":
 			l.hasLogger = true
 			return s.string(&l.logger)
@@ -368,6 +367,14 @@ func (s *scanner) digits() bool {
 // maxDepth is how deeply values may be nested.
 const maxDepth = 32
 
+// raw reads any value as it is written.
+func (s *scanner) raw(text *string) bool {
+	from := s.pos
+	ok := s.skip(0)
+	*text = s.text[from:s.pos]
+	return ok
+}
+
 // skip reads any value.
 func (s *scanner) skip(depth int) bool {
 	if s.pos == len(s.text) || depth == maxDepth {
@@ -437,7 +444,7 @@ func decode(line []byte, e *Entry, l *caddyLine) Reason {
 	if !ok {
 		return NotAccess
 	}
-	e.responseHeader = string(top["resp_headers"])
+	e.responseHeader, e.rateLimit = string(top["resp_headers"]), string(top["rate_limit"])
 	_, l.hasLogger = top["logger"]
 	_, l.hasMsg = top["msg"]
 	_, l.hasHeaders = request["headers"]

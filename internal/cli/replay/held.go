@@ -61,16 +61,19 @@ func (p *replay) keep(run *offline.Run) {
 		p.settleAfter(0, &p.held[i], &p.rejection)
 	}
 	held, e := p.held[p.rejected:], p.entry
-	logged, answered := rule.Response{Status: e.Status, Bytes: e.Bytes}, true
+	logged, answered := rule.Response{Status: e.Status, Bytes: e.Bytes, Took: time.Duration(e.Duration)}, true
 	switch {
 	case e.Status == 0, e.Status == http.StatusTooManyRequests:
 		logged, answered = rule.Response{}, false // a limit of then may have denied it
 	case e.Status == statusClientLeft:
-		logged = rule.Response{Unknown: true}
+		logged.Status, logged.Unknown = 0, true
 	case slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.ReadsHeader() }):
 		if logged.Header = e.ResponseHeader(); logged.Header != nil {
 			run.SetResponse(logged.Header)
 		}
+	}
+	if answered && slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.Usage != nil }) {
+		logged.Units = e.Units()
 	}
 	rejected := p.refused || p.isDenied()
 	for i := range held {
