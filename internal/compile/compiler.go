@@ -20,6 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -42,6 +43,7 @@ type Compiler struct {
 	countsDenied bool                         // whether any of the limits counts denied requests
 	zones        map[*config.Limit]*zone.Zone // that limits were
 	paths        map[string]bool              // of the buckets so far
+	usage        usage.Plan                   // what the limits so far want of bodies
 	Logger       *zap.Logger                  // of the handler
 	Location     Location                     // of the handler, as far as its routes are known
 }

@@ -7,12 +7,19 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
 )
 
 // setSettlement sets what requests are charged in the end.
-func (d *LimitBuilder) setSettlement() error {
-	if d.ActualCost != "" && d.ActualCost != rule.ActualBytes && !option.IsTemplate(d.ActualCost) {
-		return option.Bad("actual_cost", d.ActualCost, "bytes, or a placeholder such as {http.response.header.X-Cost}")
+func (d *LimitBuilder) setSettlement() (err error) {
+	s := rule.Settlement{InProgress: d.Concurrency != "", Count: d.Count, ActualCost: d.ActualCost}
+	switch {
+	case usage.IsCost(d.ActualCost):
+		if s.Usage, err = d.usage.Parse(d.ActualCost); err != nil {
+			return err
+		}
+	case d.ActualCost != "" && d.ActualCost != rule.ActualBytes && d.ActualCost != rule.ActualDuration && !option.IsTemplate(d.ActualCost):
+		return option.Bad("actual_cost", d.ActualCost, "tokens, json and paths, bytes, duration, or a placeholder such as {http.response.header.X-Cost}")
 	}
 	if d.Count != nil {
 		for _, code := range slices.Concat(d.Count.StatusCode, d.Count.NotStatusCode) {
@@ -25,14 +32,13 @@ func (d *LimitBuilder) setSettlement() error {
 		}
 	}
 	d.rule.Count, d.rule.ActualCost, d.rule.Hold = d.Count, d.ActualCost, d.Hold
-	d.rule.Settlement = rule.Settlement{InProgress: d.Concurrency != "", Count: d.Count, ActualCost: d.ActualCost}
+	d.rule.Settlement = s
 	if d.Hold == "" {
 		return nil
 	}
 	if !d.rule.Settlement.Holds() && !d.IsGroup() {
 		return option.Needs("hold", d.Hold, "count or actual_cost: other limits hold nothing")
 	}
-	var err error
 	d.rule.Settlement.HoldOff, err = option.ParseConstant("hold", d.Hold, parseHold)
 	return err
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
 )
 
 // ParseBlock parses the directive. docs/directive.md has its syntax: a block takes the options
@@ -172,6 +173,8 @@ func (p *limitParser) parseOption(l *config.Limit, b *config.Block, text *string
 		if l.Period = strings.Join(args, " "); len(args) != 1 && len(args) != 2 {
 			return p.WrapErr(option.Bad(name, l.Period, "a unit and at most a time zone, such as month Europe/Berlin"))
 		}
+	case name == "actual_cost" && p.CountRemainingArgs() > 1 && usage.IsCost(nextArgs(p.Dispenser)[0]):
+		l.ActualCost = strings.Join(p.RemainingArgs(), " ")
 	case name == "concurrency":
 		return p.parseConcurrency(l)
 	case name == "consistency":
