@@ -122,35 +122,47 @@ func (f *fields) value(name string) string {
 
 // dropForeign leaves of each family in h either our fields or those of others, which a
 // proxy has added. It returns the families that are ours: those of which we have fields,
-// but for those in fill of which there are others too. A field of ours that was removed or
-// replaced meanwhile is left alone.
+// except those in fill of which there are others too.
 func (f *fields) dropForeign(h http.Header, fill Families) (ours Families) {
-	ours = f.families()
-	if fill &= ours; fill != 0 {
-		for name, values := range h {
-			if len(values) > 1 || len(values) == 1 && values[0] != f.value(name) {
-				ours &^= fill & familyOf(name)
-			}
+	fill &= f.families()
+	ours = f.families() &^ f.foreignFamilies(h, fill)
+	f.keepFamilies(h, ours, fill&^ours)
+	return ours
+}
+
+// foreignFamilies returns which of some families have fields of others in h.
+func (f *fields) foreignFamilies(h http.Header, of Families) (foreign Families) {
+	if of == 0 {
+		return 0
+	}
+	for name, values := range h {
+		if len(values) > 1 || len(values) == 1 && values[0] != f.value(name) {
+			foreign |= of & familyOf(name)
 		}
 	}
-	left := fill &^ ours
+	return foreign
+}
+
+// keepFamilies removes from h what others added to the families that are ours, and to fields that
+// are of no family, and what is ours from the families that are theirs. A field of ours that
+// was removed or replaced meanwhile is left alone.
+func (f *fields) keepFamilies(h http.Header, ours, theirs Families) {
 	for name, values := range h {
 		family := familyOf(name)
 		if family == 0 && len(values) < 2 {
 			continue
 		}
 		own := f.value(name)
-		stands := own != "" && len(values) > 0 && values[0] == own
+		first := own != "" && len(values) > 0 && values[0] == own
 		switch {
-		case family&ours != 0 && own == "", family&left != 0 && stands && len(values) == 1:
+		case family&ours != 0 && own == "", family&theirs != 0 && first && len(values) == 1:
 			delete(h, name)
-		case family&left != 0 && stands:
+		case family&theirs != 0 && first:
 			h[name] = values[1:]
-		case family&^ours == 0 && stands:
+		case family&^ours == 0 && first:
 			h[name] = values[:1]
 		}
 	}
-	return ours
 }
 
 // owns reports whether a field may only have our value, given its name and the families
