@@ -517,3 +517,22 @@ func benchmark(b *testing.B, line func(i int) string) {
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "lines/s")
 }
+
+// TestUnits guards that what limits have charged is read from the line of a request, as Caddy
+// writes it and otherwise.
+func TestUnits(t *testing.T) {
+	with := func(logged string) string { return strings.TrimSuffix(caddyLog, "}") + `,"rate_limit":` + logged + "}" }
+	for _, tc := range []struct{ line, want string }{
+		{caddyLog, "map[]"},
+		{with(`{"result":"admitted","limit":"a","remaining":4,"units":{"a":3,"a/b":120}}`), "map[a:3 a/b:120]"},
+		{with(`{ "units" : {"a": 3} }`), "map[a:3]"},
+		{with(`{"result":"denied"}`), "map[]"},
+		{with(`{"units":{"a":"x"}}`), "map[]"},
+		{with(`5`), "map[]"},
+	} {
+		_, all := readAll(t, Auto, tc.line+"\n")
+		if len(all) != 1 || fmt.Sprint(all[0].Units()) != tc.want {
+			t.Errorf("%s: got %d lines, want one with %s", tc.line, len(all), tc.want)
+		}
+	}
+}
