@@ -128,6 +128,7 @@ func TestRecipes(t *testing.T) {
 		"A limit by account":                    recipeAccount,
 		"A client's own quota":                  recipeQuota,
 		"Costs that only the upstream knows":    recipeCosts,
+		"A language model behind Caddy":         recipeModel,
 		"Shares of tenants":                     recipeTenants,
 		"Websockets":                            recipeWebsockets,
 		"A limit to try out first":              recipeCandidate,
@@ -333,6 +334,49 @@ func recipeQuota(r recipe) {
 	}
 	r.want("another", quota("b"), ok+"3/3")
 	r.want("another way to write it", s.get("/QUOTA", "X-Api-Key: a").StatusCode, 429)
+}
+
+func recipeModel(r recipe) {
+	next, arrived := make(chan struct{}), make(chan struct{}, 9)
+	upstream := newUpstream(r.t, func(w http.ResponseWriter, r *http.Request) {
+		in, out := 1000, 200
+		_, _ = fmt.Sscan(r.URL.Query().Get("in"), &in)
+		usage := fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, in, out, in+out)
+		if r.URL.Query().Get("stream") == "" {
+			fmt.Fprintf(w, `{"choices":[],%s}`, usage)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_ = http.NewResponseController(w).Flush()
+		arrived <- struct{}{}
+		<-next
+		fmt.Fprintf(w, "data: {\"choices\":[],%s}\n\ndata: [DONE]\n\n", usage)
+	})
+	s := r.start(1, "https://api.openai.com", upstream)
+	const path, alice = "/v1/chat/completions", "Authorization: Bearer alice"
+	charged := func() string {
+		logged, _ := s.lastAccess()["rate_limit"].(map[string]any)
+		return fmt.Sprint(logged["units"])
+	}
+	r.want("a request", s.send("POST", path, alice).StatusCode, 200)
+	r.want("charged", charged(), "map[budget:270 day:1200 minute:1200]")
+	r.want("a list of models", s.get("/v1/models", alice).StatusCode, 200)
+	r.want("charged for a list", charged(), "<nil>")
+	var running sync.WaitGroup
+	for range 3 {
+		running.Go(func() { s.send("POST", path+"?stream=1", alice) })
+		<-arrived
+	}
+	r.want("a fourth stream", s.send("POST", path, alice).StatusCode, 429)
+	close(next)
+	running.Wait()
+	r.want("charged for a stream", charged(), "map[budget:270 day:1200 minute:1200]")
+	r.want("a large one", s.send("POST", path+"?in=60000", alice).StatusCode, 200)
+	r.want("charged for it", charged(), "map[budget:9120 day:60200 minute:60200]")
+	r.want("in debt", s.send("POST", path, alice).StatusCode, 429)
+	r.want("another key", s.send("POST", path, "Authorization: Bearer bob").StatusCode, 200)
+	s.clock.advance(time.Minute)
+	r.want("a minute later", s.send("POST", path, alice).StatusCode, 200)
 }
 
 func recipeCosts(r recipe) {

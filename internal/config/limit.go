@@ -148,14 +148,25 @@ type Limit struct {
 	// their responses.
 	Count *adminjson.Responses `json:"count,omitempty"`
 
-	// What a request costs in the end: a placeholder that has a whole number by the end
-	// of the response, such as `{http.response.header.X-Cost}`, or `bytes`, the length of
-	// its body, or of what is sent over a websocket; with a `cost` of `body`, that of the
-	// request's body is added. Until then the request holds its
-	// `cost`, which should be an upper bound: it is what a client is charged that hangs up
-	// before the number is there. If the actual cost is higher, the bucket may be overfilled, by its size at
-	// most. The `cost` is charged if there is no response or no number. Default: the
-	// `cost`.
+	// What a request costs in the end, one of:
+	//
+	// - `tokens`: those that the API of a language model says in the response's body: OpenAI
+	//   and what is compatible, Anthropic, Gemini, Bedrock Converse, Cohere, Ollama, llama.cpp.
+	// - `json` and one or more numbers in the body, at paths of names with dots between them, each
+	//   with a weight if it has any, such as `json usage.prompt_tokens*0.15
+	//   usage.completion_tokens*0.6`. Paths with a `|` between them are one number, of which
+	//   the last value in the body counts.
+	// - `bytes`: the length of the response's body, or of what is sent over a websocket; with a
+	//   `cost` of `body`, that of the request's body is added.
+	// - `duration`: the milliseconds until the response has ended.
+	// - a placeholder that has a whole number by the end of the response, such as
+	//   `{http.response.header.X-Cost}`.
+	//
+	// Until then the request holds its `cost`, which should be an upper bound: it is what a client
+	// is charged at least that hangs up before the number is there. If the actual cost is higher, the
+	// bucket may be overfilled, by its size at most. The `cost` is charged if there is no response or
+	// no number; of a body without one, a quarter of its bytes if that is more, but nothing if the
+	// status is 3xx, 4xx or 5xx. Default: the `cost`.
 	ActualCost string `json:"actual_cost,omitempty"`
 
 	// Whether a request holds its cost until it is known what it is charged, with `count`
