@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"hash/maphash"
 	"math"
 	"slices"
 	"sync"
@@ -145,7 +144,7 @@ func (f *fallback) locate(req Request, q *query) {
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		if i == 0 || b.Key != req.Buckets[i-1].Key {
-			key = maphash.String(f.memory.seed, b.Key)
+			key = f.memory.key.sum(b.Key)
 		}
 		f.memory.find(&q.buckets[i].place, b, key)
 		q.buckets[i].partition.sized(b.Limit.Size)

@@ -27,10 +27,12 @@ import (
 // with Bucket.ShareKey, keys that have no bucket share one.
 type Memory struct {
 	directory atomic.Pointer[directory]
-	seed      maphash.Seed
+	seed      maphash.Seed // of the hashes by which partitions are found
+	key       sipKey       // of the hashes of buckets, which are saved with it
 	clock     func() time.Duration
-	system    bool // whether clock is the system's
+	unix      func(now int64) int64 // the time of day, in µs, when clock shows now
 	maxKeys   atomic.Int64
+	savedAt   atomic.Int64 // when Save was last called, in µs on clock
 
 	// For the stores that use this one as their fallback.
 	traffic *traffic
@@ -60,15 +62,16 @@ const DefaultMaxKeys = 1_000_000
 func NewMemory() *Memory {
 	start := time.Now()
 	m := NewMemoryWithClock(func() time.Duration { return time.Since(start) })
-	m.system = true
+	m.unix = func(int64) int64 { return time.Now().UnixMicro() }
 	return m
 }
 
 // NewMemoryWithClock returns an empty Memory that goes by a clock of the caller's, as in
 // tests. clock returns the time since some fixed moment, which is the Unix epoch if any
-// Limit goes by the time of day, and must never go back.
+// Limit goes by the time of day or if the Memory is saved, and must never go back.
 func NewMemoryWithClock(clock func() time.Duration) *Memory {
-	m := &Memory{seed: maphash.MakeSeed(), clock: clock, traffic: new(traffic)}
+	m := &Memory{seed: maphash.MakeSeed(), key: newSipKey(), clock: clock, traffic: new(traffic)}
+	m.unix = func(now int64) int64 { return now }
 	m.directory.Store(newDirectory(nil, map[string]*usage{}, new(usage)))
 	m.SetMaxKeys(DefaultMaxKeys)
 	return m
@@ -374,16 +377,8 @@ func (m *Memory) moment(l *bucket.Limit, now int64) bucket.Moment {
 	if !l.Aligned {
 		return bucket.Moment{Now: now}
 	}
-	return m.alignedMoment(now)
-}
-
-// alignedMoment is moment for limits that are Aligned. The monotonic clock does not do
-// for them: it may stop while the machine sleeps.
-func (m *Memory) alignedMoment(now int64) bucket.Moment {
-	if m.system {
-		return bucket.Moment{Now: now, Unix: time.Now().UnixMicro()}
-	}
-	return bucket.Moment{Now: now, Unix: now}
+	// The monotonic clock does not do for them: it may stop while the machine sleeps.
+	return bucket.Moment{Now: now, Unix: m.unix(now)}
 }
 
 // Len returns the number of buckets held, including drained ones that have not
@@ -419,7 +414,7 @@ func (m *Memory) places(buckets []Bucket, dst []place) []place {
 	for i := range buckets {
 		b := &buckets[i]
 		if i == 0 || b.Key != buckets[i-1].Key {
-			key = maphash.String(m.seed, b.Key)
+			key = m.key.sum(b.Key)
 		}
 		dst = append(dst, place{})
 		m.find(&dst[len(dst)-1], b, key)
@@ -429,22 +424,38 @@ func (m *Memory) places(buckets []Bucket, dst []place) []place {
 
 // place returns the location of b.
 func (m *Memory) place(b *Bucket) (p place) {
-	m.find(&p, b, maphash.String(m.seed, b.Key))
+	m.find(&p, b, m.key.sum(b.Key))
 	return p
 }
 
 // find sets p to the location of b, given the hash of its key.
 func (m *Memory) find(p *place, b *Bucket, key uint64) {
-	salt := b.limitHash(m.seed)
-	p.hash, p.partition = mix(salt, key), m.partition(b, salt)
+	p.partition = m.partition(b, b.limitHash(m.seed))
+	p.hash = mix(m.saltIn(p.partition, b), key)
 	p.table = &p.partition.tables[p.hash%tables]
 }
 
 // locate returns b's partition and b's hash.
 func (m *Memory) locate(b *Bucket) (*partition, uint64) {
-	salt := b.limitHash(m.seed)
-	return m.partition(b, salt), mix(salt, maphash.String(m.seed, b.Key))
+	p := m.partition(b, b.limitHash(m.seed))
+	return p, mix(m.saltIn(p, b), m.key.sum(b.Key))
 }
+
+// saltIn returns the hash of b's limit that b's hash includes, given b's partition.
+func (m *Memory) saltIn(p *partition, b *Bucket) uint64 {
+	if p.mixed() {
+		return m.limitSalt(b)
+	}
+	return p.keySalt
+}
+
+// limitSalt is saltIn for any partition. It is slower.
+func (m *Memory) limitSalt(b *Bucket) uint64 { return b.mixLimit(m.key.sum(b.Name)) }
+
+// hash returns the identity of b as 64 bits. The key of the hash is secret, so nobody can aim
+// at another client's bucket. The odds that any two of a million buckets collide by chance are
+// one in 37 million.
+func (m *Memory) hash(b *Bucket) uint64 { return mix(m.limitSalt(b), m.key.sum(b.Key)) }
 
 // put stores s as the level of the bucket at p.
 func (m *Memory) put(p *place, s bucket.Level, now int64) {
@@ -465,16 +476,18 @@ func (m *Memory) put(p *place, s bucket.Level, now int64) {
 	}
 }
 
-// hash returns the identity of b, see Bucket, as 64 bits. The seed is secret, so
-// nobody can aim at another client's bucket. The odds that any two of a million
-// buckets collide by chance are one in 37 million.
+// hash returns the identity of b, see Bucket, as 64 bits, in this process.
 func (b *Bucket) hash(seed maphash.Seed) uint64 {
 	return mix(b.limitHash(seed), maphash.String(seed, b.Key))
 }
 
 // limitHash returns the identity of b's limit as 64 bits.
 func (b *Bucket) limitHash(seed maphash.Seed) uint64 {
-	h := maphash.String(seed, b.Name)
+	return b.mixLimit(maphash.String(seed, b.Name))
+}
+
+// mixLimit returns the identity of b's limit, given the hash of its name.
+func (b *Bucket) mixLimit(h uint64) uint64 {
 	if b.shared {
 		h = ^h
 	}

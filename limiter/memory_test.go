@@ -424,7 +424,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	now := time.Hour
 	clock := func() time.Duration { return now }
 	one, several := NewMemoryWithClock(clock), NewMemoryWithClock(clock)
-	several.seed = one.seed
+	several.seed, several.key = one.seed, one.key
 	limits := []Limit{
 		{Size: 1, DripInterval: time.Second, DripSize: 1},
 		{Size: 9, DripInterval: 700 * time.Millisecond, DripSize: 1},

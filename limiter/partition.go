@@ -78,7 +78,8 @@ type partition struct {
 	id      limitID
 	limit   Limit  // of buckets with that id, without a Size
 	order   uint64 // unique; tables are locked in this order
-	salt    uint64 // the hash of id
+	salt    uint64 // the hash of id, by which it is found
+	keySalt uint64 // that which the hashes of its buckets include, unless it is mixed
 	usage   *usage
 	entries []map[uint64]*bucket.EntryLog // of each table, by the hash of the bucket; nil if there can be none. See logs.go
 	dead    bool                          // no longer in the directory; guarded by the lock of each table
@@ -218,7 +219,7 @@ func (m *Memory) newPartition(id limitID) *partition {
 	}
 	m.made++
 	b := id.bucket()
-	p := &partition{id: id, limit: b.Limit, order: m.made, salt: b.limitHash(m.seed), usage: u}
+	p := &partition{id: id, limit: b.Limit, order: m.made, salt: b.limitHash(m.seed), keySalt: m.limitSalt(&b), usage: u}
 	if bucket.Algorithms[id.algorithm].Entries || p.mixed() {
 		p.entries = make([]map[uint64]*bucket.EntryLog, tables)
 	}
@@ -304,9 +305,6 @@ func (m *Memory) Usage() []LimitUsage {
 	slices.SortFunc(limits, func(a, b LimitUsage) int { return cmp.Compare(a.Name, b.Name) })
 	return limits
 }
-
-// hash returns the identity of b as 64 bits.
-func (m *Memory) hash(b *Bucket) uint64 { return b.hash(m.seed) }
 
 // sweep removes drained buckets if a sweep is due.
 func (m *Memory) sweep(now int64) {

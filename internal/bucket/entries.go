@@ -43,6 +43,28 @@ func EntryLogOf(s Level, rate, now int64) *EntryLog {
 	return g
 }
 
+// Saved returns what LoadEntryLog makes a log like g of. Entries are the log's own.
+func (g *EntryLog) Saved() (rate, base int64, entries []uint64) { return g.rate, g.base, g.live() }
+
+// LoadEntryLog returns the log of which Saved has returned that, or nil if there is none. The
+// entries become its own, and none is later than the given time.
+func LoadEntryLog(rate, base int64, entries []uint64, latest int64) *EntryLog {
+	g := &EntryLog{Entries: entries, base: base, rate: rate}
+	before, total := uint64(0), int64(0)
+	for _, e := range entries {
+		if UnitsOf(e) == 0 || e>>unitBits < before || g.time(e) > latest {
+			return nil
+		}
+		before = e >> unitBits
+		total += UnitsOf(e)
+	}
+	g.Total = int32(total) //nolint:gosec // checked
+	if rate <= 0 || rate > Horizon/3 || base < latest-2*Horizon || total > 2*MaxLogUnits {
+		return nil
+	}
+	return g
+}
+
 // Keys returns as how many buckets g counts.
 func (g *EntryLog) Keys() int { return entriesKeys + (cap(g.Entries)+EntriesPerKey-1)/EntriesPerKey }
 
