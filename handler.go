@@ -62,6 +62,7 @@ import (
 type Handler struct {
 	config.Block
 
+	app      *App
 	store    limiter.Store
 	redis    *state.Redis  // the same store; nil without Redis
 	timeout  time.Duration // of Redis; 0 without
@@ -94,6 +95,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	app := loaded.(*App)
+	h.app = app
 	h.logger = app.lines.Logger(ctx.Logger())
 	h.store, h.redis, h.timeout = app.stores.Store(), app.stores.Redis, app.timeout
 	c, err := compile.New(&h.Block, option.OnLoad)
@@ -138,6 +140,7 @@ func (h *Handler) Compiled() rule.Handler {
 
 // ServeHTTP passes the request to the next handler or denies it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	h.app.ready()
 	if h.redis != nil {
 		// The store must stay open: another handler may use it for this request.
 		h.redis.Requests.Add(1)

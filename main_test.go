@@ -212,7 +212,8 @@ func startConfig(t testing.TB, c setup) *server {
 		},
 	}
 	s.clock.advance(time.Hour)
-	original := statepkg.Process.NewMemory
+	original, dataDir, dir := statepkg.Process.NewMemory, statepkg.Process.DataDir, tempDir(t)
+	statepkg.Process.DataDir = func() string { return dir } // its own: no test finds buckets of another one
 	statepkg.Process.NewMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.clock.read) }
 	statepkg.Process.IdleMemory.Store(nil)
 	t.Cleanup(func() {
@@ -220,7 +221,7 @@ func startConfig(t testing.TB, c setup) *server {
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
-		statepkg.Process.NewMemory = original
+		statepkg.Process.NewMemory, statepkg.Process.DataDir = original, dataDir
 		statepkg.Process.IdleMemory.Store(nil)
 		statepkg.Process.Stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
@@ -543,6 +544,7 @@ func startKillable(t testing.TB, c setup) (addr string, kill func()) {
 func runCaddy(t testing.TB, output io.Writer, caddyfile string, flags ...string) *caddytest.Process {
 	t.Helper()
 	cmd := caddytest.Command(context.Background(), append([]string{"run", "--config", caddyfile}, flags...)...)
+	cmd.Env = append(cmd.Env, caddytest.Home(filepath.Dir(caddyfile))...) // its own: it finds the buckets of the one before that had it
 	cmd.Stdout, cmd.Stderr = output, output
 	p, err := caddytest.Start(t, cmd)
 	if err != nil {

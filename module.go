@@ -29,6 +29,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -50,6 +51,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -92,14 +94,14 @@ type (
 )
 
 // App configures where the buckets of all `rate_limit` handlers are kept. Without
-// it they are kept in this process: each Caddy instance then limits on its own,
-// and buckets start empty when it restarts. They survive config reloads, and are
-// kept for a minute while the config has no limits.
+// it they are kept in this process: each Caddy instance then limits on its own.
+// They survive config reloads and, in a file, restarts.
 type App struct {
 	config.App
 
 	shared   *compile.Shared // what its handlers have in common
 	stores   state.Stores
+	applied  sync.Once
 	timeout  time.Duration  // of Redis; 0 without
 	handlers []*Handler     // of the config, in the order in which they were provisioned
 	lines    logqueue.Queue // of the app and its handlers
@@ -174,6 +176,7 @@ func (a *App) Cleanup() error {
 
 // Start applies the app's settings and connects to Redis.
 func (a *App) Start() error {
+	a.ready()
 	a.activate()
 	a.warnUnintended()
 	if a.stores.Redis != nil {
@@ -192,14 +195,23 @@ func (a *App) Stop() error {
 	return nil
 }
 
-// activate applies the app's settings.
+// ready applies the settings of the buckets in this process, and loads them, before the first
+// request: Caddy may start its servers before the app. It is not done in Provision: validate
+// neither reads nor locks the file.
+func (a *App) ready() { a.applied.Do(a.apply) }
+
+func (a *App) apply() {
+	a.stores.Memory.SetMaxKeys(a.shared.MaxKeys)
+	a.stores.File.Use(persist.Options{Path: a.shared.Persist, Redis: a.Redis != nil, Logger: a.logger})
+}
+
+// activate makes the app the newest one that runs.
 func (a *App) activate() {
 	if before := newestApp(); before != nil {
 		a.logStoreChange(before)
 	}
 	a.running = a.telemetryConfig()
 	state.Process.Add(a.running)
-	a.stores.Memory.SetMaxKeys(a.shared.MaxKeys)
 }
 
 // warnUnintended logs what of the config is probably not as it was intended, once all handlers
@@ -236,7 +248,7 @@ func (a *App) logStoreChange(before *App) {
 func (a *App) deactivate() {
 	state.Process.Remove(a.running)
 	if newest := newestApp(); newest != nil {
-		newest.stores.Memory.SetMaxKeys(newest.shared.MaxKeys)
+		newest.apply()
 	}
 }
 
@@ -278,7 +290,7 @@ func (h startedHandler) Handle(context.Context, caddy.Event) error {
 // telemetryConfig returns the config of an app for telemetry.
 func (a *App) telemetryConfig() *telemetry.Config {
 	c := &telemetry.Config{
-		App: a, Memory: a.stores.Memory, MaxKeys: a.shared.MaxKeys, Metrics: a.shared.Metrics, Logger: a.logger, Events: a.events, Context: a.ctx,
+		App: a, Memory: a.stores.Memory, MaxKeys: a.shared.MaxKeys, Saved: a.stores.File.Saved, Metrics: a.shared.Metrics, Logger: a.logger, Events: a.events, Context: a.ctx,
 	}
 	if a.stores.Redis != nil {
 		c.Redis = a.stores.Redis.Redis
@@ -338,7 +350,7 @@ func (*adminAPI) Routes() []caddy.AdminRoute {
 
 // adminConfig returns the config of a running app for the admin API.
 func (a *App) adminConfig() *adminapi.Config {
-	c := &adminapi.Config{OnError: a.shared.OnError, HTTP: a.http(), Memory: a.stores.Memory, MaxKeys: a.shared.MaxKeys}
+	c := &adminapi.Config{OnError: a.shared.OnError, HTTP: a.http(), Memory: a.stores.Memory, MaxKeys: a.shared.MaxKeys, Saved: a.stores.File.Saved()}
 	for _, h := range a.handlers {
 		c.Handlers = append(c.Handlers, h)
 	}

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
 // TestRemedies guards that advice helps: once a remedy is applied, there is no advice any more,
@@ -37,7 +36,6 @@ func TestRemedies(t *testing.T) {
 	}
 	cookies := []string{"/|Cookie: id=1", "/|Cookie: id=2", "/|Cookie: id=3", "/|Cookie: id=4", "/|Cookie: id=5"}
 	times := func(n int, request string) []string { return slices.Repeat([]string{request}, n) }
-	redis := redistest.Start(t).Addr
 
 	covered := make(map[advice.Kind]bool)
 	for _, tc := range []struct {
@@ -178,9 +176,6 @@ func TestRemedies(t *testing.T) {
 		{"proxies that are exempt", advice.ProxyExempted, "not client_ip", [2]setup{
 			{global: strict, site: limit("match not remote_ip 127.0.0.0/8") + end}, {global: strict, site: limit("match not client_ip 127.0.0.0/8") + end},
 		}, times(3, one), [2]string{"200 200 200", "200 200 429"}},
-		{"ban that a restart ends", advice.Forgotten, "redis", [2]setup{
-			{site: limit("ban 2h") + end}, {global: redisGlobal(redis), site: limit("ban 2h") + end},
-		}, times(3, "/"), [2]string{"200 200 429", "200 200 429"}},
 		{"ban of all", advice.BanOfAll, "{client_ip}", [2]setup{
 			{global: strict, site: limit("key all\nban 10m") + end}, {global: strict, site: limit("key {client_ip}\nban 10m") + end},
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -496,7 +497,10 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				store, err := statepkg.OpenStore(a, "test", func() (statepkg.SharedMemory, error) { return statepkg.Sweep(statepkg.Process.NewMemory()), nil })
+				store, err := statepkg.OpenStore(a, "test", func() (statepkg.SharedMemory, error) {
+					m := statepkg.Process.NewMemory()
+					return statepkg.Sweep(m, persist.New(m, caddy.Exiting)), nil
+				})
 				if err != nil || store.Memory == nil {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}

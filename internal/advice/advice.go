@@ -45,7 +45,6 @@ const (
 	AddressChosen
 	ProxyUntrusted
 	ProxyExempted
-	Forgotten
 	BanOfAll
 	OneAtOnce
 	ConsistencyUnused
@@ -115,9 +114,6 @@ func On(config Config) []Advice {
 		c.handler(h.Limits, around[m])
 		c.flooded(h)
 		c.unused(h)
-	}
-	for _, m := range order {
-		c.forgotten(m.Compiled().Limits)
 	}
 	c.sharing(order, around)
 	c.zones(order)

@@ -10,6 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -28,7 +29,8 @@ type Shared struct {
 	waiting  state.Refs[string, *rule.Queues]  // likewise
 	loads    state.Refs[state.LoadID, *adaptive.Controllers]
 
-	MaxKeys     int // for all limits together
+	MaxKeys     int    // for all limits together
+	Persist     string // the path of the file for the buckets in this process; empty if there is none
 	OnError     rule.OnError
 	consistency limiter.Consistency // by default
 	Metrics     bool
@@ -57,6 +59,7 @@ func NewShared(app *config.App) (s *Shared, err error) {
 		waiting:  state.Process.Waiting.NewRefs(),
 		loads:    state.Process.Loads.NewRefs(),
 		MaxKeys:  limiter.DefaultMaxKeys,
+		Persist:  persist.DefaultPath(state.Process.DataDir()),
 		app:      app,
 	}
 	if s.OnError, err = option.ParseConstant("on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError); err != nil {
@@ -68,12 +71,23 @@ func NewShared(app *config.App) (s *Shared, err error) {
 	if s.Metrics, err = option.ParseConstant("metrics", cmp.Or(app.Metrics, "on"), ParseMetrics); err != nil {
 		return nil, err
 	}
-	if app.Memory != nil && app.Memory.MaxKeys != "" {
-		if s.MaxKeys, err = option.Parse(option.OnLoad, "max_keys", string(app.Memory.MaxKeys), ParseMaxKeys); err != nil {
-			return nil, fmt.Errorf("memory: %w", err)
-		}
+	if err := s.setMemory(app.Memory); err != nil {
+		return nil, fmt.Errorf("memory: %w", err)
 	}
 	return s, nil
+}
+
+// setMemory reads the options of the memory block, if there is one.
+func (s *Shared) setMemory(m *config.Memory) (err error) {
+	if m != nil && m.MaxKeys != "" {
+		if s.MaxKeys, err = option.Parse(option.OnLoad, "max_keys", string(m.MaxKeys), ParseMaxKeys); err != nil {
+			return err
+		}
+	}
+	if m != nil && m.Persist != "" {
+		s.Persist, err = option.Parse(option.OnLoad, "persist", m.Persist, persist.ParsePath)
+	}
+	return err
 }
 
 // ParseMaxKeys reads a number of buckets.

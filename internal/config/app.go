@@ -49,4 +49,10 @@ type Memory struct {
 	// and 70 MB without.
 	// Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
+
+	// The file in which buckets survive a restart, an upgrade or a crash: the absolute path of a
+	// file, or `off`. It is written when Caddy stops, and every 30 seconds if there was a request
+	// and some bucket needs more than a minute to run empty. With Redis there is no file. Default:
+	// `rate_limit/buckets-1` in Caddy's data directory.
+	Persist string `json:"persist,omitempty"`
 }

@@ -29,7 +29,7 @@ var (
 		"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
 		"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
 	}, GlobalScope}
-	MemoryScope = &Scope{"memory of the global option", []string{"max_keys"}, GlobalScope}
+	MemoryScope = &Scope{"memory of the global option", []string{"max_keys", "persist"}, GlobalScope}
 
 	wholeScope = &Scope{"the block of the directive itself", config.BlockOptions, nil}
 	BlockScope = &Scope{"the block of the directive", slices.Concat(config.LimitOptions, config.BlockOptions), nil}

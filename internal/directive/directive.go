@@ -24,6 +24,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 )
 
 // ParseBlock parses the directive. docs/directive.md has its syntax: a block takes the options
@@ -389,19 +390,28 @@ func parseMemory(d *caddyfile.Dispenser, m *config.Memory) error {
 	if d.NextArg() {
 		return d.WrapErr(option.Bad("memory", redisaddr.WithoutPassword(d.Val()), "a block"))
 	}
+	seen := make(map[string]bool)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		switch name := d.Val(); {
-		case name != "max_keys":
-			return unknownOption(d, MemoryScope)
-		case m.MaxKeys != "":
+		name := d.Val()
+		if seen[name] {
 			return d.Errf("duplicate option: %s", name)
 		}
-		text, err := parseNumber(d, compile.ParseMaxKeys)
-		if err != nil {
-			return err
+		seen[name] = true
+		var err error
+		switch name {
+		case "max_keys":
+			var text string
+			text, err = parseNumber(d, compile.ParseMaxKeys)
+			m.MaxKeys = config.Number(text)
+		case "persist":
+			m.Persist, err = parseNumber(d, persist.ParsePath)
+		default:
+			return unknownOption(d, MemoryScope)
 		}
-		m.MaxKeys = config.Number(text)
-		if err := parseEnd(d, "max_keys"); err != nil {
+		if err == nil {
+			err = parseEnd(d, name)
+		}
+		if err != nil {
 			return err
 		}
 	}

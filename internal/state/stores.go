@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -35,6 +36,7 @@ var Process = &processState{
 	Loads:   newRefPool(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
 
 	NewMemory:       limiter.NewMemory,
+	DataDir:         caddy.AppDataDir,
 	IdleMemoryTime:  time.Minute,
 	RedisCloseDelay: 10 * time.Second,
 	SweepInterval:   time.Second,
@@ -59,6 +61,9 @@ type processState struct {
 
 	// newMemory returns a new memory store.
 	NewMemory func() *limiter.Memory
+
+	// DataDir returns the directory where Caddy keeps its data.
+	DataDir func() string
 
 	// How long the memory store is kept after the last app released it, in case a config
 	// without limits is soon replaced by one with limits.
@@ -92,12 +97,13 @@ const MemoryKey = "memory"
 // SharedMemory is the memory store in the pool.
 type SharedMemory struct {
 	*limiter.Memory
+	File   *persist.File
 	unused chan struct{} // closed when no app uses it any more
 }
 
-// Sweep returns a store that is swept until its Destruct.
-func Sweep(m *limiter.Memory) SharedMemory {
-	shared := SharedMemory{m, make(chan struct{})}
+// Sweep returns a store that is swept, and written to its file, until its Destruct.
+func Sweep(m *limiter.Memory, file *persist.File) SharedMemory {
+	shared := SharedMemory{m, file, make(chan struct{})}
 	sweep := time.NewTicker(Process.SweepInterval)
 	go func() {
 		defer sweep.Stop()
@@ -105,6 +111,7 @@ func Sweep(m *limiter.Memory) SharedMemory {
 			select {
 			case <-sweep.C:
 				m.Sweep()
+				file.Tick()
 			case <-shared.unused:
 				return
 			}
@@ -116,6 +123,7 @@ func Sweep(m *limiter.Memory) SharedMemory {
 // Destruct keeps the store for the next app for idleMemoryTime.
 func (m SharedMemory) Destruct() error {
 	close(m.unused)
+	m.File.Close()
 	this := &m
 	Process.IdleMemory.Store(this)
 	time.AfterFunc(Process.IdleMemoryTime, func() { Process.IdleMemory.CompareAndSwap(this, nil) })
@@ -162,6 +170,7 @@ func (s *Redis) Destruct() error {
 // Stores are the stores that a config uses. They have to be released.
 type Stores struct {
 	Memory *limiter.Memory // also the fallback of redis
+	File   *persist.File   // of Memory
 	Redis  *Redis          // nil without Redis
 	Keys   []any           // in the pool
 }
@@ -178,12 +187,13 @@ func (s *Stores) Store() limiter.Store {
 func (s *Stores) OpenMemory() error {
 	store, err := OpenStore(s, MemoryKey, func() (SharedMemory, error) {
 		if m := Process.IdleMemory.Swap(nil); m != nil {
-			return Sweep(m.Memory), nil
+			return Sweep(m.Memory, m.File), nil
 		}
-		Process.NewMemory()
-		return Sweep(Process.NewMemory()), nil
+		Process.Process.NewMemory()
+		m := Process.NewMemory()
+		return Sweep(m, persist.New(m, caddy.Exiting)), nil
 	})
-	s.Memory = store.Memory
+	s.Memory, s.File = store.Memory, store.File
 	return err
 }
 

@@ -101,6 +101,9 @@ var (
 	forgottenDesc = newDesc("memory_forgotten_total",
 		"Buckets that were forgotten while they held something, because the limit is full in this process.", "limit")
 
+	savedDesc = newDesc("memory_saved_timestamp_seconds",
+		"When the buckets in this process were last written to their file, in seconds since 1970. Missing if they are not.")
+
 	redisUpDesc = newDesc("redis_up",
 		"Whether a Redis server has answered within the last ten seconds (1), or has failed or not answered yet (0).", "server")
 	redisCallsDesc = newDesc("redis_calls_total",
@@ -115,7 +118,7 @@ var (
 	metricDescs = []*prometheus.Desc{
 		buildDesc, decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, displacedDesc, waitingDesc, waitingClientsDesc, bansDesc, borrowedDesc, leasedDesc,
 		loadLimitDesc, loadProgressDesc, loadMeanDesc, loadLatencyDesc, loadAtMinDesc, loadShedDesc, infoDesc,
-		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc,
+		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc, savedDesc,
 		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
 	}
 )
@@ -177,6 +180,9 @@ func (p *Process) Collect(collected chan<- prometheus.Metric) {
 	out := metricsWriter(collected)
 	out.gauge(buildDesc, 1, Version())
 	out.limits(configs)
+	if at := configs[len(configs)-1].Saved(); !at.IsZero() {
+		out.write(savedDesc, prometheus.GaugeValue, float64(at.UnixMilli())/1000, nil)
+	}
 	for what, n := range p.Requests() {
 		out.counter(checkedDesc, n, what.String())
 	}

@@ -21,13 +21,14 @@ import (
 
 // Config is a config that runs. There are two while one replaces the other.
 type Config struct {
-	App     caddy.App       // whose config it is
-	Limits  []Limit         // of which several may share a path
-	Memory  *limiter.Memory // the store in this process
-	MaxKeys int             // of that store
-	Redis   *limiter.Redis  // the store in Redis; nil without
-	Metrics bool            // whether to report metrics
-	Logger  *zap.Logger     // which does not block
+	App     caddy.App        // whose config it is
+	Limits  []Limit          // of which several may share a path
+	Memory  *limiter.Memory  // the store in this process
+	MaxKeys int              // of that store
+	Saved   func() time.Time // when that store was written to its file, or the zero time
+	Redis   *limiter.Redis   // the store in Redis; nil without
+	Metrics bool             // whether to report metrics
+	Logger  *zap.Logger      // which does not block
 	Events  *caddyevents.App
 	Context caddy.Context // in which events are emitted
 }

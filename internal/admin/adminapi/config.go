@@ -24,6 +24,7 @@ type Config struct {
 	HTTP     *caddyhttp.App  // that has the handlers
 	Memory   *limiter.Memory // the store in this process
 	MaxKeys  int             // of that store
+	Saved    time.Time       // when that store was written to its file, or the zero time
 
 	Redis *limiter.Redis // the store in Redis; nil without
 	InUse *atomic.Int64  // how many requests use that store, which stays open for them

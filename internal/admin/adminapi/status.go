@@ -38,6 +38,10 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 	}
 	status.Configured, status.Store, status.OnError = true, "memory", string(c.OnError)
 	status.Memory = &adminjson.Memory{Buckets: c.Memory.Len(), MaxKeys: c.MaxKeys}
+	if !c.Saved.IsZero() {
+		age := adminjson.Seconds(now.Sub(c.Saved))
+		status.Memory.SavedAgo = &age
+	}
 	if c.Redis != nil {
 		status.Store = "redis"
 		for _, s := range counted.ServerStats(c.Redis) {

@@ -81,6 +81,9 @@ type Server struct {
 type Memory struct {
 	Buckets int `json:"buckets"`
 	MaxKeys int `json:"max_keys"`
+
+	// Since they were last written to their file; nil if they are not.
+	SavedAgo *Seconds `json:"saved_ago"`
 }
 
 // Counts are the outcomes of requests at the limits of a path since the first config that

@@ -44,6 +44,9 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 	here := ""
 	if a.Memory != nil {
 		here = fmt.Sprintf("; this process has %d of at most %d", a.Memory.Buckets, a.Memory.MaxKeys)
+		if ago := a.Memory.SavedAgo; ago != nil {
+			here += fmt.Sprintf(", written to a file %s ago", terminal.Briefly(time.Duration(*ago)))
+		}
 	}
 	terminal.Printf(w, "Version %s. Buckets are kept in %s%s.", terminal.Safe(a.Version), terminal.Safe(a.Store), here)
 	terminal.Printf(w, "Requests: %d admitted, %d denied, %d undecided, %d refused, %d in early data.",

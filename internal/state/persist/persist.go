@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,6 +31,17 @@ const (
 // DefaultPath returns the path of the file in a directory where Caddy keeps its data.
 func DefaultPath(dir string) string {
 	return filepath.Join(dir, "rate_limit", "buckets-"+strconv.Itoa(limiter.SavedFormat))
+}
+
+// ParsePath parses the path of a file: none if it is off.
+func ParsePath(text string) (path, use string) {
+	switch {
+	case text == "off":
+		return "", ""
+	case !filepath.IsAbs(text) || strings.HasSuffix(text, string(filepath.Separator)):
+		return "", "off, or the absolute path of a file, such as /var/lib/caddy/buckets"
+	}
+	return filepath.Clean(text), ""
 }
 
 // Options are what a config says of the file.
