@@ -29,6 +29,7 @@ var shownPolicies = map[string]shownPolicy{
 	"soft":        {"size 9; soft 2", "soft 2", `over_size_total{limit="soft"}`, "over_size"},
 	"max_delay":   {"size 9; max_delay 2s", "max_delay 2s", `delayed_total{limit="max_delay"}`, "delayed"},
 	"max_waiting": {"size 9; max_delay 2s; max_waiting 7", "max_delay 2s, max_waiting 7", `delayed_total{limit="max_waiting"}`, "delayed"},
+	"fair_by":     {"concurrency 9; max_delay 2s; fair_by off", "max_delay 2s, fair_by off", `displaced_total{limit="fair_by"}`, "displaced"},
 	"ban":         {"size 9; ban 1m 10m", "ban 1m 10m", `bans_total{limit="ban"}`, "bans"},
 	"ban_after":   {"size 9; ban 1m; ban_after 2", "ban 1m, ban_after 2", `bans_total{limit="ban_after"}`, "bans"},
 	"borrow":      {"size 9; borrow pool", "borrow pool", `borrowed_total{limit="borrow"}`, "borrowed"},

@@ -146,8 +146,9 @@ func (s *Queues) add(w *waiter, most int64) bool {
 	}
 	if l == nil {
 		l = &queue{clients: make(map[string]*client)}
-		l.timer = time.AfterFunc(pollEvery, func() { s.poll(w.key, l) })
-		s.byKey[w.key] = l
+		key := w.key
+		l.timer = time.AfterFunc(pollEvery, func() { s.poll(key, l) })
+		s.byKey[key] = l
 		s.open.Add(1)
 	}
 	s.last++
@@ -297,7 +298,7 @@ func (s *Queues) poll(key queueKey, l *queue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byKey[key] == l {
-		if l.polls == 0 {
+		if l.polls == 0 && l.ring.Len() > 0 {
 			s.wake(l, poll)
 		}
 		l.timer.Reset(pollEvery)

@@ -219,11 +219,12 @@ func TestQueueIsPolled(t *testing.T) {
 	})
 }
 
-// TestQueueLosesNoSlot guards, with random requests that come, leave and free slots at once,
-// that no slot is free while anybody waits for one.
+// TestQueueLosesNoSlot guards, with random requests of a few clients that come, leave, displace one
+// another and free slots at once, that no slot is free while any request waits for one.
 func TestQueueLosesNoSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newSlots(5, time.Hour)
+		p.limit.MaxWaiting = 20
 		var all sync.WaitGroup
 		for range 2000 {
 			for range 1 + rand.IntN(4) {
@@ -234,7 +235,7 @@ func TestQueueLosesNoSlot(t *testing.T) {
 						ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(20))*time.Millisecond)
 						defer cancel()
 					}
-					if p.take(ctx) {
+					if p.takeAs(ctx, string(rune('a'+rand.IntN(9)*rand.IntN(2)))) {
 						time.Sleep(time.Duration(1+rand.IntN(3)) * time.Millisecond)
 						p.leave(true)
 					}
@@ -246,8 +247,8 @@ func TestQueueLosesNoSlot(t *testing.T) {
 		}
 		all.Wait()
 		p.checkEmpty(t)
-		if p.free != 5 {
-			t.Errorf("%d slots at the end", p.free)
+		if p.free != 5 || p.counters.Totals().Displaced == 0 {
+			t.Errorf("%d slots at the end, %d requests displaced", p.free, p.counters.Totals().Displaced)
 		}
 	})
 }
