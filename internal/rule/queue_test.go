@@ -224,10 +224,10 @@ func TestQueueIsPolled(t *testing.T) {
 func TestQueueLosesNoSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newSlots(5, time.Hour)
-		p.limit.MaxWaiting = 20
+		p.limit.MaxWaiting = 6
 		var all sync.WaitGroup
 		for range 2000 {
-			for range 1 + rand.IntN(4) {
+			for range 1 + rand.IntN(6) {
 				all.Go(func() {
 					ctx := t.Context()
 					if rand.IntN(3) == 0 {
