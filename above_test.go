@@ -317,8 +317,7 @@ func TestMaxWaiting(t *testing.T) {
 			}
 		})
 	}
-	app := newestApp()
-	l := app.handlers[0].limits[0]
+	l := handlers()[0].Compiled().Limits[0]
 	for n := range 3 {
 		ask()
 		eventually(t, "a request waits", func() bool { return l.Waiting.Len() == int64(n+1) })
@@ -361,7 +360,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	s.get("/a")
 	ctx, leave := context.WithCancel(t.Context())
 	var requests sync.WaitGroup
-	waits := func(n int64) bool { return newestApp().handlers[0].limits[0].Waiting.Len() == n }
+	waits := func(n int64) bool { return handlers()[0].Compiled().Limits[0].Waiting.Len() == n }
 	for n, path := range []string{"/a", "/b", "/a"} {
 		if n == 2 {
 			if err := s.load(c); err != nil {

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -117,11 +118,11 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 // runs.
 func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
 	t.Helper()
-	app := newestApp()
+	app := statepkg.Process.Newest()
 	if app == nil {
 		t.Fatal("no app runs")
 	}
-	return app.stores.Memory, app.logger
+	return app.Memory, app.Logger
 }
 
 // Guards what is logged about a Redis server, and that it is the log of the
@@ -175,15 +176,13 @@ func TestRedisEventsAreLogged(t *testing.T) {
 	}
 	setProcess(t)
 	var logs []*observer.ObservedLogs
-	var apps []*App
+	var configs []*telemetry.Config
 	for range 2 {
 		core, observed := observer.New(zap.DebugLevel)
-		app := provisionApp(t, `{}`)
-		app.logger = zap.New(core)
-		if err := app.Start(); err != nil {
-			t.Fatal(err)
-		}
-		apps, logs = append(apps, app), append(logs, observed)
+		c := provisionApp(t, `{}`).Compiled()
+		c.Logger = zap.New(core)
+		statepkg.Process.Add(c)
+		configs, logs = append(configs, c), append(logs, observed)
 	}
 	for _, tc := range tests {
 		statepkg.Process.Redis(nil, tc.event)
@@ -200,11 +199,11 @@ func TestRedisEventsAreLogged(t *testing.T) {
 	if logs[0].Len() > 0 {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
-	cleanUp(t, apps[1])
+	statepkg.Process.Remove(configs[1])
 	statepkg.Process.Redis(nil, tests[0].event)
 	if logs[0].Len() != 1 || logs[1].Len() != 0 {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
-	cleanUp(t, apps[0])
+	statepkg.Process.Remove(configs[0])
 	statepkg.Process.Redis(nil, tests[0].event) // which nobody needs to know any more
 }

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/costtest"
 )
 
@@ -69,12 +70,8 @@ func handlerCosts(t *testing.T) []handlerCost {
 		}
 		blocks.WriteString("}\n")
 	}
-	startSite(t, blocks.String()+"respond admitted")
+	startConfig(t, setup{level: "INFO", site: blocks.String() + "respond admitted"}) // or each denial is logged
 
-	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
-	if err != nil {
-		t.Fatal(err)
-	}
 	server := activeServer(t)
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
@@ -95,12 +92,14 @@ func handlerCosts(t *testing.T) []handlerCost {
 		}
 		return do
 	}
-	for i, h := range app.(*App).handlers {
+	inOrder := func(a, b rule.Module) int {
+		return strings.Compare(a.Compiled().Limits[0].Within[0].Path, b.Compiled().Limits[0].Within[0].Path)
+	}
+	for i, h := range slices.SortedFunc(slices.Values(handlers()), inOrder) {
 		want := http.StatusOK
 		if costs[i].name == "denied" {
 			want = http.StatusTooManyRequests
 		}
-		h.logger = zap.NewNop() // that of the tests writes each denial
 		costs[i].with = serve(h.ServeHTTP, want)
 		costs[i].without = serve(func(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 			return next.ServeHTTP(w, r)

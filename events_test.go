@@ -536,7 +536,7 @@ func TestEventsShowNoSecrets(t *testing.T) {
 func TestEventsBeforeStart(t *testing.T) {
 	subscribe(t)
 	app := provisionApp(t, `{}`)
-	if err := app.events.On(telemetry.EventRedisLost, &subscriber{ID: "a"}); err != nil {
+	if err := app.Compiled().Events.On(telemetry.EventRedisLost, &subscriber{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := app.Start(); err != nil {
@@ -548,7 +548,7 @@ func TestEventsBeforeStart(t *testing.T) {
 	if got := heardEvents(telemetry.EventRedisLost); len(got) > 0 {
 		t.Fatalf("before the start: %v", got)
 	}
-	app.events.Emit(app.ctx, "started", nil)
+	app.Compiled().Events.Emit(app.Compiled().Context, "started", nil)
 	got := waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxWaitingEvents)
 	for n, e := range got {
 		if e.data["server"] != fmt.Sprint(n) {
@@ -568,7 +568,7 @@ func TestDenialsWithoutListeners(t *testing.T) {
 	if err := quiet.Start(); err != nil {
 		t.Fatal(err)
 	}
-	quiet.events.Emit(quiet.ctx, "started", nil)
+	quiet.Compiled().Events.Emit(quiet.Compiled().Context, "started", nil)
 	c := statepkg.Process.Counters("api")
 	defer c.Release()
 	deny := func() {
@@ -579,13 +579,13 @@ func TestDenialsWithoutListeners(t *testing.T) {
 	move(time.Minute)
 	deny()
 	loud := provisionApp(t, `{}`)
-	if err := loud.events.On(telemetry.EventExceeded, &subscriber{ID: "a"}); err != nil {
+	if err := loud.Compiled().Events.On(telemetry.EventExceeded, &subscriber{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := loud.Start(); err != nil {
 		t.Fatal(err)
 	}
-	loud.events.Emit(loud.ctx, "started", nil)
+	loud.Compiled().Events.Emit(loud.Compiled().Context, "started", nil)
 	move(time.Minute)
 	deny()
 	move(time.Minute)

@@ -170,7 +170,7 @@ func optionLine(name, value string) string {
 // adviceOn returns what the command check says of a config.
 func adviceOn(t *testing.T, text []byte) []advice.Advice {
 	t.Helper()
-	d, err := offline.New(offlineModule{}, text)
+	d, err := offline.New(text)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -39,7 +40,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -114,7 +117,8 @@ type setup struct {
 	admin  string // address of the admin endpoint, off if empty
 	routes string // routes in JSON instead of those of the site
 
-	unnamed bool // whether limits that the Caddyfile names get none, as in a config that is written in JSON
+	level   string // of its log; DEBUG if empty
+	unnamed bool   // whether limits that the Caddyfile names get none, as in a config that is written in JSON
 }
 
 // givenNames match the names that limits without one get.
@@ -170,7 +174,7 @@ func (c setup) caddyfile(addr, log string) []byte {
 				roll_disabled
 			}
 			format json
-			level DEBUG
+			level %s
 		}
 		%s
 	}
@@ -179,7 +183,7 @@ func (c setup) caddyfile(addr, log string) []byte {
 		%s
 	}
 	%s`,
-		cmp.Or(c.admin, "off"), storage, log, c.global, addr, c.site, strings.ReplaceAll(c.sites, "{port}", port))
+		cmp.Or(c.admin, "off"), storage, log, cmp.Or(c.level, "DEBUG"), c.global, addr, c.site, strings.ReplaceAll(c.sites, "{port}", port))
 }
 
 // server is a Caddy that runs in this process until its test ends.
@@ -416,7 +420,7 @@ func (s *server) entries() []entry {
 	s.t.Helper()
 	var entries []entry
 	eventually(s.t, "access log of all requests", func() bool {
-		if app := newestApp(); app != nil && !app.lines.Flush(patience) {
+		if app := statepkg.Process.Newest(); app != nil && app.Logger.Sync() != nil {
 			return false
 		}
 		entries = readEntries(s.t, s.logPath)
@@ -453,6 +457,12 @@ func (s *server) lastAccess() entry {
 	}
 	s.t.Fatal("the access log is empty")
 	return nil
+}
+
+// handlers returns the handlers of this module in the config that Caddy runs.
+func handlers() []rule.Module {
+	app, _ := caddy.ActiveContext().AppIfConfigured("http")
+	return slices.Collect(maps.Keys(routes.Sites[rule.Module](app.(*caddyhttp.App))))
 }
 
 // activeServer returns the HTTP server of the config that Caddy runs.
@@ -588,7 +598,7 @@ var mayBeMeant = []advice.Kind{advice.Floodable, advice.NumberChosen, advice.Cha
 // can't validate two at once, so tests of what may be accepted do not run in parallel.
 func validateConfig(config []byte) error {
 	err := validateAsCaddy(config)
-	d, refused := offline.New(offlineModule{}, config)
+	d, refused := offline.New(config)
 	if refused == nil {
 		if refused = d.Validate(); refused == nil && err == nil {
 			for _, a := range d.Check() {
@@ -731,8 +741,8 @@ const wantAddress = `is not valid; use a host, host:port, the path of a unix soc
 // bucketAt returns the bucket of a path in the running config.
 func bucketAt(t testing.TB, path string) *rule.Bucket {
 	t.Helper()
-	for _, h := range newestApp().handlers {
-		for b := range rule.Buckets(h.limits) {
+	for _, h := range handlers() {
+		for b := range rule.Buckets(h.Compiled().Limits) {
 			if b.Path == path {
 				return b.Bucket
 			}
@@ -754,6 +764,14 @@ func provisionApp(t *testing.T, config string) *App {
 	}
 	t.Cleanup(func() { cleanUp(t, app) })
 	return app
+}
+
+// storeOf returns the store that decides.
+func storeOf(app telemetry.App) limiter.Store {
+	if c := app.Compiled(); c.Redis != nil {
+		return c.Redis
+	}
+	return app.Compiled().Memory
 }
 
 // newContext returns the context of a config without apps, until the test ends.

@@ -352,11 +352,7 @@ func TestMetricsDoNotGrow(t *testing.T) {
 	s.get("/", "X-Key: 0")
 	before := collected(t)
 
-	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
-	if err != nil {
-		t.Fatal(err)
-	}
-	handler, server := app.(*App).handlers[0], activeServer(t)
+	handler, server := handlers()[0], activeServer(t)
 	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
 	const callers = 4
 	keys := 100_000
@@ -425,7 +421,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stats.Store(app.(*App).stores.Redis.Redis, []limiter.ServerStats{
+	stats.Store(app.(telemetry.App).Compiled().Redis, []limiter.ServerStats{
 		{
 			Address: "a:1", State: limiter.ServerConnecting, Idle: 1, InUse: 2, Connecting: 3, Calls: 10, Requests: 20,
 			Failures: map[string]uint64{"timeout": 1, "oom": 1},
@@ -464,7 +460,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
-	stats.Store(next.stores.Redis.Redis, []limiter.ServerStats{{
+	stats.Store(next.Compiled().Redis, []limiter.ServerStats{{
 		Address: "a:1", State: limiter.ServerUp, Idle: 1, Calls: 1, Requests: 2, Failures: map[string]uint64{"timeout": 1},
 	}})
 	want := map[string]string{

@@ -26,7 +26,6 @@ package ratelimit
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -54,7 +53,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/logqueue"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 func init() {
@@ -72,8 +70,7 @@ func init() {
 
 // commands returns the subcommands of caddy rate-limit.
 func commands() []*cobra.Command {
-	return append(command.AdminCommands(), offline.ExplainCommand(offlineModule{}), offline.CheckCommand(offlineModule{}),
-		replay.Command(offlineModule{}), convert.Command())
+	return append(command.AdminCommands(), offline.ExplainCommand(), offline.CheckCommand(), replay.Command(), convert.Command())
 }
 
 // What configs consist of.
@@ -210,7 +207,7 @@ func (a *App) activate() {
 	if before := newestApp(); before != nil {
 		a.logStoreChange(before)
 	}
-	a.running = a.telemetryConfig()
+	a.running = a.Compiled()
 	state.Process.Add(a.running)
 }
 
@@ -287,8 +284,8 @@ func (h startedHandler) Handle(context.Context, caddy.Event) error {
 	return nil
 }
 
-// telemetryConfig returns the config of an app for telemetry.
-func (a *App) telemetryConfig() *telemetry.Config {
+// Compiled implements telemetry.App.
+func (a *App) Compiled() *telemetry.Config {
 	c := &telemetry.Config{
 		App: a, Memory: a.stores.Memory, MaxKeys: a.shared.MaxKeys, Saved: a.stores.File.Saved, Metrics: a.shared.Metrics, Logger: a.logger, Events: a.events, Context: a.ctx,
 	}
@@ -367,27 +364,9 @@ func (a *App) http() *caddyhttp.App {
 	return http
 }
 
-// offlineModule tells the commands that read config files of this module.
-type offlineModule struct{}
-
-// MaxKeys implements offline.Module.
-func (offlineModule) MaxKeys(app caddy.App) int { return app.(*App).shared.MaxKeys }
-
-// Redis implements offline.Module.
-func (offlineModule) Redis(text json.RawMessage) (offline.Redis, error) {
-	rd := new(config.Redis)
-	if err := caddy.StrictUnmarshalJSON(text, rd); err != nil {
-		return nil, err
-	}
-	return func(ctx caddy.Context) (limiter.RedisOptions, error) {
-		opt, _, err := rd.Options(ctx)
-		return opt, err
-	}, nil
-}
-
 // Interface guards
 var (
-	_ caddy.App                   = (*App)(nil)
+	_ telemetry.App               = (*App)(nil)
 	_ caddy.Provisioner           = (*App)(nil)
 	_ caddy.CleanerUpper          = (*App)(nil)
 	_ caddy.Provisioner           = (*Handler)(nil)

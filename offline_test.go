@@ -29,7 +29,7 @@ func loadDry(t testing.TB, caddyfile string) *offline.Config {
 	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d, err := offline.Load(offlineModule{}, file, "")
+	d, err := offline.Load(file, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestOfflineRefuses(t *testing.T) {
 		{`{"apps": {"http": {"servers": {"a": {"named_routes": {"b": {"handle": [{"handler": "subroute", "rout": []}]}}}}}}}`,
 			`server "a": decoding a subroute: json: unknown field "rout"`},
 	} {
-		d, err := offline.New(offlineModule{}, []byte(tc.config))
+		d, err := offline.New([]byte(tc.config))
 		if err == nil {
 			d.Close()
 		}

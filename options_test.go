@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
 // TestOptions guards what is said of options, in a Caddyfile and in JSON: what a row of
@@ -185,7 +186,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 		step{path: "/size", want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
 		step{path: "/max", want: "200 limit=1 remaining=0 clear=1200.000"},
 	)
-	if n := newestApp().shared.MaxKeys; n != 3 {
+	if n := statepkg.Process.Newest().MaxKeys; n != 3 {
 		t.Errorf("max_keys is %d", n)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -240,13 +241,13 @@ func TestBorrowWith(t *testing.T) {
 // there is one.
 func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	t.Helper()
-	b, app := bucketAt(t, limit), newestApp()
+	b, app := bucketAt(t, limit), statepkg.Process.Newest()
 	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now()), Cost: 1}
 	var err error
-	if app.stores.Redis != nil {
-		l, err = app.stores.Redis.Peek(t.Context(), at)
+	if app.Redis != nil {
+		l, err = app.Redis.Peek(t.Context(), at)
 	} else {
-		l, err = app.stores.Memory.Peek(context.Background(), at)
+		l, err = app.Memory.Peek(context.Background(), at)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -168,13 +168,13 @@ func TestPasswordInFile(t *testing.T) {
 				eventually(t, "a decision by Redis "+when, func() bool { return s.get("/").body == "redis" })
 			}
 			byRedis("at first")
-			store := newestApp().stores.Redis
+			store := statepkg.Process.Newest().Redis
 			rotate("{second}")
 			byRedis("on a connection that there is")
 			if err := s.load(setup{global: global, site: oneLimit + "\nheader X y"}); err != nil {
 				t.Fatal(err)
 			}
-			if newestApp().stores.Redis != store {
+			if statepkg.Process.Newest().Redis != store {
 				t.Error("a reload after the password has changed made new connections")
 			}
 			disconnect()

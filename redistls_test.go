@@ -136,22 +136,22 @@ func TestTLSFiles(t *testing.T) {
 		t.Errorf("got %+v", opt.TLS)
 	}
 
-	old := provisionApp(t, config).stores.Redis
-	if provisionApp(t, config).stores.Redis != old {
+	old := provisionApp(t, config).Compiled().Redis
+	if provisionApp(t, config).Compiled().Redis != old {
 		t.Error("the same files make another store")
 	}
 	newCert, newKey := one.Issue(t, "client")
 	write(one, newCert, newKey)
-	renewed := provisionApp(t, config).stores.Redis
+	renewed := provisionApp(t, config).Compiled().Redis
 	if renewed == old {
 		t.Error("a new client certificate does not make another store")
 	}
 	write(two, newCert, newKey)
-	if moved := provisionApp(t, config).stores.Redis; moved == renewed || moved == old {
+	if moved := provisionApp(t, config).Compiled().Redis; moved == renewed || moved == old {
 		t.Error("a new authority does not make another store")
 	}
 	write(one, cert, key)
-	if provisionApp(t, config).stores.Redis != old {
+	if provisionApp(t, config).Compiled().Redis != old {
 		t.Error("the old files do not share the store that they made")
 	}
 }
@@ -202,11 +202,11 @@ func TestTLSPlaceholdersTellStoresApart(t *testing.T) {
 	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`
 	t.Setenv("RATE_LIMIT_TEST_NAME", "x")
 	first := provisionApp(t, app)
-	if provisionApp(t, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).stores.Redis != first.stores.Redis {
+	if provisionApp(t, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).Compiled().Redis != first.Compiled().Redis {
 		t.Error("a name and a placeholder for it make two stores")
 	}
 	t.Setenv("RATE_LIMIT_TEST_NAME", "y")
-	if provisionApp(t, app).stores.Redis == first.stores.Redis {
+	if provisionApp(t, app).Compiled().Redis == first.Compiled().Redis {
 		t.Error("a placeholder for another name makes the same store")
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -97,7 +98,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 			t.Errorf("%s: %d references to the store in the process, %d stores in Redis", config, memory, redis)
 		}
 	}
-	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.stores.Redis != other.stores.Redis {
+	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.Compiled().Redis != other.Compiled().Redis {
 		t.Error("the Redis store was released")
 	}
 }
@@ -159,16 +160,16 @@ func TestStoreIsShared(t *testing.T) {
 	seen := make(map[limiter.Store]string)
 	for _, group := range groups {
 		first := provisionApp(t, group[0])
-		if other, found := seen[first.stores.Store()]; found {
+		if other, found := seen[storeOf(first)]; found {
 			t.Errorf("%s and %s share a store", group[0], other)
 		}
-		seen[first.stores.Store()] = group[0]
+		seen[storeOf(first)] = group[0]
 		for _, config := range group[1:] {
-			if provisionApp(t, config).stores.Store() != first.stores.Store() {
+			if storeOf(provisionApp(t, config)) != storeOf(first) {
 				t.Errorf("%s and %s do not share a store", group[0], config)
 			}
 		}
-		if first.stores.Memory != provisionApp(t, `{}`).stores.Store() {
+		if first.Compiled().Memory != storeOf(provisionApp(t, `{}`)) {
 			t.Errorf("%s does not fall back on the store in the process", group[0])
 		}
 	}
@@ -246,7 +247,7 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 
 	setRedisCloseDelay(t, time.Hour)
 	app := provisionApp(t, config)
-	first := app.stores.Redis
+	first := app.Compiled().Redis
 	cleanUp(t, app)
 	if err := take(first); err != nil {
 		t.Errorf("right after the last app released it: %v", err)
@@ -257,10 +258,10 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 
 	setRedisCloseDelay(t, ms)
 	app = provisionApp(t, config)
-	if app.stores.Redis == first {
+	if app.Compiled().Redis == first {
 		t.Fatal("a store that is to be closed is used again")
 	}
-	second := app.stores.Redis
+	second := app.Compiled().Redis
 	if err := take(second); err != nil {
 		t.Error(err)
 	}
@@ -375,13 +376,13 @@ func TestIdleMemoryIsKeptAgain(t *testing.T) {
 	statepkg.Process.IdleMemory.Store(nil)
 	app := provisionApp(t, `{}`)
 	for _, statepkg.Process.IdleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
-		before := app.stores.Memory
+		before := app.Compiled().Memory
 		cleanUp(t, app)
 		if statepkg.Process.IdleMemoryTime == time.Hour {
 			time.Sleep(50 * time.Millisecond) // nothing is to happen
 		}
 		app = provisionApp(t, `{}`)
-		if app.stores.Memory != before && statepkg.Process.IdleMemoryTime == time.Hour {
+		if app.Compiled().Memory != before && statepkg.Process.IdleMemoryTime == time.Hour {
 			t.Error("got another store")
 		}
 		if statepkg.Process.IdleMemory.Load() != nil {
@@ -460,7 +461,7 @@ func TestMemoryIsSwept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		memory := app.(*App).stores.Memory
+		memory := app.(telemetry.App).Compiled().Memory
 		if got := memory.Len(); got != 100 {
 			t.Fatalf("%d buckets of 100 keys", got)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -831,7 +832,7 @@ func heldBuckets(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return app.(*App).stores.Memory.Len()
+	return app.(telemetry.App).Compiled().Memory.Len()
 }
 
 // TestZonesWrittenAsLimitsKeepCounts guards that a limit of the name of a zone, written

@@ -19,6 +19,15 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
+// App is the app of this module. It is a type of the root package, which can't be imported from
+// here.
+type App interface {
+	caddy.App
+
+	// Compiled returns what the app has become, once it is provisioned.
+	Compiled() *Config
+}
+
 // Config is a config that runs. There are two while one replaces the other.
 type Config struct {
 	App     caddy.App        // whose config it is

@@ -24,7 +24,7 @@ import (
 )
 
 // CheckCommand returns the command check.
-func CheckCommand(m Module) *cobra.Command {
+func CheckCommand() *cobra.Command {
 	cmd := command.Runs(&cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Advises on the limits of a config",
@@ -44,15 +44,15 @@ The exit status is 2 if there is advice, 1 if Caddy would not load the config, a
 if all is well.`,
 		Example: "  caddy rate-limit check\n  caddy rate-limit check Caddyfile --redis",
 		Args:    cobra.MaximumNArgs(1),
-	}, func(cmd *cobra.Command, args []string) error { return runCheck(m, cmd, strings.Join(args, "")) })
+	}, func(cmd *cobra.Command, args []string) error { return runCheck(cmd, strings.Join(args, "")) })
 	addConfigFlags(cmd)
 	cmd.Flags().Bool("redis", false, "Connect to Redis and check how it is set up")
 	return cmd
 }
 
 // runCheck runs the command check. file is its argument, or "".
-func runCheck(m Module, cmd *cobra.Command, file string) error {
-	d, err := loadConfigOf(m, cmd, file)
+func runCheck(cmd *cobra.Command, file string) error {
+	d, err := loadConfigOf(cmd, file)
 	if err != nil {
 		return err
 	}

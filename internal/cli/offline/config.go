@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
 // Config is a config that is loaded only to find out which limits a request
@@ -26,7 +27,6 @@ type Config struct {
 	// What differs from the config as Caddy would run it, one sentence each.
 	Warnings []string
 
-	module Module
 	text   []byte // in JSON
 	ctx    caddy.Context
 	cancel func()
@@ -40,12 +40,12 @@ type Config struct {
 // be closed.
 //
 // Logs of this process are discarded from now on.
-func Load(m Module, file, adapter string) (*Config, error) {
+func Load(file, adapter string) (*Config, error) {
 	text, err := command.ReadConfig(file, adapter)
 	if err != nil {
 		return nil, err
 	}
-	d, err := New(m, text)
+	d, err := New(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -63,7 +63,7 @@ func decodeAs(module any, text []byte, v any) error {
 }
 
 // New loads a config in JSON. It must be closed.
-func New(m Module, text []byte) (*Config, error) {
+func New(text []byte) (*Config, error) {
 	var cfg struct {
 		Apps map[string]json.RawMessage `json:"apps"`
 	}
@@ -80,7 +80,7 @@ func New(m Module, text []byte) (*Config, error) {
 			return nil, fmt.Errorf("decoding the http app: %w", err)
 		}
 	}
-	d := &Config{module: m, text: text}
+	d := &Config{text: text}
 	for _, name := range slices.Sorted(maps.Keys(http.Servers)) {
 		s, err := newServer(name, http.Servers[name], cmp.Or(http.HTTPPort, caddyhttp.DefaultHTTPPort),
 			cmp.Or(http.HTTPSPort, caddyhttp.DefaultHTTPSPort))
@@ -113,7 +113,7 @@ func (d *Config) cutRedis(raw json.RawMessage) (json.RawMessage, error) {
 	}
 	if config := options["redis"]; config != nil && string(config) != "null" {
 		var err error
-		if d.Redis, err = d.module.Redis(config); err != nil {
+		if d.Redis, err = readRedis(config); err != nil {
 			return nil, fmt.Errorf("decoding the rate_limit app: %w", err)
 		}
 	}
@@ -153,7 +153,7 @@ func (d *Config) compile(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	d.MaxKeys = d.module.MaxKeys(own.(caddy.App))
+	d.MaxKeys = own.(telemetry.App).Compiled().MaxKeys
 	app, err := ctx.App("http")
 	if err != nil {
 		return err

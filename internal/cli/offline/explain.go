@@ -29,7 +29,7 @@ import (
 )
 
 // ExplainCommand returns the command explain.
-func ExplainCommand(m Module) *cobra.Command {
+func ExplainCommand() *cobra.Command {
 	cmd := command.Runs(&cobra.Command{
 		Use:   "explain [FILE] [METHOD] URL",
 		Short: "Shows which limits of a config a request would meet",
@@ -44,7 +44,7 @@ assumed to pass the request on unchanged, and are listed.`,
 		Example: `  caddy rate-limit explain https://example.com/search
   caddy rate-limit explain Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login`,
 		Args: cobra.RangeArgs(1, 3),
-	}, func(cmd *cobra.Command, args []string) error { return runExplain(m, cmd, args) })
+	}, func(cmd *cobra.Command, args []string) error { return runExplain(cmd, args) })
 	addConfigFlags(cmd)
 	cmd.Flags().StringArrayP("header", "H", nil, "A header field of the request, as 'Name: value'; may be repeated")
 	cmd.Flags().String("client-ip", "192.0.2.1", "The address that the request comes from")
@@ -61,13 +61,13 @@ func addConfigFlags(cmd *cobra.Command) {
 
 // loadConfigOf loads the config that the flags of a command name, or its argument FILE, which
 // may be "".
-func loadConfigOf(m Module, cmd *cobra.Command, argument string) (*Config, error) {
+func loadConfigOf(cmd *cobra.Command, argument string) (*Config, error) {
 	file, err := command.ConfigFile(cmd, argument)
 	if err != nil {
 		return nil, err
 	}
 	adapter, _ := cmd.Flags().GetString("adapter")
-	return Load(m, file, adapter)
+	return Load(file, adapter)
 }
 
 // explanation is what explain finds.
@@ -101,7 +101,7 @@ type explainedOther struct {
 }
 
 // runExplain runs the command explain.
-func runExplain(m Module, cmd *cobra.Command, args []string) error {
+func runExplain(cmd *cobra.Command, args []string) error {
 	file := ""
 	if n := len(args); n == 3 || n == 2 && args[0] != strings.ToUpper(args[0]) && !cmd.Flags().Changed("config") {
 		file, args = args[0], args[1:]
@@ -110,7 +110,7 @@ func runExplain(m Module, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	d, err := loadConfigOf(m, cmd, file)
+	d, err := loadConfigOf(cmd, file)
 	if err != nil {
 		return err
 	}

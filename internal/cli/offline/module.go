@@ -3,7 +3,6 @@
 package offline
 
 import (
-	"encoding/json"
 	"net/http"
 	"slices"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -19,18 +19,20 @@ import (
 // moduleName is the name of the handler and of the app.
 const moduleName = "rate_limit"
 
-// Module is what the root package says of Caddy's modules, which can't be imported from
-// here.
-type Module interface {
-	// MaxKeys returns the option max_keys of the provisioned app.
-	MaxKeys(app caddy.App) int
-
-	// Redis reads the option redis of the app.
-	Redis(config json.RawMessage) (Redis, error)
-}
-
 // Redis returns the options of a config's Redis, or an error if they are invalid.
 type Redis func(caddy.Context) (limiter.RedisOptions, error)
+
+// readRedis reads the option redis of the app.
+func readRedis(text []byte) (Redis, error) {
+	rd := new(config.Redis)
+	if err := caddy.StrictUnmarshalJSON(text, rd); err != nil {
+		return nil, err
+	}
+	return func(ctx caddy.Context) (limiter.RedisOptions, error) {
+		opt, _, err := rd.Options(ctx)
+		return opt, err
+	}, nil
+}
 
 // Handler is a handler of limits.
 type Handler struct {

@@ -29,7 +29,7 @@ import (
 )
 
 // Command returns the command replay.
-func Command(m offline.Module) *cobra.Command {
+func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay [--config FILE] [--compare FILE] LOG...",
 		Short: "Shows what limits would have done with the requests of access logs",
@@ -85,7 +85,7 @@ and 1 if none could be, or for bad input.`,
 	f.Bool("json", false, "Print the results as JSON")
 	f.String("html", "", "Write a report with plots to this file, which must be new or a report")
 	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"auto", "json", "common", "combined"}, cobra.ShellCompDirectiveNoFileComp))
-	return command.Runs(cmd, func(cmd *cobra.Command, logs []string) error { return runReplay(m, cmd, logs) })
+	return command.Runs(cmd, func(cmd *cobra.Command, logs []string) error { return runReplay(cmd, logs) })
 }
 
 // replayFlags are the flags of the command.
@@ -137,14 +137,14 @@ func flagsOfReplay(cmd *cobra.Command) (f replayFlags, err error) {
 }
 
 // runReplay runs the command.
-func runReplay(m offline.Module, cmd *cobra.Command, logs []string) error {
+func runReplay(cmd *cobra.Command, logs []string) error {
 	flags, err := flagsOfReplay(cmd)
 	if err != nil {
 		return err
 	}
 	configs := make([]*offline.Config, 0, len(flags.configs))
 	for _, file := range flags.configs {
-		d, err := offline.Load(m, file, flags.adapter)
+		d, err := offline.Load(file, flags.adapter)
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@
 package logqueue
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"sync"
@@ -133,8 +134,16 @@ func (c *core) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	return nil
 }
 
-// Sync implements zapcore.Core. It does nothing, as it would have to wait.
-func (*core) Sync() error { return nil }
+// Sync implements zapcore.Core: it waits for the lines that are queued, but not for long.
+func (c *core) Sync() error {
+	if !c.queue.Flush(syncWait) {
+		return errors.New("lines of the log still wait to be written")
+	}
+	return nil
+}
+
+// syncWait is how long Sync waits.
+const syncWait = time.Second
 
 // errorOutput gets the errors of writing, as with other loggers.
 var errorOutput = zapcore.Lock(os.Stderr)
