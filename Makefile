@@ -66,13 +66,14 @@ valkey: programs
 TESTS_OF_SERVERS = Redis|Cluster|Sentinel|Server|StoresAgree|OneKey|Removal|ShortReplies|Deciders|Inspect|HeldUnits
 
 # Check ten thousand random traces of each algorithm in Redis, and twenty thousand
-# histories of held units: some five minutes. As many traces in this process are part of
-# make test.
+# histories of held units, and simulate what concurrency auto does with ten seeds: some
+# six minutes. As many traces in this process, and one seed, are part of make test.
 TRACES = 10000
 HISTORIES = 20000
 traces: programs
 	go test -count=1 -run '^Test(Redis(Buckets|Windows|SlidingWindows|WarmUp|Logs)|StoresAgree(OnLogs)?)$$' \
 		./limiter -args -traces $(TRACES)
+	go test -count=1 -run '^TestGoodput$$' ./internal/adaptive -args -seeds 10
 	go test -count=1 -run '^Test(HeldUnitsOfManyNodes|SettledOnceInHistories)$$' ./limiter -args -traces $(HISTORIES)
 
 # Test what operators use: the dashboard, the alerts and the files in deploy, with a

@@ -217,7 +217,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outco
 		}
 	}
 	if len(q.Loads()) > 0 {
-		decider, wait, err := q.Enter(res, outcome.How{Jitter: h.settings.Jitter, At: time.Now()}, w.Header())
+		decider, wait, err := q.Acquire(res, outcome.How{Jitter: h.settings.Jitter, At: time.Now()}, w.Header())
 		if err != nil {
 			h.noteUndecided(res, r, refusedAs(err))
 			return res, nil, err

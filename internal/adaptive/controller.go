@@ -3,7 +3,6 @@
 package adaptive
 
 import (
-	"math"
 	"sync"
 	"time"
 )
@@ -12,6 +11,7 @@ import (
 type Options struct {
 	Latency  time.Duration // a mean response time that is still good
 	Min, Max int           // of the limit
+	High     bool          // whether any request is more important than normal ones, for which room is kept
 }
 
 // Class is how important a request is.
@@ -25,30 +25,12 @@ const (
 	Classes int = iota
 )
 
-// shares are the parts of the limit that classes may fill while nothing is turned away.
-var shares = [Classes]float64{1, 0.9, 0.75}
-
-const (
-	initial = 20 // limit of a new controller, and what it allows at least while all is well
-
-	// A window ends after shortWindow if it has manyAnswers, after longWindow if it has
-	// fewAnswers, or so many slow failures besides, and after lastWindow in any case; the last
-	// two are at least twice the latency. In a shorter window a pause of the upstream, such as one
-	// of its garbage collector, would look like an overload.
-	shortWindow = time.Second
-	longWindow  = 2 * time.Second
-	lastWindow  = 10 * time.Second
-	manyAnswers = 30
-	fewAnswers  = 10
-
-	fade    = 30 * time.Second // in which the recent peak falls to 1/e
-	useless = 10 * time.Second // that all windows are slow at the least limit, after which that is reported
-)
+// counted is for how many latencies a request counts. Little is lost by it: what hangs for longer
+// is bounded by the answers a second times this part of a latency.
+const counted = 2
 
 // Controller limits the requests in progress at one upstream, so that the mean time until
-// they are answered stays below a latency that is good enough. By Little's law, that mean is
-// the mean number in progress divided by the answers a second. Both are counted, so a cut is
-// seen at once and not one latency later, and requests that never end count too.
+// they are answered stays below a latency that is good enough.
 //
 // The latency is not learned: a controller can't tell the requests of others, who share the
 // upstream, from an upstream that is slow by itself, and would follow them.
@@ -57,27 +39,29 @@ const (
 // backwards by more than goroutines overtake each other.
 type Controller struct {
 	options Options
+	epoch   time.Time
 
-	mu         sync.Mutex
-	limit      float64
-	inProgress int
-	share      [Classes]float64
-	peak       float64 // in progress of late
-	shed       [Classes]uint64
-	mean       time.Duration // of the last window
-	verdict    Verdict       // on it
+	mu    sync.Mutex
+	all   meter
+	slots Slot // the first and the last of a ring of all, in the order in which they were acquired
+	held  int  // how many these are
+	waits int  // how many of these wait for their client
+	shed  [Classes]uint64
 
 	atMin   time.Duration // so far
 	slowFor time.Duration // at the least limit, in windows one after the other
 	told    bool          // of that
+}
 
-	// The present window.
-	began, last time.Time
-	area        time.Duration // sum of the times for which requests were in progress
-	answers     int
-	slow        int // failures that took longer than the latency
-	top         int
-	turnedAway  [Classes]int
+// Slot is what a request has while it is in progress.
+type Slot struct {
+	controller *Controller
+	prev, next *Slot
+	acquired   time.Duration
+	started    time.Duration // later than that by the time for which it has waited for its client
+	waiting    bool          // for its client, since stopped
+	counts     bool          // whether it has counted until it stopped, while it does not
+	stopped    time.Duration
 }
 
 // Verdict is what a controller made of a window.
@@ -98,21 +82,26 @@ func (v Verdict) String() string { return [...]string{"idle", "slow", "filling"}
 
 // New returns a controller.
 func New(o Options, now time.Time) *Controller {
-	return &Controller{options: o, limit: min(max(initial, float64(o.Min)), float64(o.Max)), share: shares, began: now, last: now}
+	c := &Controller{options: o, epoch: now}
+	c.all.init(&c.options, counted, 0)
+	c.slots.prev, c.slots.next = &c.slots, &c.slots
+	return c
 }
 
-// Admit reports whether there is room for a request of a class, which is in progress from
-// then on until Finish is called for it. In a dry run it is so in any case.
-func (c *Controller) Admit(class Class, dryRun bool, now time.Time) (room bool) {
+// Acquire gives a request of a class a slot if there is room, and reports whether there is. In a
+// dry run it gets one in any case. The slot must be released.
+func (c *Controller) Acquire(s *Slot, class Class, dryRun bool, now time.Time) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.advance(now)
-	if room = c.inProgress < int(math.Round(c.limit*c.share[class])); !room {
-		c.turnedAway[class]++
+	at := c.advance(now)
+	if room = c.all.room(class); !room {
+		c.all.turnedAway[class]++
 	}
 	if room || dryRun {
-		c.inProgress++
-		c.top = max(c.top, c.inProgress)
+		c.all.start(at)
+		*s = Slot{controller: c, prev: c.slots.prev, next: &c.slots, acquired: at, started: at}
+		s.prev.next, c.slots.prev = s, s
+		c.held++
 	}
 	return room
 }
@@ -122,10 +111,10 @@ func (c *Controller) Queue(class Class, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.advance(now)
-	c.turnedAway[class]++
+	c.all.turnedAway[class]++
 }
 
-// Shed counts a request that is turned away, since Admit has found no room for it as often as
+// Shed counts a request that is turned away, since Acquire has found no room for it as often as
 // it has asked.
 func (c *Controller) Shed(class Class) {
 	c.mu.Lock()
@@ -133,96 +122,102 @@ func (c *Controller) Shed(class Class) {
 	c.shed[class]++
 }
 
-// Finish notes that a request is in progress no more that was admitted at some time, and
-// whether the upstream has answered it. A failure that is fast is no answer, and neither is
-// its time one of waiting for one. It reports, once, that all windows at the least limit have
-// been slow for so long that the latency may be less than the upstream can keep, however few
-// it gets.
-func (c *Controller) Finish(admitted, now time.Time, answered bool) (isUseless bool) {
+// Wait notes that the upstream waits for the request's client: until Resume the request takes
+// no room, and the time is not the upstream's. It reports whether there is more room than before.
+func (s *Slot) Wait(now time.Time) bool {
+	c := s.controller
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.advance(now)
-	c.inProgress--
-	switch {
-	case answered:
-		c.answers++
-	case now.Sub(admitted) < c.options.Latency:
-		if admitted.Before(c.began) {
-			admitted = c.began // what was before is in an earlier window
-		}
-		c.area = max(0, c.area-now.Sub(admitted))
-	default:
-		c.slow++
+	if s.next == nil || s.waiting {
+		return false
 	}
+	at := c.advance(now)
+	s.waiting, s.stopped, s.counts = true, at, c.all.stop(s.started)
+	c.waits++
+	return s.counts
+}
+
+// Resume ends Wait.
+func (s *Slot) Resume(now time.Time) {
+	c := s.controller
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.next == nil || !s.waiting {
+		return
+	}
+	at := c.advance(now)
+	s.waiting, s.started = false, s.started+max(0, at-s.stopped)
+	c.waits--
+	if s.counts {
+		c.all.start(s.started)
+	}
+}
+
+// Release gives the slot back, and tells whether the upstream has answered. A failure that is
+// fast is no answer, and neither is its time one of waiting for one. It reports, once, that all
+// windows at the least limit have been slow for so long that the latency may be less than the
+// upstream can keep, however few it gets.
+func (s *Slot) Release(now time.Time, answered bool) (isUseless bool) {
+	c := s.controller
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.advance(now)
+	if s.waiting {
+		c.waits--
+		had := s.stopped - s.started
+		s.started = at - had
+		if answered { // without the end of the request, so it was at work meanwhile, or who never ends requests would not count
+			c.all.area += max(0, min(at-s.acquired, counted*c.options.Latency)-had)
+		}
+	} else {
+		s.counts = c.all.stop(s.started)
+	}
+	c.all.finish(s.started, s.counts, answered)
+	s.prev.next, s.next.prev = s.next, s.prev
+	s.prev, s.next = nil, nil
+	c.held--
 	isUseless = c.slowFor >= useless && !c.told
 	c.told = c.told || isUseless
 	return isUseless
 }
 
-// advance adds the time until now to the window, and ends that if it is due.
-func (c *Controller) advance(now time.Time) {
-	if passed := now.Sub(c.last); passed > 0 {
-		c.area += time.Duration(c.inProgress) * passed
-		c.last = now
-	}
-	switch length := c.last.Sub(c.began); {
-	case length < shortWindow:
-		return
-	case c.answers >= manyAnswers, length >= max(lastWindow, 2*c.options.Latency),
-		c.answers+c.slow >= fewAnswers && length >= max(longWindow, 2*c.options.Latency):
+// State returns what the slot's controller does at now.
+func (s *Slot) State(now time.Time) State { return s.controller.State(now) }
+
+// advance has the time be now, and ends the window if that is due. It returns the time since
+// the epoch.
+func (c *Controller) advance(now time.Time) time.Duration {
+	at := max(0, now.Sub(c.epoch))
+	if length := c.all.advance(at); length > 0 {
 		c.end(length)
-		c.began, c.area, c.answers, c.slow, c.top = c.last, 0, 0, 0, c.inProgress
-		c.turnedAway = [Classes]int{}
 	}
+	return at
 }
 
-// end judges the window and sets the limit for the next one.
+// end ends the window, which was so long.
 func (c *Controller) end(length time.Duration) {
-	least, most := float64(c.options.Min), float64(c.options.Max)
-	c.peak = max(float64(c.top), c.peak*math.Exp(-length.Seconds()/fade.Seconds()))
-	c.mean = c.area / time.Duration(max(c.answers, 1))
-	good := float64(c.answers)/length.Seconds()*c.options.Latency.Seconds() + 1 // in progress at that latency
-	switch room := max(initial, 2*c.peak); {
-	case c.mean > c.options.Latency && c.top > c.options.Min: // a few that hang are no overload
-		c.verdict, c.limit = Slow, min(c.limit, max(good, c.limit/4))
-	case c.turnedAway != [Classes]int{}:
-		c.verdict, c.limit = Filling, min(max(good, c.limit), 2*c.limit)
-	case room > c.limit:
-		c.verdict, c.limit = Idle, room
-	default:
-		c.verdict, c.limit = Idle, c.limit+(room-c.limit)/10
-	}
-	if c.mean > c.options.Latency && c.verdict == Filling { // also with no more than the least
-		c.verdict = Slow
-	}
-	c.limit = min(max(c.limit, least), most)
-
-	above := 0
-	for class := 1; class < Classes; class++ {
-		if above += c.turnedAway[class-1]; above > 0 {
-			c.share[class] *= 0.7
-		} else {
-			c.share[class] = min(shares[class], c.share[class]+0.03)
+	overloaded := c.all.filling()
+	c.all.end(length)
+	slow := c.all.verdict == Slow
+	if atMin := int(c.all.limit) == c.options.Min; atMin && (slow || overloaded) {
+		c.atMin += length
+		if slow {
+			c.slowFor += length
+			return
 		}
 	}
-
-	overloaded := c.verdict == Slow || c.turnedAway != [Classes]int{}
-	if int(c.limit) == c.options.Min && overloaded {
-		c.atMin += length
-	}
-	if int(c.limit) == c.options.Min && overloaded && c.mean > c.options.Latency {
-		c.slowFor += length
-	} else {
-		c.slowFor, c.told = 0, false
-	}
+	c.slowFor, c.told = 0, false
 }
 
 // State is what a controller does, or what several do together, to be shown.
 type State struct {
 	Keys       int // how many have a controller of their own
 	Limit      int
-	InProgress int
-	Mean       time.Duration // response time in the last window; of several the longest
+	InProgress int           // that count
+	Overdue    int           // that count no more
+	Waiting    int           // for their clients
+	Oldest     time.Duration // for how long any of these is in progress
+	Mean       time.Duration // response time in the last window; of several the longest; 0 if there were no answers
 	Verdict    Verdict       // on that window
 	Shed       [Classes]uint64
 	AtMin      time.Duration // for how long the limit has been the least one while there was more to do, so far; of several the sum
@@ -232,6 +227,13 @@ type State struct {
 func (c *Controller) State(now time.Time) State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.advance(now)
-	return State{1, int(c.limit), c.inProgress, c.mean, c.verdict, c.shed, c.atMin}
+	at := c.advance(now)
+	s := State{
+		Keys: 1, Limit: int(c.all.limit), InProgress: c.all.inProgress, Overdue: c.held - c.waits - c.all.inProgress, Waiting: c.waits,
+		Mean: c.all.mean, Verdict: c.all.verdict, Shed: c.shed, AtMin: c.atMin,
+	}
+	if first := c.slots.next; first != &c.slots {
+		s.Oldest = at - first.acquired
+	}
+	return s
 }

@@ -64,7 +64,7 @@ func (s *Controllers) sweep(now time.Time) {
 		if now.Sub(k.asked) < idle {
 			continue
 		}
-		if state := k.State(now); state.InProgress == 0 {
+		if state := k.State(now); state.InProgress+state.Overdue+state.Waiting == 0 {
 			s.forgotten.add(state)
 			delete(s.byKey, key)
 		}
@@ -110,6 +110,9 @@ func (s *State) add(other State) {
 	s.Keys += other.Keys
 	s.Limit += other.Limit
 	s.InProgress += other.InProgress
+	s.Overdue += other.Overdue
+	s.Waiting += other.Waiting
+	s.Oldest = max(s.Oldest, other.Oldest)
 	for class := range s.Shed {
 		s.Shed[class] += other.Shed[class]
 	}

@@ -13,14 +13,15 @@ func TestKeys(t *testing.T) {
 	now := time.Now()
 	all := NewControllers(Options{Latency: time.Second, Min: 1, Max: 1})
 	busy := all.Of("busy", now)
-	if !busy.Admit(Normal, false, now) || busy.Admit(Normal, false, now) {
+	var slot, other Slot
+	if !busy.Acquire(&slot, Normal, false, now) || busy.Acquire(new(Slot), Normal, false, now) {
 		t.Fatal("want room for one request")
 	}
 	busy.Shed(Normal)
-	if !all.Of("other", now).Admit(Normal, false, now) {
+	if !all.Of("other", now).Acquire(&other, Normal, false, now) {
 		t.Error("a request of one key takes the room of another")
 	}
-	all.Of("other", now).Finish(now, now, true)
+	other.Release(now, true)
 	for i := range maxKeys {
 		all.Of(fmt.Sprint(i), now)
 	}
@@ -32,13 +33,13 @@ func TestKeys(t *testing.T) {
 	}
 	now = now.Add(idle)
 	own := all.Of("beyond", now)
-	if s := all.State(now); s.Keys != 2 || s.InProgress != 1 || s.Shed[Normal] != 1 {
-		t.Errorf("%+v after a minute, want 2 keys, 1 request in progress, 1 shed", s)
+	if s := all.State(now); s.Keys != 2 || s.Overdue != 1 || s.Shed[Normal] != 1 {
+		t.Errorf("%+v after a minute, want 2 keys, 1 request overdue, 1 shed", s)
 	}
 	if all.Of("busy", now) != busy || all.Of("beyond", now) != own {
 		t.Error("a key that is in use has another controller")
 	}
-	busy.Finish(now, now, true)
+	slot.Release(now, true)
 	now = now.Add(idle)
 	all.Of("another", now)
 	if s := all.State(now); s.Keys != 1 || s.InProgress != 0 || s.Shed[Normal] != 1 {
@@ -54,13 +55,13 @@ func TestKeysBeyond(t *testing.T) {
 	for i := range maxKeys {
 		all.Of(fmt.Sprint(i), now)
 	}
-	all.Of("beyond", now).Admit(Normal, false, now)
+	all.Of("beyond", now).Acquire(new(Slot), Normal, false, now)
 	if s := all.Peek("further", now); s.InProgress != 1 {
 		t.Errorf("%+v, want the one in progress of all further keys", s)
 	}
 	for _, key := range []string{"1", "2"} {
 		for range 2 {
-			all.Of(key, now).Admit(Normal, false, now)
+			all.Of(key, now).Acquire(new(Slot), Normal, false, now)
 		}
 	}
 	now = now.Add(lastWindow)
@@ -76,14 +77,14 @@ func TestQueueIsDemand(t *testing.T) {
 		now := time.Now()
 		c := New(Options{Latency: 100 * time.Millisecond, Min: 1, Max: 1000}, now)
 		for range 200 {
-			for range 20 {
-				c.Admit(High, false, now)
+			var slots [20]Slot
+			for i := range slots {
+				c.Acquire(&slots[i], High, false, now)
 			}
 			demand(c, now)
-			began := now
 			now = now.Add(20 * time.Millisecond)
-			for range 20 {
-				c.Finish(began, now, true)
+			for i := range slots {
+				slots[i].Release(now, true)
 			}
 		}
 		return c.State(now).Limit
@@ -100,7 +101,7 @@ func TestQueueIsDemand(t *testing.T) {
 func TestDryRun(t *testing.T) {
 	now := time.Now()
 	c := New(Options{Latency: time.Second, Min: 1, Max: 1}, now)
-	if !c.Admit(Low, true, now) || c.Admit(Low, true, now) {
+	if !c.Acquire(new(Slot), Low, true, now) || c.Acquire(new(Slot), Low, true, now) {
 		t.Error("want room for one request")
 	}
 	c.Shed(Low)

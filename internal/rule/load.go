@@ -1,6 +1,7 @@
 package rule
 
 import (
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -17,7 +18,8 @@ import (
 
 // A limit that follows the load has a bucket for its name, key and numbers, but no store is
 // asked about it. Controllers in this process decide, once all others have, right before the
-// request is passed on. It has a place with them until its response begins.
+// request is passed on. It has a slot with them until its response begins, which takes no room while
+// the upstream waits for the client to send the body.
 
 // Load is how a limit follows the load.
 type Load struct {
@@ -55,27 +57,27 @@ func (l *Load) classOf(r *http.Request) (adaptive.Class, error) {
 }
 
 // Loads returns the entries of limits that follow the load, in the order in which they are
-// asked. There is no decision on them before Enter.
+// asked. There is no decision on them before Acquire.
 func (q *Request) Loads() []Entry { return q.loads }
 
-// Enter asks the limits that follow the load for places, one after the other, and tells o of
+// Acquire asks the limits that follow the load for slots, one after the other, and tells o of
 // those that have none. If one turns the request away, it is returned, with the wait that is
 // told: those behind it are not asked, and what was charged before stays so.
-func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (shed *outcome.Entry, wait time.Duration, err error) {
-	var places []Holding
+func (q *Request) Acquire(o *outcome.Outcome, how outcome.How, h http.Header) (shed *outcome.Entry, wait time.Duration, err error) {
+	var slots []Holding
 	for i := range q.loads {
 		e := &q.loads[i]
 		load := e.Limit.Load
 		class, err := load.classOf(q.http)
 		if err != nil {
-			leave(places)
+			release(slots)
 			q.settleUnpassed()
 			return nil, 0, err
 		}
-		p, room := q.placeAt(e, class, o)
+		p, room := q.acquire(e, class, o)
 		e.decideLoad(room)
 		if room || e.Query.DryRun {
-			places = append(places, Holding{bucket: e.Bucket, place: p})
+			slots = append(slots, Holding{bucket: e.Bucket, place: p})
 		}
 		if room {
 			continue
@@ -86,7 +88,7 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 		}, how, h)
 		if e.Denies() {
 			shed, wait = decider, told
-			leave(places)
+			release(slots)
 			q.settleUnpassed()
 			break
 		}
@@ -97,19 +99,19 @@ func (q *Request) Enter(o *outcome.Outcome, how outcome.How, h http.Header) (she
 		}
 	}
 	if shed == nil {
-		q.holdings = append(q.holdings, places...)
+		q.holdings = append(q.holdings, slots...)
+		q.watchBody(slots)
 	}
 	return shed, wait, nil
 }
 
-// placeAt asks for a place at a limit that follows the load, for which the request may have to
+// acquire asks for a slot at a limit that follows the load, for which the request may have to
 // wait. In a dry run it has one in any case, and room says whether there was any.
-func (q *Request) placeAt(e *Entry, class adaptive.Class, o *outcome.Outcome) (p *place, room bool) {
+func (q *Request) acquire(e *Entry, class adaptive.Class, o *outcome.Outcome) (p *place, room bool) {
 	p = &place{limit: e.Limit, queue: e.queue(0)}
 	ask := func() {
-		p.since = time.Now()
-		p.controller = e.Limit.Load.Controllers.Of(e.Query.Key, p.since)
-		room = p.controller.Admit(class, e.Query.DryRun, p.since)
+		now := time.Now()
+		room = e.Limit.Load.Controllers.Of(e.Query.Key, now).Acquire(&p.slot, class, e.Query.DryRun, now)
 	}
 	waits := e.Limit.waitsForSlot() && !e.Query.DryRun
 	t := granted // as a slot may have been freed before it is in the queue
@@ -145,41 +147,82 @@ func (e *Entry) decideLoad(room bool) {
 	}
 }
 
-// place is that of a request with the controller of a limit that follows the load.
+// place is the slot of a request at a limit that follows the load.
 type place struct {
-	limit      *Limit
-	queue      queueKey // of one of the classes that wait for it, if any may
-	controller *adaptive.Controller
-	since      time.Time
-	answered   bool // whether the header of the response is an answer; of a limit until body
+	limit    *Limit
+	queue    queueKey // of one of the classes that wait for it, if any may
+	slot     adaptive.Slot
+	answered bool // whether the header of the response is an answer; of a limit until body
 }
 
-// leave frees the place. answered says whether an upstream has answered.
-func (p *place) leave(answered bool) { p.leaveAt(time.Now(), answered) }
+// release gives the slot back. answered says whether an upstream has answered.
+func (p *place) release(answered bool) { p.releaseAt(time.Now(), answered) }
 
-// leaveAt is leave at some time.
-func (p *place) leaveAt(now time.Time, answered bool) {
-	if p.controller.Finish(p.since, now, answered) {
-		p.limit.Reporter.slowAtMin(p.limit, p.controller.State(now).Mean)
+// releaseAt is release at some time.
+func (p *place) releaseAt(now time.Time, answered bool) {
+	if p.slot.Release(now, answered) {
+		p.limit.Reporter.slowAtMin(p.limit, p.slot.State(now))
 	}
+	p.wake()
+}
+
+// wake has the next request that waits for room ask for it.
+func (p *place) wake() {
 	if !p.limit.waitsForSlot() {
 		return
 	}
+	key := p.queue
 	for _, class := range [...]adaptive.Class{adaptive.High, adaptive.Normal, adaptive.Low} {
-		p.queue.class = class
-		p.limit.Waiting.freed(p.queue, 1)
+		key.class = class
+		p.limit.Waiting.freed(key, 1)
 	}
 }
 
-// leave frees all places, of a request that is not passed on.
-func leave(places []Holding) {
-	for i := range places {
-		places[i].place.leave(false)
+// release gives all slots back, of a request that is not passed on.
+func release(slots []Holding) {
+	for i := range slots {
+		slots[i].place.release(false)
 	}
 }
 
-// leavePlaces frees places when the header of the response, with a status, is there. A limit
-// until body frees it later, but for what need not end: upgraded connections, and events.
+// watchBody has slots take no room while the body of the request is read, and nothing of it is
+// there.
+func (q *Request) watchBody(slots []Holding) {
+	r := q.http
+	if len(slots) == 0 || r.ContentLength == 0 || r.Body == nil || r.Body == http.NoBody {
+		return
+	}
+	watched := watchedBody{ReadCloser: r.Body}
+	for i := range slots {
+		watched.places = append(watched.places, slots[i].place)
+	}
+	r.Body = watched
+}
+
+// watchedBody is the body of a request with slots.
+type watchedBody struct {
+	io.ReadCloser
+	places []*place
+}
+
+// Read implements io.Reader. It is also called while or after slots are released.
+func (b watchedBody) Read(buffer []byte) (int, error) {
+	now := time.Now()
+	for _, p := range b.places {
+		if p.slot.Wait(now) {
+			p.wake()
+		}
+	}
+	n, err := b.ReadCloser.Read(buffer)
+	now = time.Now()
+	for _, p := range b.places {
+		p.slot.Resume(now)
+	}
+	return n, err
+}
+
+// leavePlaces releases slots when the header of the response, with a status, is there. A limit
+// until body releases it later, but for what need not end: upgraded connections, and events.
 func (s *settler) leavePlaces(status int) {
 	for i := range s.holdings {
 		h := &s.holdings[i]
@@ -191,17 +234,17 @@ func (s *settler) leavePlaces(status int) {
 			h.place.answered = answered
 			continue
 		}
-		h.place.leave(answered)
+		h.place.release(answered)
 		h.place = nil
 	}
 }
 
-// leaveAll frees the places that are left at the end of a request, or when a handler takes its
+// leaveAll releases the slots that are left at the end of a request, or when a handler takes its
 // connection. Without a header they have not been answered.
 func (s *settler) leaveAll(whole bool) {
 	for i := range s.holdings {
 		if h := &s.holdings[i]; h.place != nil {
-			h.place.leave(whole && h.place.answered)
+			h.place.release(whole && h.place.answered)
 			h.place = nil
 		}
 	}

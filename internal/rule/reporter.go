@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
@@ -59,10 +60,16 @@ func (r *Reporter) noCost(b *Bucket, why string, charged int64) {
 }
 
 // slowAtMin logs that a limit which follows the load allows no more requests than it must, and
-// its upstream is slower than it should be anyway.
-func (r *Reporter) slowAtMin(l *Limit, mean time.Duration) {
-	if r.slow.Allow() {
-		r.Logger.Warn("the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it",
-			zap.String("limit", l.Path), zap.Duration("mean", mean), zap.Duration("latency", l.Load.Options.Latency), zap.Int("min", l.Load.Options.Min))
+// its upstream is slower than it should be anyway, with what holds the slots.
+func (r *Reporter) slowAtMin(l *Limit, s adaptive.State) {
+	if !r.slow.Allow() {
+		return
 	}
+	mean := "no answers"
+	if s.Mean > 0 {
+		mean = s.Mean.Round(time.Millisecond).String()
+	}
+	r.Logger.Warn("the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it",
+		zap.String("limit", l.Path), zap.String("mean", mean), zap.Duration("latency", l.Load.Options.Latency), zap.Int("min", l.Load.Options.Min),
+		zap.Int("in_progress", s.InProgress), zap.Int("overdue", s.Overdue), zap.Int("awaiting_body", s.Waiting), zap.Duration("oldest", s.Oldest))
 }
