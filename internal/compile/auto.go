@@ -56,6 +56,7 @@ func (d *LimitBuilder) setLoad() (err error) {
 	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), parseUntil); err != nil {
 		return err
 	}
+	load.Options.High = a.HighRaw != nil
 	if d.Key == "" {
 		if d.rule.Key, err = key.Parse(everyone, d.rule.Key.Prefixes); err != nil {
 			return err
