@@ -82,7 +82,7 @@ func TestAuto(t *testing.T) {
 		t.Errorf("the access log has %v", logged)
 	}
 	wantSamples(t, collected(t), map[string]string{
-		`load_limit{limit="up"}`: "1", `load_in_progress{limit="up"}`: "1", `load_latency_seconds{limit="up"}`: "1",
+		`load_limit{limit="up"}`: "1", `load_in_progress{limit="up"}`: "1", `load_uncounted{limit="up",why="overdue"}`: "0", `load_uncounted{limit="up",why="body"}`: "0", `load_latency_seconds{limit="up"}`: "1",
 		`load_shed_total{class="high",limit="up"}`: "0", `load_shed_total{class="normal",limit="up"}`: "2", `load_shed_total{class="low",limit="up"}`: "1",
 		`decisions_total{by="load",limit="up",result="admitted"}`: "2", `decisions_total{by="load",limit="up",result="denied"}`: "3",
 		`decisions_total{by="memory",limit="quota",result="admitted"}`: "5",
@@ -91,9 +91,9 @@ func TestAuto(t *testing.T) {
 		t.Error("metrics have deciders that never decide on a limit")
 	}
 	wantJSON(t, a.ask("GET", "status", "")["load"].([]any)[0],
-		`{"path": "up", "keys": 1, "limit": 1, "in_progress": 1, "latency": 1, "shed": {"high": 0, "normal": 2, "low": 1}}`)
-	if out := runCommand(t, "status", "--address", a.addr).out; !strings.Contains(out, "ALLOWED  IN PROGRESS") {
-		t.Errorf("status has no table of load:\n%s", out)
+		`{"path": "up", "keys": 1, "limit": 1, "in_progress": 1, "uncounted": {"overdue": 0, "body": 0}, "latency": 1, "shed": {"high": 0, "normal": 2, "low": 1}}`)
+	if out := runCommand(t, "status", "--address", a.addr).out; !strings.Contains(out, "ALLOWED  IN PROGRESS") || !strings.Contains(out, "no answers") {
+		t.Errorf("status has no table of load, without answers:\n%s", out)
 	}
 	wantJSON(t, a.ask("POST", "peek", `{"limit": "up"}`), `{"limit": "up", "size": 1, "level": 1, "remaining": 0, "in_progress": true}`)
 	if status, body := a.send("POST", "reset", `{"limit": "up"}`); status != 400 || !strings.Contains(body, "it follows the load") {

@@ -185,6 +185,9 @@ func TestRemedies(t *testing.T) {
 		{"one in an interval", advice.OneAtOnce, "size", [2]setup{
 			{site: "rate_limit a {\nmin_interval 5m\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
 		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
+		{"many keys with concurrency auto", advice.Unprotected, "concurrency auto", [2]setup{
+			{site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\n}" + end}, {site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\nlimit b {\nconcurrency auto\n}\n}" + end},
+		}, nil, [2]string{}},
 		{"consistency without redis", advice.ConsistencyUnused, "", [2]setup{
 			{site: "rate_limit a {\nsize 3\ndrip_rate 1m\nconsistency eventual 1s\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 1m\n}" + end},
 		}, times(4, "/"), [2]string{"200 200 200 429", "200 200 200 429"}},

@@ -62,7 +62,7 @@ func TestFailures(t *testing.T) {
 		now = now.Add(time.Millisecond)
 		s.Release(now, false)
 	}
-	if s := c.State(now); s.Limit > 2*initial || s.Mean != 0 || s.InProgress != 0 {
+	if s := c.State(now); s.Limit > 2*Initial || s.Mean != 0 || s.InProgress != 0 {
 		t.Errorf("%+v, want no mean, and none in progress", s)
 	}
 }
@@ -73,15 +73,15 @@ func TestSlowFailures(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	c := New(options, now)
-	var slots [initial]Slot
+	var slots [Initial]Slot
 	for i := range slots {
 		c.Acquire(&slots[i], High, false, now)
 	}
 	for i := range slots {
 		slots[i].Release(now.Add(time.Second), false)
 	}
-	if s := c.State(now.Add(longWindow)); s.Limit >= initial || s.Verdict != Slow {
-		t.Errorf("%+v after two seconds, want a limit below %d", s, initial)
+	if s := c.State(now.Add(longWindow)); s.Limit >= Initial || s.Verdict != Slow {
+		t.Errorf("%+v after two seconds, want a limit below %d", s, Initial)
 	}
 }
 
@@ -170,7 +170,7 @@ func TestShareRecovers(t *testing.T) {
 	o.High = true
 	c := New(o, now)
 	for range 100 { // ten seconds in which half of the important requests are turned away
-		for range 2 * initial {
+		for range 2 * Initial {
 			if s := new(Slot); c.Acquire(s, High, false, now) {
 				defer s.Release(now, true)
 			}
@@ -191,7 +191,7 @@ func TestShareRecovers(t *testing.T) {
 		for c.Acquire(new(Slot), Normal, false, now) {
 			room++
 		}
-		if want := map[bool]int{false: initial, true: 0.9 * initial}[high]; room != want {
+		if want := map[bool]int{false: Initial, true: 0.9 * Initial}[high]; room != want {
 			t.Errorf("normal requests have room for %d, want %d", room, want)
 		}
 	}

@@ -6,7 +6,8 @@ import (
 )
 
 const (
-	initial = 20 // limit of a new meter, and what it allows at least while all is well
+	// Initial is the limit of a new controller, and what it allows at least while all is well.
+	Initial = 20
 
 	// A window ends after shortWindow if it has manyAnswers, after longWindow if it has
 	// fewAnswers, or so many slow failures besides, and after lastWindow in any case; the last
@@ -67,7 +68,7 @@ type meter struct {
 // init has m begin at now. Requests are to count for so many latencies.
 func (m *meter) init(o *Options, latencies int, now time.Duration) {
 	*m = meter{
-		options: o, span: time.Duration(latencies) * o.Latency / spans, limit: min(max(initial, float64(o.Min)), float64(o.Max)),
+		options: o, span: time.Duration(latencies) * o.Latency / spans, limit: min(max(Initial, float64(o.Min)), float64(o.Max)),
 		most: shares, shared: now, began: now, last: now,
 	}
 	if !o.High {
@@ -184,7 +185,7 @@ func (m *meter) end(length time.Duration) {
 	mean := m.area / time.Duration(max(m.answers, 1))
 	m.rate = float64(m.answers) / length.Seconds()
 	good := m.rate*latency.Seconds() + 1 // in progress at that latency
-	switch room := max(initial, 2*m.peak); {
+	switch room := max(Initial, 2*m.peak); {
 	case mean > latency && m.top > m.options.Min: // a few that hang are no overload
 		m.verdict, m.limit = Slow, min(m.limit, max(good, m.limit/4))
 	case m.filling():

@@ -47,6 +47,7 @@ const (
 	ProxyExempted
 	BanOfAll
 	OneAtOnce
+	Unprotected
 	ConsistencyUnused
 	Unavailable
 	OfRedis
@@ -113,6 +114,7 @@ func On(config Config) []Advice {
 		h := m.Compiled()
 		c.handler(h.Limits, around[m])
 		c.flooded(h)
+		c.unprotected(h.Limits)
 		c.unused(h)
 	}
 	c.sharing(order, around)

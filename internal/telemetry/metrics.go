@@ -77,7 +77,9 @@ var (
 	loadLimitDesc = newDesc("load_limit",
 		"Requests that a limit with concurrency auto allows in progress now, with all keys.", "limit")
 	loadProgressDesc = newDesc("load_in_progress",
-		"Requests that are in progress at a limit with concurrency auto.", "limit")
+		"Requests that are in progress at a limit with concurrency auto, and take room.", "limit")
+	loadUncountedDesc = newDesc("load_uncounted",
+		"Requests in progress at a limit with concurrency auto that take no room, by why: overdue, for more than twice latency, or body, while their clients send it.", "limit", "why")
 	loadMeanDesc = newDesc("load_mean_seconds",
 		"Mean time until responses begin behind a limit with concurrency auto, of late; of several keys the longest.", "limit")
 	loadLatencyDesc = newDesc("load_latency_seconds",
@@ -117,7 +119,7 @@ var (
 
 	metricDescs = []*prometheus.Desc{
 		buildDesc, decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, displacedDesc, waitingDesc, waitingClientsDesc, bansDesc, borrowedDesc, leasedDesc,
-		loadLimitDesc, loadProgressDesc, loadMeanDesc, loadLatencyDesc, loadAtMinDesc, loadShedDesc, infoDesc,
+		loadLimitDesc, loadProgressDesc, loadUncountedDesc, loadMeanDesc, loadLatencyDesc, loadAtMinDesc, loadShedDesc, infoDesc,
 		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc, savedDesc,
 		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
 	}
@@ -305,7 +307,11 @@ func (out metricsWriter) load(controllers *adaptive.Controllers, path string) {
 	s := controllers.State(time.Now())
 	out.gauge(loadLimitDesc, s.Limit, path)
 	out.gauge(loadProgressDesc, s.InProgress, path)
-	out.write(loadMeanDesc, prometheus.GaugeValue, s.Mean.Seconds(), []string{path})
+	out.gauge(loadUncountedDesc, s.Overdue, path, "overdue")
+	out.gauge(loadUncountedDesc, s.Waiting, path, "body")
+	if s.Mean > 0 {
+		out.write(loadMeanDesc, prometheus.GaugeValue, s.Mean.Seconds(), []string{path})
+	}
 	out.write(loadLatencyDesc, prometheus.GaugeValue, controllers.Options.Latency.Seconds(), []string{path})
 	out.write(loadAtMinDesc, prometheus.CounterValue, s.AtMin.Seconds(), []string{path})
 	for class, n := range s.Shed {

@@ -91,8 +91,9 @@ func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
 func loadAnswerOf(path string, c *adaptive.Controllers, now time.Time) adminjson.Load {
 	s := c.State(now)
 	answer := adminjson.Load{
-		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Mean: adminjson.Seconds(s.Mean),
+		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Oldest: adminjson.Seconds(s.Oldest), Mean: adminjson.Seconds(s.Mean),
 		Latency: adminjson.Seconds(c.Options.Latency), State: s.Verdict.String(), Shed: make(map[string]uint64), AtMin: adminjson.Seconds(s.AtMin),
+		Uncounted: map[string]int{"overdue": s.Overdue, "body": s.Waiting},
 	}
 	for class, n := range s.Shed {
 		answer.Shed[adaptive.Class(class).String()] = n //nolint:gosec // there are few

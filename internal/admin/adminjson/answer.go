@@ -57,11 +57,13 @@ type Load struct {
 	Keys       int               `json:"keys"`
 	Limit      int               `json:"limit"` // requests that it allows in progress now
 	InProgress int               `json:"in_progress"`
-	Mean       Seconds           `json:"mean"`    // time until responses begin, recently
-	Latency    Seconds           `json:"latency"` // to which the mean is to keep
-	State      string            `json:"state"`   // idle, slow or filling
-	Shed       map[string]uint64 `json:"shed"`    // by class
-	AtMin      Seconds           `json:"at_min"`  // for how long it allowed no more than min, and there was more to do
+	Uncounted  map[string]int    `json:"uncounted"`        // in progress as well, but taking no room: overdue, or body for those that wait for their client's
+	Oldest     Seconds           `json:"oldest,omitempty"` // for how long any of these is in progress
+	Mean       Seconds           `json:"mean,omitempty"`   // time until responses begin, recently; left out without answers
+	Latency    Seconds           `json:"latency"`          // to which the mean is to keep
+	State      string            `json:"state"`            // idle, slow or filling
+	Shed       map[string]uint64 `json:"shed"`             // by class
+	AtMin      Seconds           `json:"at_min"`           // for how long it allowed no more than min, and there was more to do
 }
 
 // Server is the state of a Redis server.

@@ -97,15 +97,18 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 
 // printLoad prints what the limits do that follow the load.
 func printLoad(w io.Writer, limits []adminjson.Load) {
-	table := terminal.NewTable("LIMIT", "ALLOWED", "IN PROGRESS", "MEAN", "LATENCY", "STATE", "SHED HIGH", "NORMAL", "LOW", "AT MIN")
+	table := terminal.NewTable("LIMIT", "ALLOWED", "IN PROGRESS", "OVERDUE", "IN BODY", "OLDEST", "MEAN", "LATENCY", "STATE", "SHED HIGH", "NORMAL", "LOW", "AT MIN")
 	for i := range limits {
 		l := &limits[i]
-		mean := time.Duration(l.Mean).Round(time.Millisecond).String()
-		table.Add(l.State == adaptive.Slow.String(), terminal.Safe(l.Path), l.Limit, l.InProgress, mean, adminjson.Interval(l.Latency),
+		mean := "no answers"
+		if l.Mean > 0 {
+			mean = time.Duration(l.Mean).Round(time.Millisecond).String()
+		}
+		table.Add(l.State == adaptive.Slow.String(), terminal.Safe(l.Path), l.Limit, l.InProgress, l.Uncounted["overdue"], l.Uncounted["body"], terminal.Briefly(time.Duration(l.Oldest)), mean, adminjson.Interval(l.Latency),
 			terminal.Safe(l.State), l.Shed["high"], l.Shed["normal"], l.Shed["low"], terminal.Briefly(time.Duration(l.AtMin)))
 	}
 	table.Print(w)
-	terminal.Printf(w, "Mean: time until responses begin. State: slow, fewer are allowed; filling, requests are turned away although the mean is good, so more are allowed; idle, there is enough room.")
+	terminal.Printf(w, "Overdue: in progress for more than twice latency, and in body: waiting for the client to send it; neither takes room. Mean: time until responses begin. State: slow, fewer are allowed; filling, requests are turned away although the mean is good, so more are allowed; idle, there is enough room.")
 }
 
 // printCounts prints what the limits did. With Redis, it shows how much was decided

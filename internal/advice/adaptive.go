@@ -1,0 +1,38 @@
+package advice
+
+import (
+	"fmt"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// upstreams are the placeholders that may well name an upstream, so that each has a limit.
+var upstreams = map[string]bool{"http.request.host": true, "http.request.hostport": true}
+
+// unprotected advises on limits that follow the load with a key, where none beside them is for all
+// requests: many keys together are not limited then.
+func (c *collector) unprotected(limits []*rule.Limit) {
+	var keyed []*rule.Limit
+	for b := range rule.Buckets(limits) {
+		if b.Limit.Load == nil || b.Off {
+			continue
+		}
+		varies := false
+		for _, part := range b.Limit.Key.Template() {
+			varies = varies || part.Placeholder && !upstreams[part.Text]
+		}
+		if !varies {
+			return
+		}
+		keyed = append(keyed, b.Limit)
+	}
+	for _, l := range keyed {
+		c.limit(l.Path, Advice{
+			Kind: Unprotected,
+			Problem: fmt.Sprintf("Each key may have %d requests in progress at first, and never less than %d, so many keys together are not limited.",
+				min(max(adaptive.Initial, l.Load.Options.Min), l.Load.Options.Max), l.Load.Options.Min),
+			Remedy: "Put a limit with concurrency auto and without key beside it, for the requests of all keys.",
+		})
+	}
+}
