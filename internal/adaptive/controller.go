@@ -41,12 +41,13 @@ type Controller struct {
 	options Options
 	epoch   time.Time
 
-	mu    sync.Mutex
-	all   meter
-	slots Slot // the first and the last of a ring of all, in the order in which they were acquired
-	held  int  // how many these are
-	waits int  // how many of these wait for their client
-	shed  [Classes]uint64
+	mu     sync.Mutex
+	all    meter
+	routes [routes]*route // nil as long as there was no request
+	slots  Slot           // the first and the last of a ring of all, in the order in which they were acquired
+	held   int            // how many these are
+	waits  int            // how many of these wait for their client
+	shed   [Classes]uint64
 
 	atMin   time.Duration // so far
 	slowFor time.Duration // at the least limit, in windows one after the other
@@ -56,11 +57,12 @@ type Controller struct {
 // Slot is what a request has while it is in progress.
 type Slot struct {
 	controller *Controller
+	route      *route
 	prev, next *Slot
 	acquired   time.Duration
 	started    time.Duration // later than that by the time for which it has waited for its client
 	waiting    bool          // for its client, since stopped
-	counts     bool          // whether it has counted until it stopped, while it does not
+	counts     [2]bool       // whether it has counted until it stopped, among all and in its route
 	stopped    time.Duration
 }
 
@@ -88,18 +90,34 @@ func New(o Options, now time.Time) *Controller {
 	return c
 }
 
-// Acquire gives a request of a class a slot if there is room, and reports whether there is. In a
+// Request is what a controller is told of a request.
+type Request struct {
+	Class  Class
+	Route  Route
+	DryRun bool
+}
+
+// Acquire gives a request a slot if there is room, and reports whether there is. In a
 // dry run it gets one in any case. The slot must be released.
-func (c *Controller) Acquire(s *Slot, class Class, dryRun bool, now time.Time) (room bool) {
+func (c *Controller) Acquire(s *Slot, r *Request, now time.Time) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.advance(now)
-	if room = c.all.room(class); !room {
-		c.all.turnedAway[class]++
+	route := c.routeOf(r.Route, at)
+	route.advance(at, c.all.rate)
+	switch {
+	case !c.all.room(r.Class):
+		c.all.turnedAway[r.Class]++
+	case route.limited && !route.room(r.Class):
+		route.turnedAway[r.Class]++
+	default:
+		room = true
 	}
-	if room || dryRun {
+	if room || r.DryRun {
 		c.all.start(at)
-		*s = Slot{controller: c, prev: c.slots.prev, next: &c.slots, acquired: at, started: at}
+		route.start(at)
+		route.present++
+		*s = Slot{controller: c, route: route, prev: c.slots.prev, next: &c.slots, acquired: at, started: at}
 		s.prev.next, c.slots.prev = s, s
 		c.held++
 	}
@@ -131,10 +149,10 @@ func (s *Slot) Wait(now time.Time) bool {
 	if s.next == nil || s.waiting {
 		return false
 	}
-	at := c.advance(now)
-	s.waiting, s.stopped, s.counts = true, at, c.all.stop(s.started)
+	s.waiting, s.stopped = true, c.advance(now)
+	s.stop()
 	c.waits++
-	return s.counts
+	return s.counts[0]
 }
 
 // Resume ends Wait.
@@ -148,9 +166,22 @@ func (s *Slot) Resume(now time.Time) {
 	at := c.advance(now)
 	s.waiting, s.started = false, s.started+max(0, at-s.stopped)
 	c.waits--
-	if s.counts {
+	s.route.advance(at, c.all.rate)
+	s.route.present++
+	if s.counts[0] {
 		c.all.start(s.started)
 	}
+	if s.counts[1] {
+		s.route.start(s.started)
+	}
+}
+
+// stop has the slot take no room any more.
+func (s *Slot) stop() {
+	c := s.controller
+	s.route.advance(c.all.last, c.all.rate)
+	s.route.present--
+	s.counts = [2]bool{c.all.stop(s.started), s.route.stop(s.started)}
 }
 
 // Release gives the slot back, and tells whether the upstream has answered. A failure that is
@@ -164,15 +195,21 @@ func (s *Slot) Release(now time.Time, answered bool) (isUseless bool) {
 	at := c.advance(now)
 	if s.waiting {
 		c.waits--
+		s.route.advance(at, c.all.rate)
 		had := s.stopped - s.started
 		s.started = at - had
 		if answered { // without the end of the request, so it was at work meanwhile, or who never ends requests would not count
 			c.all.area += max(0, min(at-s.acquired, counted*c.options.Latency)-had)
+			s.route.area += max(0, min(at-s.acquired, routeCounted*c.options.Latency)-had)
 		}
 	} else {
-		s.counts = c.all.stop(s.started)
+		s.stop()
 	}
-	c.all.finish(s.started, s.counts, answered)
+	c.all.finish(s.started, s.counts[0], answered)
+	s.route.finish(s.started, s.counts[1], answered)
+	if !answered && at-s.started >= c.options.Latency {
+		s.route.lost++
+	}
 	s.prev.next, s.next.prev = s.next, s.prev
 	s.prev, s.next = nil, nil
 	c.held--
@@ -217,6 +254,7 @@ type State struct {
 	Overdue    int           // that count no more
 	Waiting    int           // for their clients
 	Oldest     time.Duration // for how long any of these is in progress
+	Routes     []string      // those that are limited
 	Mean       time.Duration // response time in the last window; of several the longest; 0 if there were no answers
 	Verdict    Verdict       // on that window
 	Shed       [Classes]uint64
@@ -231,6 +269,14 @@ func (c *Controller) State(now time.Time) State {
 	s := State{
 		Keys: 1, Limit: int(c.all.limit), InProgress: c.all.inProgress, Overdue: c.held - c.waits - c.all.inProgress, Waiting: c.waits,
 		Mean: c.all.mean, Verdict: c.all.verdict, Shed: c.shed, AtMin: c.atMin,
+	}
+	for _, r := range c.routes {
+		if r == nil {
+			continue
+		}
+		if r.advance(at, c.all.rate); r.limited {
+			s.Routes = append(s.Routes, r.name)
+		}
 	}
 	if first := c.slots.next; first != &c.slots {
 		s.Oldest = at - first.acquired

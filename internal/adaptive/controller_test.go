@@ -38,7 +38,7 @@ func TestUseless(t *testing.T) {
 					end = due[len(due)-1].Add(5 * time.Millisecond)
 				}
 			}
-			if s := new(Slot); c.Acquire(s, Normal, false, now) {
+			if s := new(Slot); c.Acquire(s, &Request{Class: Normal}, now) {
 				busy, due = append(busy, s), append(due, end)
 			}
 			_ = i
@@ -56,7 +56,7 @@ func TestFailures(t *testing.T) {
 	c := New(options, now)
 	for range 60_000 {
 		var s Slot
-		if c.Acquire(&s, Normal, false, now); s.next == nil {
+		if c.Acquire(&s, &Request{Class: Normal}, now); s.next == nil {
 			t.Fatal("turned away")
 		}
 		now = now.Add(time.Millisecond)
@@ -75,7 +75,7 @@ func TestSlowFailures(t *testing.T) {
 	c := New(options, now)
 	var slots [Initial]Slot
 	for i := range slots {
-		c.Acquire(&slots[i], High, false, now)
+		c.Acquire(&slots[i], &Request{Class: High}, now)
 	}
 	for i := range slots {
 		slots[i].Release(now.Add(time.Second), false)
@@ -93,7 +93,7 @@ func TestOverdue(t *testing.T) {
 	c := New(options, now)
 	var slots [3]Slot
 	for i := range slots {
-		c.Acquire(&slots[i], Normal, false, now.Add(time.Duration(i)*time.Second))
+		c.Acquire(&slots[i], &Request{Class: Normal}, now.Add(time.Duration(i)*time.Second))
 	}
 	now = now.Add(2500 * time.Millisecond)
 	if s := c.State(now); s.InProgress != 1 || s.Overdue != 2 || s.Oldest != 2500*time.Millisecond {
@@ -129,7 +129,7 @@ func TestWaitForClient(t *testing.T) {
 		c := New(options, now)
 		pass := func(d time.Duration) { now = now.Add(d); c.State(now) }
 		var s Slot
-		c.Acquire(&s, Normal, false, now)
+		c.Acquire(&s, &Request{Class: Normal}, now)
 		for range 9 {
 			pass(10 * time.Millisecond)
 			if !s.Wait(now) {
@@ -171,24 +171,24 @@ func TestShareRecovers(t *testing.T) {
 	c := New(o, now)
 	for range 100 { // ten seconds in which half of the important requests are turned away
 		for range 2 * Initial {
-			if s := new(Slot); c.Acquire(s, High, false, now) {
+			if s := new(Slot); c.Acquire(s, &Request{Class: High}, now) {
 				defer s.Release(now, true)
 			}
 		}
 		now = now.Add(100 * time.Millisecond)
 	}
-	if c.Acquire(new(Slot), Low, false, now) {
+	if c.Acquire(new(Slot), &Request{Class: Low}, now) {
 		t.Error("there is room for the least important requests in an overload")
 	}
 	now = now.Add(5 * time.Second)
 	c.State(now)
-	if now = now.Add(5 * time.Second); !c.Acquire(new(Slot), Low, false, now) {
+	if now = now.Add(5 * time.Second); !c.Acquire(new(Slot), &Request{Class: Low}, now) {
 		t.Error("there is no room for them ten seconds after it")
 	}
 	for _, high := range []bool{false, true} {
 		o.High = high
 		c, room := New(o, now), 0
-		for c.Acquire(new(Slot), Normal, false, now) {
+		for c.Acquire(new(Slot), &Request{Class: Normal}, now) {
 			room++
 		}
 		if want := map[bool]int{false: Initial, true: 0.9 * Initial}[high]; room != want {
@@ -200,10 +200,10 @@ func TestShareRecovers(t *testing.T) {
 // BenchmarkAcquireAndRelease is what a request pays.
 func BenchmarkAcquireAndRelease(b *testing.B) {
 	c, now := New(Options{Latency: time.Second, Min: 4, Max: 1000}, time.Now()), time.Now()
+	var s Slot // a part of what a request has anyway
 	for b.Loop() {
-		var s Slot
 		now = now.Add(time.Microsecond) // the clock is read for other things too
-		if c.Acquire(&s, Normal, false, now) {
+		if c.Acquire(&s, &Request{Class: Normal}, now) {
 			s.Release(now, true)
 		}
 	}

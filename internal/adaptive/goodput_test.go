@@ -129,10 +129,36 @@ func rows() []row {
 		{name: "classes at four times the load", upstream: workers(10, nil), kinds: classes, rate: always(800), phases: []phase{{until: 20, capacity: 200}, {until: 60, capacity: 200, floor: 0.95, kindCapacity: 200, kindFloor: 0.9}}},
 		{name: "low alone", upstream: workers(10, nil), kinds: []kind{{share: 1, work: exponential(0.05), class: Low}}, rate: always(180), phases: []phase{{until: 20, capacity: 200}, {until: 60, capacity: 200, floor: 0.97}}},
 		{name: "low after an overload of few", upstream: workers(1, nil), kinds: classes, rate: from(10, 30, 100, 60, 10), phases: []phase{{until: 60, capacity: 20, floor: 0.65}, {until: 65, capacity: 20}, {until: 80, capacity: 20, floor: 0.95, kind: 2, kindCapacity: 20, kindFloor: 0.8}}},
+		hiding("one worker of 100 ms", 1, 0.1, 2, 1, 30, 0.8, 0.97),
+		hiding("four workers of 400 ms", 4, 0.4, 2, 1, 30, 0.7, 0.97),
+		hiding("one worker of 100 ms, 3 proxies", 1, 0.1, 2, 3, 30, 0.55, 0.95),
+		hiding("one worker of 100 ms, patience of 10 s", 1, 0.1, 10, 1, 30, 0.9, 0.95),
+		hiding("one worker of 100 ms, from the first second", 1, 0.1, 2, 1, 0, 0.4, 0.95),
+		{name: "dead jobs fill the threads", upstream: func(float64) upstream { return &queued{workers: 500, locks: 2} }, kinds: []kind{{share: 0.95, work: fixed(0.002)}, {share: 0.05, work: fixed(0.002), lock: exponential(0.1)}}, rate: always(1000),
+			phases: []phase{{until: 20, capacity: 970, floor: 0.95}, {until: 60, capacity: 970, floor: 0.97}}},
+		{name: "half need a lock", upstream: func(float64) upstream { return &queued{workers: 40, locks: 1} }, kinds: []kind{{share: 0.5, work: exponential(0.005)}, {share: 0.5, work: exponential(0.005), lock: exponential(0.01)}}, rate: from(100, 30, 600, 60, 100),
+			phases: []phase{{until: 30, capacity: 200, floor: 0.97}, {until: 60, capacity: 200, floor: 0.97}, {until: 90, capacity: 200, floor: 0.97}}},
+		{name: "five times the load over 50 routes", upstream: workers(10, nil), kinds: []kind{{share: 1, work: exponential(0.05), spread: 50}}, rate: knee, phases: kneePhases(0.97)},
 		{name: "shares its cores", upstream: func(float64) upstream {
 			return &shared{cores: func(n int) float64 { return min(float64(n), 10) }}
 		}, kinds: usual, rate: knee, phases: kneePhases(0.85)},
 	}
+}
+
+// hiding is a row of 300 cheap requests a second and 25 costly ones, of which an upstream can do
+// 10, calm for some time.
+func hiding(name string, locks int, work, patient float64, proxies int, calm, soon, later float64) row {
+	r := row{
+		name: "cheap beside costly: " + name, upstream: locked(locks), proxies: proxies, rate: from(65, calm, 325, 999, 0),
+		kinds: []kind{{share: 300. / 325, work: fixed(0.001), patient: patient}, {share: 25. / 325, work: fixed(0.0001), lock: fixed(work), patient: patient}},
+	}
+	if calm > 0 {
+		r.phases = append(r.phases, phase{until: calm, capacity: 310, floor: 0.97})
+	}
+	r.phases = append(r.phases,
+		phase{until: calm + 20, capacity: 310, floor: 0.97, kind: 1, kindCapacity: 10, kindFloor: soon},
+		phase{until: calm + 80, capacity: 310, floor: 0.97, kind: 1, kindCapacity: 10, kindFloor: later})
+	return r
 }
 
 // TestGoodput guards what an upstream answers in time, as a part of what it gets and can do,

@@ -1,14 +1,16 @@
 package adaptive
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
 const (
-	maxKeys = 1000        // that have a controller of their own
-	idle    = time.Minute // after which the controller of a key is forgotten
+	maxKeys    = 1000        // that have a controller of their own
+	mostRoutes = 10          // that are shown of all keys
+	idle       = time.Minute // after which the controller of a key is forgotten
 )
 
 // Controllers are those of one limit: one for each key, and for keys beyond maxKeys one that
@@ -113,6 +115,11 @@ func (s *State) add(other State) {
 	s.Overdue += other.Overdue
 	s.Waiting += other.Waiting
 	s.Oldest = max(s.Oldest, other.Oldest)
+	for _, name := range other.Routes {
+		if len(s.Routes) < mostRoutes && !slices.Contains(s.Routes, name) {
+			s.Routes = append(s.Routes, name)
+		}
+	}
 	for class := range s.Shed {
 		s.Shed[class] += other.Shed[class]
 	}

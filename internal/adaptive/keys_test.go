@@ -14,11 +14,11 @@ func TestKeys(t *testing.T) {
 	all := NewControllers(Options{Latency: time.Second, Min: 1, Max: 1})
 	busy := all.Of("busy", now)
 	var slot, other Slot
-	if !busy.Acquire(&slot, Normal, false, now) || busy.Acquire(new(Slot), Normal, false, now) {
+	if !busy.Acquire(&slot, &Request{Class: Normal}, now) || busy.Acquire(new(Slot), &Request{Class: Normal}, now) {
 		t.Fatal("want room for one request")
 	}
 	busy.Shed(Normal)
-	if !all.Of("other", now).Acquire(&other, Normal, false, now) {
+	if !all.Of("other", now).Acquire(&other, &Request{Class: Normal}, now) {
 		t.Error("a request of one key takes the room of another")
 	}
 	other.Release(now, true)
@@ -55,13 +55,13 @@ func TestKeysBeyond(t *testing.T) {
 	for i := range maxKeys {
 		all.Of(fmt.Sprint(i), now)
 	}
-	all.Of("beyond", now).Acquire(new(Slot), Normal, false, now)
+	all.Of("beyond", now).Acquire(new(Slot), &Request{Class: Normal}, now)
 	if s := all.Peek("further", now); s.InProgress != 1 {
 		t.Errorf("%+v, want the one in progress of all further keys", s)
 	}
 	for _, key := range []string{"1", "2"} {
 		for range 2 {
-			all.Of(key, now).Acquire(new(Slot), Normal, false, now)
+			all.Of(key, now).Acquire(new(Slot), &Request{Class: Normal}, now)
 		}
 	}
 	now = now.Add(lastWindow)
@@ -79,7 +79,7 @@ func TestQueueIsDemand(t *testing.T) {
 		for range 200 {
 			var slots [20]Slot
 			for i := range slots {
-				c.Acquire(&slots[i], High, false, now)
+				c.Acquire(&slots[i], &Request{Class: High}, now)
 			}
 			demand(c, now)
 			now = now.Add(20 * time.Millisecond)
@@ -101,7 +101,7 @@ func TestQueueIsDemand(t *testing.T) {
 func TestDryRun(t *testing.T) {
 	now := time.Now()
 	c := New(Options{Latency: time.Second, Min: 1, Max: 1}, now)
-	if !c.Acquire(new(Slot), Low, true, now) || c.Acquire(new(Slot), Low, true, now) {
+	if !c.Acquire(new(Slot), &Request{Class: Low, DryRun: true}, now) || c.Acquire(new(Slot), &Request{Class: Low, DryRun: true}, now) {
 		t.Error("want room for one request")
 	}
 	c.Shed(Low)

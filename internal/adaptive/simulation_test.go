@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"sort"
+	"strconv"
 	"time"
 )
 
@@ -84,6 +85,7 @@ type kind struct {
 	fails   bool                     // as soon as it has come
 	patient float64                  // how long its client waits; 0 for 1
 	class   Class
+	spread  int // over so many routes, in place of one of its own
 }
 
 // tally is what became of the requests of a phase.
@@ -368,8 +370,12 @@ func (s *simulation) try(kindOf, tries int, c *Controller, then func()) {
 			then()
 		}
 	}
+	route := kindOf
+	if k.spread > 0 {
+		route = s.rng.IntN(k.spread)
+	}
 	slot := new(Slot)
-	if !c.Acquire(slot, k.class, false, s.time()) {
+	if !c.Acquire(slot, &Request{Class: k.class, Route: Route{Segment: strconv.Itoa(route)}}, s.time()) {
 		c.Shed(k.class)
 		t.shed++
 		again(1 + math.Ceil(3*s.rng.Float64()))

@@ -109,9 +109,10 @@ func (q *Request) Acquire(o *outcome.Outcome, how outcome.How, h http.Header) (s
 // wait. In a dry run it has one in any case, and room says whether there was any.
 func (q *Request) acquire(e *Entry, class adaptive.Class, o *outcome.Outcome) (p *place, room bool) {
 	p = &place{limit: e.Limit, queue: e.queue(0)}
+	asks := adaptive.Request{Class: class, Route: adaptive.Route{Method: q.http.Method, Segment: firstSegment(q.http.URL.Path)}, DryRun: e.Query.DryRun}
 	ask := func() {
 		now := time.Now()
-		room = e.Limit.Load.Controllers.Of(e.Query.Key, now).Acquire(&p.slot, class, e.Query.DryRun, now)
+		room = e.Limit.Load.Controllers.Of(e.Query.Key, now).Acquire(&p.slot, &asks, now)
 	}
 	waits := e.Limit.waitsForSlot() && !e.Query.DryRun
 	t := granted // as a slot may have been freed before it is in the queue
@@ -135,6 +136,12 @@ func (q *Request) acquire(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 		e.Limit.Load.Controllers.Of(e.Query.Key, time.Now()).Shed(class)
 	}
 	return p, room
+}
+
+// firstSegment returns the first segment of a path.
+func firstSegment(path string) string {
+	segment, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return segment
 }
 
 // decideLoad sets the decision on e.

@@ -76,7 +76,7 @@ func TestSlowAtMin(t *testing.T) {
 		}
 		open = open[:0]
 		for range 25 {
-			if p := (&place{limit: l}); c.Acquire(&p.slot, adaptive.Normal, false, now) {
+			if p := (&place{limit: l}); c.Acquire(&p.slot, &adaptive.Request{Class: adaptive.Normal}, now) {
 				open = append(open, p)
 			}
 		}

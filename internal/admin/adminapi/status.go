@@ -93,7 +93,7 @@ func loadAnswerOf(path string, c *adaptive.Controllers, now time.Time) adminjson
 	answer := adminjson.Load{
 		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Oldest: adminjson.Seconds(s.Oldest), Mean: adminjson.Seconds(s.Mean),
 		Latency: adminjson.Seconds(c.Options.Latency), State: s.Verdict.String(), Shed: make(map[string]uint64), AtMin: adminjson.Seconds(s.AtMin),
-		Uncounted: map[string]int{"overdue": s.Overdue, "body": s.Waiting},
+		Routes: s.Routes, Uncounted: map[string]int{"overdue": s.Overdue, "body": s.Waiting},
 	}
 	for class, n := range s.Shed {
 		answer.Shed[adaptive.Class(class).String()] = n //nolint:gosec // there are few

@@ -62,6 +62,7 @@ type Load struct {
 	Mean       Seconds           `json:"mean,omitempty"`   // time until responses begin, recently; left out without answers
 	Latency    Seconds           `json:"latency"`          // to which the mean is to keep
 	State      string            `json:"state"`            // idle, slow or filling
+	Routes     []string          `json:"routes,omitempty"` // methods and first segments that are limited, as they are slower than usual
 	Shed       map[string]uint64 `json:"shed"`             // by class
 	AtMin      Seconds           `json:"at_min"`           // for how long it allowed no more than min, and there was more to do
 }

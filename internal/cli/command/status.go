@@ -108,6 +108,11 @@ func printLoad(w io.Writer, limits []adminjson.Load) {
 			terminal.Safe(l.State), l.Shed["high"], l.Shed["normal"], l.Shed["low"], terminal.Briefly(time.Duration(l.AtMin)))
 	}
 	table.Print(w)
+	for i := range limits {
+		for _, route := range limits[i].Routes {
+			terminal.Printf(w, "%s: %s is much slower than usual, and limited alone too.", terminal.Safe(limits[i].Path), terminal.Safe(route))
+		}
+	}
 	terminal.Printf(w, "Overdue: in progress for more than twice latency, and in body: waiting for the client to send it; neither takes room. Mean: time until responses begin. State: slow, fewer are allowed; filling, requests are turned away although the mean is good, so more are allowed; idle, there is enough room.")
 }
 

@@ -1,0 +1,101 @@
+package adaptive
+
+import (
+	"hash/maphash"
+	"math"
+	"strings"
+	"time"
+)
+
+// Cheap answers of one route would hide another one that drowns: the mean of all stays good. So
+// each route, which is a method and the first segment of a path, is measured alone too. What it may
+// have in progress is limited only while there is evidence that it is overloaded, or what is slow
+// by nature would be cut: it has to be above the latency, and far above its own least of late.
+const (
+	routes        = 64 // routes of the same number by a hash are one
+	routeCounted  = 8  // latencies for which a request of a route counts
+	risen         = 4  // times the least mean of a route
+	risenFailing  = 3  // likewise, if most of its requests fail slowly
+	failing       = 5  // slow failures are enough for that, if there are as many answers at most
+	leastGrows    = 10 * time.Minute
+	calm          = 30 * time.Second // without turning away, after which a route is not limited
+	longestShown  = 64               // bytes of the name of a route
+	routesPerMean = 10               // answers
+)
+
+// Route is a kind of request by which those are told apart that need different parts of an upstream.
+type Route struct{ Method, Segment string }
+
+// route measures the requests of one route.
+type route struct {
+	meter
+	name    string // of the first one
+	limited bool
+	quiet   time.Duration // for which none was turned away
+
+	// Its mean, in which requests count until they end.
+	present  int // in progress
+	lasted   time.Duration
+	presence time.Duration // sum of the times for which requests were in progress, since the last mean
+	answered int           // since then
+	lost     int           // slow failures, in the window
+	least    float64       // mean of late, in seconds
+	leastAt  time.Duration
+	ratio    float64 // of the last mean to the least before
+}
+
+var seed = maphash.MakeSeed()
+
+// routeOf returns the route of a request, and makes it if there is none.
+func (c *Controller) routeOf(r Route, at time.Duration) *route {
+	i := (maphash.String(seed, r.Method) ^ 3*maphash.String(seed, r.Segment)) % routes
+	if c.routes[i] == nil {
+		name := r.Method + " /" + r.Segment
+		c.routes[i] = &route{name: strings.Clone(name[:min(len(name), longestShown)]), lasted: at}
+		c.routes[i].init(&c.options, routeCounted, at)
+	}
+	return c.routes[i]
+}
+
+// advance has the time be now. rate is that of all answers.
+func (r *route) advance(now time.Duration, rate float64) {
+	if passed := now - r.lasted; passed > 0 {
+		r.presence += time.Duration(r.present) * passed
+		r.lasted = now
+	}
+	if length := r.meter.advance(now); length > 0 {
+		r.judge(length, rate)
+		r.end(length)
+		r.lost = 0
+	}
+}
+
+// judge decides at the end of a window whether the route is limited.
+func (r *route) judge(length time.Duration, rate float64) {
+	r.answered += r.answers
+	long := r.least > 0 && r.presence.Seconds()/max(10, float64(r.answered)) > risenFailing*r.least
+	if r.answered >= routesPerMean {
+		mean := r.presence.Seconds() / float64(r.answered)
+		r.presence, r.answered = 0, 0
+		if r.ratio = 0; r.least > 0 {
+			r.ratio = mean / r.least
+		}
+		r.least *= math.Exp((r.last - r.leastAt).Seconds() / leastGrows.Seconds())
+		if r.least == 0 || mean < r.least {
+			r.least = mean
+		}
+		r.leastAt = r.last
+	}
+	if r.limited {
+		if r.quiet += length; r.filling() {
+			r.quiet = 0
+		}
+		r.limited = r.quiet < calm
+		return
+	}
+	r.limit = float64(max(r.top, r.options.Min)) // from which it begins
+	slow := r.area/time.Duration(max(r.answers, 1)) > r.options.Latency && r.top > r.options.Min
+	part := float64(r.answers)/length.Seconds() <= rate/2 // or there is nothing that it hides behind
+	lost := r.lost >= failing && r.lost >= r.answers && long
+	r.limited, r.quiet = slow && part && (r.ratio > risen || lost), 0
+}
