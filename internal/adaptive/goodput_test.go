@@ -41,6 +41,15 @@ func locked(n int) func(end float64) upstream {
 	return func(float64) upstream { return &queued{workers: math.MaxInt, locks: n} }
 }
 
+// crowded returns an upstream with ten cores that does less the more jobs it has beyond ten.
+func crowded(less float64) func(end float64) upstream {
+	return func(float64) upstream {
+		return &shared{cores: func(n int) float64 {
+			return min(float64(n), 10) / (1 + less*max(0, float64(n)-10))
+		}}
+	}
+}
+
 // every returns how many requests come at once each so many seconds.
 func every(seconds, requests int) func(t float64) int {
 	return func(t float64) int {
@@ -130,7 +139,7 @@ func rows() []row {
 		{name: "low alone", upstream: workers(10, nil), kinds: []kind{{share: 1, work: exponential(0.05), class: Low}}, rate: always(180), phases: []phase{{until: 20, capacity: 200}, {until: 60, capacity: 200, floor: 0.97}}},
 		{name: "low after an overload of few", upstream: workers(1, nil), kinds: classes, rate: from(10, 30, 100, 60, 10), phases: []phase{{until: 60, capacity: 20, floor: 0.65}, {until: 65, capacity: 20}, {until: 80, capacity: 20, floor: 0.95, kind: 2, kindCapacity: 20, kindFloor: 0.8}}},
 		hiding("one worker of 100 ms", 1, 0.1, 2, 1, 30, 0.8, 0.97),
-		hiding("four workers of 400 ms", 4, 0.4, 2, 1, 30, 0.7, 0.97),
+		hiding("four workers of 400 ms", 4, 0.4, 2, 1, 30, 0.55, 0.97),
 		hiding("one worker of 100 ms, 3 proxies", 1, 0.1, 2, 3, 30, 0.55, 0.95),
 		hiding("one worker of 100 ms, patience of 10 s", 1, 0.1, 10, 1, 30, 0.9, 0.95),
 		hiding("one worker of 100 ms, from the first second", 1, 0.1, 2, 1, 0, 0.4, 0.95),
@@ -139,6 +148,12 @@ func rows() []row {
 		{name: "half need a lock", upstream: func(float64) upstream { return &queued{workers: 40, locks: 1} }, kinds: []kind{{share: 0.5, work: exponential(0.005)}, {share: 0.5, work: exponential(0.005), lock: exponential(0.01)}}, rate: from(100, 30, 600, 60, 100),
 			phases: []phase{{until: 30, capacity: 200, floor: 0.97}, {until: 60, capacity: 200, floor: 0.97}, {until: 90, capacity: 200, floor: 0.97}}},
 		{name: "five times the load over 50 routes", upstream: workers(10, nil), kinds: []kind{{share: 1, work: exponential(0.05), spread: 50}}, rate: knee, phases: kneePhases(0.97)},
+		// What it can't, as documents say.
+		{name: "does less when crowded", upstream: crowded(0.01), kinds: usual, rate: knee, phases: kneePhases(0.45)},
+		{name: "does much less when crowded", upstream: crowded(0.03), kinds: usual, rate: knee, phases: kneePhases(0.3)},
+		{name: "one of two hangs", upstream: workers(10, nil), kinds: beside(0.5, kind{hold: 60, patient: 2}), rate: always(50), phases: []phase{{until: 10, capacity: 25}, {until: 60, capacity: 25, floor: 0.1}}},
+		{name: "five times 20 a second, 10 proxies", upstream: workers(2, nil), kinds: []kind{{share: 1, work: exponential(0.1)}}, rate: from(10, 30, 100, 60, 10), proxies: 10, phases: []phase{{until: 30, capacity: 20, floor: 0.95}, {until: 60, capacity: 20}}},
+		{name: "five times the load, 1000 keys", upstream: workers(10, nil), kinds: usual, rate: knee, keys: 1000, phases: []phase{{until: 30, capacity: 200, floor: 0.97}, {until: 60, capacity: 200}}},
 		{name: "shares its cores", upstream: func(float64) upstream {
 			return &shared{cores: func(n int) float64 { return min(float64(n), 10) }}
 		}, kinds: usual, rate: knee, phases: kneePhases(0.85)},

@@ -46,9 +46,14 @@ type route struct {
 
 var seed = maphash.MakeSeed()
 
+// number returns the number of a route.
+func (r Route) number() uint64 {
+	return (maphash.String(seed, r.Method) ^ 3*maphash.String(seed, r.Segment)) % routes
+}
+
 // routeOf returns the route of a request, and makes it if there is none.
 func (c *Controller) routeOf(r Route, at time.Duration) *route {
-	i := (maphash.String(seed, r.Method) ^ 3*maphash.String(seed, r.Segment)) % routes
+	i := r.number()
 	if c.routes[i] == nil {
 		name := r.Method + " /" + r.Segment
 		c.routes[i] = &route{name: strings.Clone(name[:min(len(name), longestShown)]), lasted: at}

@@ -370,12 +370,15 @@ func (s *simulation) try(kindOf, tries int, c *Controller, then func()) {
 			then()
 		}
 	}
-	route := kindOf
+	route := Route{Segment: strconv.Itoa(kindOf)}
+	for kindOf == 1 && route.number() == (Route{Segment: "0"}).number() { // which has another number
+		route.Segment += "1"
+	}
 	if k.spread > 0 {
-		route = s.rng.IntN(k.spread)
+		route.Segment = strconv.Itoa(s.rng.IntN(k.spread))
 	}
 	slot := new(Slot)
-	if !c.Acquire(slot, &Request{Class: k.class, Route: Route{Segment: strconv.Itoa(route)}}, s.time()) {
+	if !c.Acquire(slot, &Request{Class: k.class, Route: route}, s.time()) {
 		c.Shed(k.class)
 		t.shed++
 		again(1 + math.Ceil(3*s.rng.Float64()))
