@@ -5,6 +5,9 @@ import (
 	"net/http"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 )
 
 // trickle is a body that begins, and goes on when it is told.
@@ -97,5 +100,31 @@ func TestSlowUploads(t *testing.T) {
 				t.Errorf("%+v at the end", state)
 			}
 		})
+	}
+}
+
+// TestHungRequests guards that requests which hang for longer than twice latency take no room, so
+// that others pass, and are shown.
+func TestHungRequests(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	s := startSite(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 20\nlatency 10ms\n}\n}\nreverse_proxy "+upstream)
+	var open sync.WaitGroup
+	defer open.Wait()
+	defer release()
+	const hung = 15
+	for range hung {
+		open.Go(func() { s.get("/slow") })
+	}
+	for range hung {
+		<-arrived
+	}
+	eventually(t, "all are overdue", func() bool {
+		state := loadOf(t, "up")
+		return state.Overdue == hung && state.InProgress == 0 && state.Oldest > 20*time.Millisecond
+	})
+	for range 2 * adaptive.Initial {
+		if got := s.get("/"); got.StatusCode != http.StatusOK {
+			t.Fatalf("got %s beside requests that hang", got)
+		}
 	}
 }
