@@ -54,7 +54,7 @@ func TestSlowUploads(t *testing.T) {
 					<-work
 				}
 			})
-			s := startConfig(t, config{
+			s := startConfig(t, setup{
 				site:   "rate_limit up {\nconcurrency auto {\nmin 1\nmax 40\nlatency 1m\n}\n}\nreverse_proxy " + upstream + " {\n" + tc.proxy + "\n}",
 				global: "servers {\nprotocols h1 h2c\n}",
 			})
