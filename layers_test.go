@@ -5,6 +5,7 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -12,9 +13,17 @@ import (
 // TestLayers guards which packages know which: the limiter can be used without Caddy, the
 // arithmetic below it imports nothing but the standard library, and the packages under
 // internal know nothing of this one, which hands them what they need. Tests may import what
-// they like.
+// they like. The root has few files, so that a reader finds what is where.
 func TestLayers(t *testing.T) {
 	t.Parallel()
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = slices.DeleteFunc(files, func(file string) bool { return strings.HasSuffix(file, "_test.go") })
+	if want := []string{"caddyfile.go", "handler.go", "headers.go", "module.go"}; !slices.Equal(files, want) {
+		t.Errorf("the root has %q, want %q", files, want)
+	}
 	const root = `"github.com/seed-387a6c65/caddy-ratelimit"`
 	for dir, forbidden := range map[string]func(path string) bool{
 		"limiter":                    func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
