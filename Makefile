@@ -60,7 +60,7 @@ test-fuzz:
 # other server that takes the options of redis-server can be named by REDIS_SERVER.
 valkey: programs
 	@if command -v valkey-server >/dev/null || apt-get install -y --no-install-recommends valkey-server >/dev/null 2>&1; then \
-		echo "on Valkey"; REDIS_SERVER=valkey-server go test -count=1 -run '$(TESTS_OF_SERVERS)' ./limiter ./limiter/internal/redisscript .; \
+		echo "on Valkey"; REDIS_SERVER=valkey-server go test -count=1 -run '$(TESTS_OF_SERVERS)' ./limiter ./limiter/internal/redisscript ./test/behaviour; \
 	else echo "Valkey is not installed, and can't be: not tested on it"; fi
 
 TESTS_OF_SERVERS = Redis|Cluster|Sentinel|Server|StoresAgree|OneKey|Removal|ShortReplies|Deciders|Inspect|HeldUnits
@@ -110,7 +110,7 @@ FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
 	for f in FuzzPlaceholderNumbers FuzzCaddyfile; do \
-		$(call FUZZ,3000) "^$$f$$" . || exit; done
+		$(call FUZZ,3000) "^$$f$$" ./test/behaviour || exit; done
 	$(call FUZZ,3000) '^FuzzRate$$' ./internal/config/option
 	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
 	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/admin/adminapi

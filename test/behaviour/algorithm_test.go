@@ -1,0 +1,305 @@
+package behaviour
+
+import (
+	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"net/http"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Guards what limit each algorithm makes of its options, through the whole
+// configuration.
+func TestAlgorithms(t *testing.T) {
+	t.Setenv("WINDOW", "90s")
+	bucket := limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 3}
+	window := limiter.FixedWindow(5, time.Minute)
+	clock := limiter.ClockWindow(5, time.Minute, time.Unix(0, 0))
+	now := time.Date(2026, 11, 22, 10, 20, 30, 0, time.UTC)
+	midnight := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
+	counting := func(l limiter.Limit) limiter.Limit {
+		l.CountDenied = true
+		return l
+	}
+	tests := []struct {
+		limit configpkg.Limit
+		want  limiter.Limit
+	}{
+		{configpkg.Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{configpkg.Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{configpkg.Limit{Algorithm: "token_bucket", Size: "5"}, limiter.Limit{Size: 5, DripInterval: time.Second, DripSize: 1}},
+		{configpkg.Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 1}},
+		{configpkg.Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limiter.Limit{Size: 4, DripInterval: 3 * time.Second, DripSize: 1}},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
+		{configpkg.Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{configpkg.Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second)},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second).WithColdFactor(2.5)},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute)},
+		{configpkg.Limit{Rate: "5/1s", CountDenied: true}, counting(limiter.PerSecond(5))},
+		{configpkg.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m", CountDenied: true}, counting(limiter.SlidingWindow(5, time.Minute))},
+		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}", CountDenied: true}, counting(limiter.WarmingUp(10, time.Second, time.Minute))},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Period: "day", CountDenied: true}, counting(limiter.ClockWindow(5, 24*time.Hour, midnight))},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
+		{configpkg.Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
+	}
+	for i := range tests {
+		tc := &tests[i]
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			l, _ := readyLimit(t, &tc.limit)
+			r := newSiteRequest()
+			r.replacer.Set("n", 4)
+			r.replacer.Set("d", "3s")
+			r.replacer.Set("one", "1")
+			q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer q.Release()
+			got := q.Entries()
+			if len(got) != 1 || got[0].Query.Limit != tc.want || got[0].Query.Cost != 1 {
+				t.Errorf("got %+v, want %+v", got, tc.want)
+			}
+		})
+	}
+}
+
+// Guards what clients see of fixed windows: the fields tell of the window, the
+// denial holds until it ends, and the next one begins at a multiple of its length or
+// with the first request. A block may mix algorithms.
+func TestWindowsOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit /clock minute {
+			algorithm fixed_window
+			size 2
+			window 1m
+			headers x-ratelimit ratelimit-11
+		}
+		rate_limit /first first {
+			algorithm fixed_window
+			size 1
+			window 1m
+			window_start first
+			headers ratelimit-11
+		}
+		rate_limit /both both {
+			algorithm fixed_window
+			size 2
+			window 1m
+			headers ratelimit-11
+			limit burst {
+				size 1
+				drip_rate 10s
+			}
+		}
+		respond admitted
+	`)
+	s.run(
+		step{path: "/clock", after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=45.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=45`},
+		step{path: "/clock", after: 15 * time.Second, want: `200 limit=2 remaining=0 clear=30.000 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=30`},
+		step{
+			path: "/clock", after: 29999 * ms,
+			want: `429 limit=2 remaining=0 clear=0.001 reset=0.001 retry-after=1 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=1`,
+		},
+		step{path: "/clock", after: ms, want: `200 limit=2 remaining=1 clear=60.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=60`},
+		step{path: "/first", after: 45 * time.Second, want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
+		step{path: "/first", after: 20 * time.Second, want: `429 retry-after=40 policy="first";q=1;w=60 ratelimit="first";r=0;t=40`},
+		step{path: "/first", after: 40 * time.Second, want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
+		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=15, "both/burst";r=0;t=10`},
+		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
+		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+	)
+}
+
+// Guards what clients see of sliding windows: the last window counts less and less,
+// the denial holds until exactly then, and the fields tell of the window.
+func TestSlidingWindowsOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit minute {
+			algorithm sliding_window
+			size 2
+			window 1m
+			headers x-ratelimit ratelimit-11
+		}
+		respond admitted
+	`)
+	const policy = ` policy="minute";q=2;w=60 ratelimit="minute"`
+	s.run(
+		step{after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=105.000` + policy + `;r=1;t=45`},
+		// Two at the end of the window count as two for half a minute, as one to its end.
+		step{after: 15 * time.Second, want: `200 limit=2 remaining=0 clear=90.000` + policy + `;r=0;t=31`},
+		step{want: `429 limit=2 remaining=0 clear=90.000 reset=30.001 retry-after=31` + policy + `;r=0;t=31`},
+		step{after: 30 * time.Second, want: `429 limit=2 remaining=0 clear=60.000 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		step{after: ms, want: `200 limit=2 remaining=0 clear=119.999` + policy + `;r=0;t=30`},
+		step{after: 30 * time.Second, want: `200 limit=2 remaining=0 clear=89.999` + policy + `;r=0;t=30`},
+	)
+}
+
+// Guards what clients see of logs: each request leaves exactly a window after it came,
+// the denial holds until then, and the fields tell of that.
+func TestSlidingLogsOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit /log minute {
+			algorithm sliding_log
+			size 2
+			window 1m
+			headers x-ratelimit ratelimit-11
+		}
+		rate_limit /both both {
+			algorithm sliding_log
+			size 2
+			window 1m
+			headers ratelimit-11
+			limit burst {
+				size 1
+				drip_rate 10s
+			}
+		}
+		respond admitted
+	`)
+	const policy = ` policy="minute";q=2;w=60 ratelimit="minute"`
+	s.run(
+		step{path: "/log", after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=60.000` + policy + `;r=1;t=60`},
+		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		step{path: "/log", want: `429 limit=2 remaining=0 clear=60.000 reset=20.000 retry-after=20` + policy + `;r=0;t=20`},
+		step{path: "/log", after: 19999 * ms, want: `429 limit=2 remaining=0 clear=40.001 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		step{path: "/log", after: ms, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=40`},
+		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
+		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=0;t=45, "both/burst";r=0;t=10`},
+	)
+}
+
+// Guards what clients see of a limit that warms up: each request is admitted exactly
+// when the wait after the last one is over, the waits shrink to those of the rate, and
+// the fields tell of the rate and of the next free moment. One that costs several
+// units makes the next wait for all of them.
+func TestWarmUpOfSite(t *testing.T) {
+	s := startSite(t, `
+		rate_limit two {
+			algorithm warm_up
+			rate 2/1s
+			warm_up 4s
+			headers x-ratelimit ratelimit-11
+			cost {header.X-Cost}
+		}
+		respond admitted
+	`)
+	const policy = ` policy="two";q=2;w=1 ratelimit="two"`
+	one, two := []string{"X-Cost: 1"}, []string{"X-Cost: 2"}
+	s.run(
+		step{header: one, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
+		step{header: one, after: 1374 * ms, want: `429 limit=2 remaining=0 clear=0.501 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		step{header: one, after: ms, want: `200 limit=2 remaining=0 clear=2.125` + policy + `;r=0;t=2`},
+		step{header: one, after: 1125 * ms, want: `200 limit=2 remaining=0 clear=2.375` + policy + `;r=0;t=1`},
+		step{header: one, after: 875 * ms, want: `200 limit=2 remaining=0 clear=2.625` + policy + `;r=0;t=1`},
+		step{header: two, after: 625 * ms, want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
+		step{header: one, after: 1000 * ms, want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
+		step{header: one, after: 4000 * ms, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
+	)
+}
+
+// Guards count_denied in each algorithm: a client that keeps asking stays denied for
+// longer than one that waits is, and is admitted once it waits as long as it was told.
+// The fields tell of what is left after counting. With min_interval, its bucket counts
+// too. Of several limits of a request, those with room count a denial by another.
+func TestCountDenied(t *testing.T) {
+	s := startSite(t, `
+		rate_limit /bucket bucket {
+			size 3
+			drip_rate 10s
+			count_denied
+		}
+		rate_limit /fixed fixed {
+			algorithm fixed_window
+			size 1
+			window 1m
+			count_denied
+		}
+		rate_limit /sliding sliding {
+			algorithm sliding_window
+			size 1
+			window 10s
+			count_denied
+		}
+		rate_limit /warm warm {
+			algorithm warm_up
+			rate 1/10s
+			warm_up 1m
+			count_denied
+		}
+		rate_limit /interval interval {
+			max 6
+			duration 60s
+			min_interval 5s
+			count_denied
+		}
+		rate_limit /both both {
+			size 3
+			drip_rate 10s
+			count_denied
+			limit one {
+				size 1
+				drip_rate 10s
+			}
+		}
+		respond admitted
+	`)
+	minute := func() { s.clock.advance(time.Minute - s.clock.read()%time.Minute) }
+	s.run(
+		step{path: "/bucket", want: `200 limit=3 remaining=2 clear=10.000`},
+		step{path: "/bucket", want: `200 limit=3 remaining=1 clear=20.000`},
+		step{path: "/bucket", want: `200 limit=3 remaining=0 clear=30.000`},
+		step{path: "/bucket", after: 10*time.Second - ms, want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+		step{path: "/bucket", after: 10*time.Second - ms, want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+		step{path: "/bucket", after: 10 * time.Second, want: `200 limit=3 remaining=0 clear=30.000`},
+	)
+	minute()
+	s.run(
+		step{path: "/fixed", want: `200 limit=1 remaining=0 clear=60.000`},
+		step{path: "/fixed", after: 59 * time.Second, want: `429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1`},
+		step{path: "/fixed", after: time.Second, want: `200 limit=1 remaining=0 clear=60.000`},
+	)
+	minute()
+	s.run(
+		step{path: "/both", want: `200 limit=1 remaining=0 clear=10.000`},
+		step{path: "/both", after: time.Second, want: `429 limit=1 remaining=0 clear=19.000 reset=9.000 retry-after=9`},
+		step{path: "/both", after: time.Second, want: `429 limit=1 remaining=0 clear=28.000 reset=8.000 retry-after=8`},
+		step{path: "/both", after: 4 * time.Second, want: `429 limit=1 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+	)
+	for _, path := range []string{"/bucket", "/sliding", "/warm", "/interval"} {
+		s.clock.advance(10 * time.Minute)
+		minute()
+		for s.send("GET", path).StatusCode == http.StatusOK { // until it is full
+		}
+		var last answer
+		for range 100 {
+			s.clock.advance(950 * ms)
+			if last = s.send("GET", path); last.StatusCode != http.StatusTooManyRequests {
+				t.Fatalf("%s: a client that keeps asking: %s", path, last)
+			}
+		}
+		wait, err := strconv.Atoi(last.Header.Get("Retry-After"))
+		if err != nil {
+			t.Fatalf("%s: %s", path, last)
+		}
+		s.clock.advance(time.Duration(wait) * time.Second)
+		if a := s.send("GET", path); a.StatusCode != http.StatusOK {
+			t.Errorf("%s: after waiting %d s: %s", path, wait, a)
+		}
+	}
+}

@@ -1,0 +1,369 @@
+package behaviour
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+)
+
+// loadOf returns what the limit of a path that follows the load does now.
+func loadOf(t testing.TB, path string) adaptive.State {
+	t.Helper()
+	return bucketAt(t, path).Limit.Load.Controllers.State(time.Now())
+}
+
+// blocking returns an upstream that answers requests for /slow when they are released.
+func blocking(t testing.TB) (upstream string, arrived <-chan struct{}, release func()) {
+	in, out := make(chan struct{}), make(chan struct{})
+	upstream = newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			in <- struct{}{}
+			<-out
+		}
+	})
+	release = sync.OnceFunc(func() { close(out) })
+	t.Cleanup(release)
+	return upstream, in, release
+}
+
+// TestAuto guards what becomes of a request that a limit turns away which follows the load: 503,
+// a time to retry, placeholders for error routes; that it was charged by the other limits of the
+// block, and is told of by the access log, metrics, status and peek, and is none in progress.
+func TestAuto(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	s, a := startWithAdmin(t, setup{site: `
+		rate_limit {
+			log
+			limit up {
+				concurrency auto {
+					latency 1s
+					min 1
+					max 1
+					low path /bots
+				}
+			}
+			limit quota {
+				size 9
+				drip_rate 1h
+			}
+		}
+		reverse_proxy ` + upstream + `
+		handle_errors 503 {
+			respond "{http.rate_limit.by} {http.rate_limit.limit} {http.rate_limit.denied}" 503
+		}`})
+	if got := s.get("/"); got.StatusCode != 200 || got.Header.Get("X-RateLimit-Remaining") != "8" {
+		t.Errorf("got %s, want it admitted, with what is left of the other limit", got)
+	}
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	for i := range 3 {
+		got := s.get([]string{"/", "/", "/bots"}[i])
+		wait, _ := strconv.Atoi(got.Header.Get("Retry-After"))
+		if got.StatusCode != 503 || got.body != "load up true" || wait < 1 || wait > 4 || got.Header.Get("X-RateLimit-Limit") != "9" {
+			t.Errorf("got %s %q, want status 503, by load, and a time to retry", got, got.body)
+		}
+	}
+	logged, _ := s.lastAccess()["rate_limit"].(map[string]any)
+	if logged["result"] != "denied" || logged["by"] != "load" || logged["limit"] != "up" || logged["retry_after"] == nil {
+		t.Errorf("the access log has %v", logged)
+	}
+	wantSamples(t, collected(t), map[string]string{
+		`load_limit{limit="up"}`: "1", `load_in_progress{limit="up"}`: "1", `load_uncounted{limit="up",why="overdue"}`: "0", `load_uncounted{limit="up",why="body"}`: "0", `load_latency_seconds{limit="up"}`: "1",
+		`load_shed_total{class="high",limit="up"}`: "0", `load_shed_total{class="normal",limit="up"}`: "2", `load_shed_total{class="low",limit="up"}`: "1",
+		`decisions_total{by="load",limit="up",result="admitted"}`: "2", `decisions_total{by="load",limit="up",result="denied"}`: "3",
+		`decisions_total{by="memory",limit="quota",result="admitted"}`: "5",
+	})
+	if metrics := collected(t); metrics[`decisions_total{by="memory",limit="up",result="admitted"}`] != "" || metrics[`decisions_total{by="load",limit="quota",result="admitted"}`] != "" {
+		t.Error("metrics have deciders that never decide on a limit")
+	}
+	wantJSON(t, a.ask("GET", "status", "")["load"].([]any)[0],
+		`{"path": "up", "keys": 1, "limit": 1, "in_progress": 1, "uncounted": {"overdue": 0, "body": 0}, "latency": 1, "shed": {"high": 0, "normal": 2, "low": 1}}`)
+	if out := runCommand(t, "status", "--address", a.addr).out; !strings.Contains(out, "ALLOWED  IN PROGRESS") || !strings.Contains(out, "no answers") {
+		t.Errorf("status has no table of load, without answers:\n%s", out)
+	}
+	wantJSON(t, a.ask("POST", "peek", `{"limit": "up"}`), `{"limit": "up", "size": 1, "level": 1, "remaining": 0, "in_progress": true}`)
+	if status, body := a.send("POST", "reset", `{"limit": "up"}`); status != 400 || !strings.Contains(body, "it follows the load") {
+		t.Errorf("reset: %d %s", status, body)
+	}
+	release()
+	slow.Wait()
+	if n := loadOf(t, "up").InProgress; n != 0 {
+		t.Errorf("%d in progress at the end", n)
+	}
+	if got := s.get("/"); got.StatusCode != 200 {
+		t.Errorf("got %s when nothing is in progress", got)
+	}
+}
+
+// TestAutoBesideOthers guards that a request which another limit denies takes no place, and
+// that one that is turned away settles what it holds of others.
+func TestAutoBesideOthers(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	s := startSite(t, `
+		rate_limit {
+			limit up {
+				key {query.tenant}
+				concurrency auto {
+					min 1
+					max 1
+				}
+			}
+			limit inflight {
+				key all
+				concurrency 2
+			}
+		}
+		reverse_proxy `+upstream)
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow?tenant=a") })
+	<-arrived
+	for range 3 {
+		if got := s.get("/?tenant=a"); got.StatusCode != 503 || got.body != "Too busy. Retry after "+got.Header.Get("Retry-After")+" s.\n" {
+			t.Errorf("got %s %q beside a request of the same tenant", got, got.body)
+		}
+	}
+	if held := levelOf(t, "inflight", "all").Held; held != 1 {
+		t.Errorf("%d units are held, want 1: those that were turned away have let go", held)
+	}
+	slow.Go(func() { s.get("/slow?tenant=b") })
+	<-arrived
+	if got := s.get("/?tenant=c"); got.StatusCode != 429 {
+		t.Errorf("got %s, want 429 by the other limit", got)
+	}
+	if load := loadOf(t, "up"); load.InProgress != 2 || load.Keys != 2 {
+		t.Errorf("%+v, want the two that the upstream has", load)
+	}
+	release()
+	slow.Wait()
+}
+
+// TestAutoWithoutRedis guards that a limit which follows the load is asked, and its place freed,
+// where on_error admits a request on which Redis has not decided.
+func TestAutoWithoutRedis(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	s := startConfig(t, setup{
+		global: redisGlobal(redistest.FreeAddr(t), "timeout 10ms"),
+		site:   "rate_limit {\non_error allow\nlimit api {\nkey all\nrate 1/h\n}\nlimit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\n}\nreverse_proxy " + upstream,
+	})
+	for range 2 {
+		if got := s.get("/"); got.StatusCode != 200 {
+			t.Errorf("got %s, want it admitted without Redis", got)
+		}
+	}
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	if got := s.get("/"); got.StatusCode != 503 || loadOf(t, "up").Shed[adaptive.Normal] != 1 {
+		t.Errorf("got %s, want it shed", got)
+	}
+	release()
+	slow.Wait()
+	if load := loadOf(t, "up"); load.InProgress != 0 {
+		t.Errorf("%+v, want none in progress", load)
+	}
+}
+
+// TestAutoDryRun guards that a dry run denies nothing, and tells what it would have shed.
+func TestAutoDryRun(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	s := startSite(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\ndry_run\n}\nheader >X-Dry {http.rate_limit.dry_run}\nreverse_proxy "+upstream)
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	if got := s.get("/"); got.StatusCode != 200 || got.Header.Get("X-Dry") != "up" || got.Header.Get("Retry-After") != "" {
+		t.Errorf("got %s, want it admitted, and marked as one that would be denied", got)
+	}
+	if load := loadOf(t, "up"); load.Shed[adaptive.Normal] != 1 || load.InProgress != 1 {
+		t.Errorf("%+v, want one that would have been shed", load)
+	}
+	release()
+	slow.Wait()
+}
+
+// TestAutoClasses guards that matchers say how important a request is, high before low.
+func TestAutoClasses(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	s := startSite(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\nhigh path /checkout* /both\nlow header User-Agent *bot*\n}\n}\nreverse_proxy "+upstream)
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	s.get("/checkout/1")
+	s.get("/both", "User-Agent: a bot")
+	s.get("/", "User-Agent: a bot")
+	if got, want := loadOf(t, "up").Shed, [...]uint64{2, 0, 1}; got != want {
+		t.Errorf("shed by class %v, want %v", got, want)
+	}
+	release()
+	slow.Wait()
+}
+
+// TestAutoLeaves guards that requests leave when their responses begin, so that websockets and
+// events are none in progress, also until body, and that none is forgotten, whatever comes of it.
+func TestAutoLeaves(t *testing.T) {
+	body := make(chan struct{})
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/up":
+			upgrade(t, w, r)
+		case "/events", "/body":
+			if r.URL.Path == "/events" {
+				w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+			}
+			fmt.Fprint(w, "data: 1\n\n")
+			_ = http.NewResponseController(w).Flush()
+			end := body
+			if r.URL.Path == "/events" {
+				end = nil
+			}
+			select {
+			case <-r.Context().Done():
+			case <-end:
+			}
+		case "/break":
+			w.Header().Set("Content-Length", "9")
+			w.WriteHeader(200)
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		case "/abort":
+			panic(http.ErrAbortHandler)
+		case "/leave":
+			<-r.Context().Done()
+		case "/500":
+			w.WriteHeader(500)
+		}
+	})
+	for _, until := range []string{"header", "body"} {
+		s := startSite(t, "rate_limit up-"+until+" {\nconcurrency auto {\nuntil "+until+"\n}\n}\n"+
+			"handle /panic {\nroute {\ntest_silent panic\n}\n}\nhandle /hijack {\nroute {\ntest_silent hijack\n}\n}\nhandle /nothing {\nerror 404\n}\nhandle /dead {\nreverse_proxy localhost:1\n}\n"+
+			"handle {\nreverse_proxy "+upstream+" {\nflush_interval -1\n}\n}")
+		none := func(what string) {
+			t.Helper()
+			eventually(t, what+" until "+until+" is in progress no more", func() bool { return loadOf(t, "up-"+until).InProgress == 0 })
+		}
+		conn, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		fmt.Fprintf(conn, "GET /up HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+		if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatalf("%v, %v", res, err)
+		}
+		none("an upgraded connection")
+
+		ctx, cancel := context.WithCancel(t.Context())
+		t.Cleanup(cancel)
+		begin := func(path string) io.ReadCloser {
+			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.url(path), http.NoBody)
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return res.Body
+		}
+		defer begin("/events").Close()
+		none("a stream of events")
+		sending := begin("/body")
+		if until == "body" {
+			if n := loadOf(t, "up-body").InProgress; n != 1 {
+				t.Errorf("%d in progress while the body is sent, want 1", n)
+			}
+			body <- struct{}{}
+			_, _ = io.ReadAll(sending)
+		}
+		none("a body")
+		sending.Close()
+		for _, path := range []string{"/", "/break", "/abort", "/500", "/panic", "/hijack", "/nothing", "/dead"} {
+			ask(ctx, s.url(path))
+			none(path)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ask(ctx, s.url("/leave"))
+		cancel()
+		none("a request whose client left")
+	}
+}
+
+// TestAutoStaysThroughReloads guards that a limit knows after a reload what it did before, and
+// starts anew with other options.
+func TestAutoStaysThroughReloads(t *testing.T) {
+	upstream, arrived, release := blocking(t)
+	c := setup{site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream + " {\nstream_close_delay 1h\n}"}
+	s := startConfig(t, c)
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	if err := s.load(c); err != nil {
+		t.Fatal(err)
+	}
+	if load := loadOf(t, "up"); load.InProgress != 1 {
+		t.Errorf("%+v after a reload, want 1 in progress", load)
+	}
+	c.site = strings.Replace(c.site, "max 1", "max 2", 1)
+	if err := s.load(c); err != nil {
+		t.Fatal(err)
+	}
+	if load := loadOf(t, "up"); load.InProgress != 0 || load.Limit != 2 {
+		t.Errorf("%+v with other options, want none in progress and a limit of 2", load)
+	}
+	release()
+	slow.Wait()
+	if n := statepkg.Process.Loads.Len(); n != 1 {
+		t.Errorf("%d controllers are kept, want those of the config", n)
+	}
+}
+
+// TestShedEvents guards that what is shed emits an event of its own, once a second at most, and
+// none of denials, which a handler may act on.
+func TestShedEvents(t *testing.T) {
+	move := subscribe(t)
+	upstream, arrived, release := blocking(t)
+	s := startConfig(t, setup{global: listening("a"), site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream})
+	var slow sync.WaitGroup
+	slow.Go(func() { s.get("/slow") })
+	<-arrived
+	s.get("/")
+	s.get("/")
+	move(time.Second)
+	if e := waitForEvents(t, telemetry.EventShed, 1)[0]; e.data["limit"] != "up" || e.data["count"] != uint64(2) {
+		t.Errorf("got %v, want 2 at up", e)
+	}
+	s.get("/")
+	move(time.Second)
+	if e := waitForEvents(t, telemetry.EventShed, 2)[1]; e.data["count"] != uint64(1) {
+		t.Errorf("got %v, want 1", e)
+	}
+	if others := heardEvents(telemetry.EventExceeded); len(others) > 0 {
+		t.Errorf("got %v", others)
+	}
+	release()
+	slow.Wait()
+}
+
+// TestAutoIsExplained guards that explain, limits and check know a limit that follows the load.
+func TestAutoIsExplained(t *testing.T) {
+	file := configFile(t, "http://localhost:8080 {\nrate_limit up {\nconcurrency auto {\nlatency 250ms\nhigh path /a\n}\n}\nrespond ok\n}\n")
+	out := runCommand(t, "explain", "--config", file, "http://localhost:8080/").out
+	for _, want := range []string{"concurrency", "1000", "in progress", `auto latency 250ms min 4 until header high [{"path":["/a"]}]`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("explain has no %q:\n%s", want, out)
+		}
+	}
+	if out := runCommand(t, "check", file).out; !strings.Contains(out, "No problems found.") {
+		t.Errorf("check: %s", out)
+	}
+}

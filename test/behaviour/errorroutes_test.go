@@ -1,0 +1,736 @@
+package behaviour
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+)
+
+func init() {
+	caddy.RegisterModule(new(holder))
+	httpcaddyfile.RegisterHandlerDirective("test_holder",
+		func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+			parsed, err := httpcaddyfile.ParseSegmentAsSubroute(h)
+			if err != nil {
+				return nil, err
+			}
+			return &holder{parsed.(*caddyhttp.Subroute).Routes}, nil
+		})
+}
+
+// holder is a handler with routes in it that nothing else knows of, as plugins
+// may have.
+type holder struct {
+	Routes caddyhttp.RouteList `json:"routes"`
+}
+
+func (*holder) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.test_holder", New: func() caddy.Module { return new(holder) }}
+}
+
+func (h *holder) Provision(ctx caddy.Context) error { return h.Routes.Provision(ctx) }
+
+func (h *holder) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	return h.Routes.Compile(next).ServeHTTP(w, r)
+}
+
+// failures is a limit on failed logins, as a directive, as a handler in JSON and
+// as a named route.
+const (
+	failures      = "rate_limit failures {\nsize 1\ndrip_rate 30s\n}\n"
+	failuresJSON  = `{"handler": "rate_limit", "limits": [{"name": "failures", "size": 1, "drip_rate": "30s"}]}`
+	failuresRoute = "\n&(failures) {\n" + failures + "}\n"
+)
+
+// TestDenialWithinErrorRoutes guards that a limit in error routes, as against
+// those who keep failing to log in, answers 429 and not the status of the first
+// error, wherever in them it stands, and that this is no error of Caddy's; and
+// that its fields and those of limits before it are kept clean of an upstream's.
+func TestDenialWithinErrorRoutes(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-RateLimit-Limit", "5000")
+		io.WriteString(w, "error page")
+	})
+	const (
+		failing = `{"handle": [{"handler": "error", "status_code": "401"}]}`
+		page    = `{"handler": "static_response", "status_code": "401", "body": "error page"}`
+
+		page401 = "respond \"error page\" 401\n"
+		invoked = "invoke failures\n" + page401
+		before  = "rate_limit all {\nsize 10\ndrip_rate 1m\n}\n"
+	)
+	on401 := func(routes string) string { return "error 401\nhandle_errors 401 {\n" + routes + "}\n" }
+	for name, c := range map[string]setup{
+		"of the server": {site: on401(failures + page401)},
+		"of the server, behind another and before an upstream": {site: before + on401(
+			failures+"reverse_proxy "+upstream+" {\nreplace_status 401\n}\n")},
+		"of a subroute": {routes: `[{"handle": [{"handler": "subroute", "routes": [` + failing + `],
+			"errors": {"routes": [{"handle": [` + failuresJSON + `, ` + page + `]}]}}]}]`},
+		"in a named route": {site: on401(invoked), sites: failuresRoute},
+		"in a named route that another invokes": {
+			site:  on401("invoke outer\n" + page401),
+			sites: failuresRoute + "&(outer) {\ninvoke failures\n}",
+		},
+		"in a named route that is invoked elsewhere too": {
+			site: "route /elsewhere {\ninvoke failures\n}\n" + on401(invoked), sites: failuresRoute,
+		},
+		"in a named route that error routes of a subroute invoke too": {
+			site: on401(invoked),
+			routes: `[
+				{"match": [{"path": ["/elsewhere"]}], "handle": [{"handler": "subroute", "routes": [` + failing + `],
+					"errors": {"routes": [{"handle": [{"handler": "invoke", "name": "failures"}]}]}}]},
+				` + failing + `]`,
+			sites: "http://other.test:{port} {\ninvoke failures\n}" + failuresRoute,
+		},
+		"of a proxy's handle_response": {site: on401(
+			"reverse_proxy " + upstream + " {\n@any status 2xx\nhandle_response @any {\n" + failures + page401 + "}\n}\n")},
+		"in routes of another plugin": {site: on401("route {\ntest_holder {\n" + failures + page401 + "}\n}\n")},
+		"of a subroute, with routes of another plugin": {routes: `[{"handle": [{"handler": "subroute",
+			"routes": [` + failing + `],
+			"errors": {"routes": [{"handle": [{"handler": "test_holder", "routes": [
+				{"handle": [` + failuresJSON + `, ` + page + `]}]}]}]}}]}]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startConfig(t, c)
+			clear := []string{"30.000", "30.000", "30.000"}
+			if strings.HasPrefix(c.site, before) {
+				clear = []string{"60.000", "120.000", "150.000"}
+			}
+			s.run(
+				step{want: "401 limit=1 remaining=0 clear=" + clear[0], body: "error page"},
+				step{want: "429 limit=1 remaining=0 clear=" + clear[1] + " reset=30.000 retry-after=30"},
+				step{after: 30 * time.Second, want: "401 limit=1 remaining=0 clear=" + clear[2], body: "error page"},
+			)
+			for _, e := range s.log("error", errorLogger) {
+				t.Errorf("a denial is logged: %v", e)
+			}
+		})
+	}
+}
+
+// TestErrorRoutesOfOtherSites guards that error routes of one site change
+// nothing for another, also where both are of one server: what is done to the
+// 429 of a site without error routes is done whether its neighbour has some or
+// not.
+func TestErrorRoutesOfOtherSites(t *testing.T) {
+	const site = `
+		route {
+			header -X-RateLimit-Clear
+			header >X-Deferred yes
+			intercept {
+				@denied status 429
+				handle_response @denied {
+					respond "intercepted" 429
+				}
+			}
+			rate_limit {
+				size 1
+			}
+			respond "admitted"
+		}
+	`
+	for name, sites := range map[string]string{
+		"alone":                "",
+		"beside a site":        "http://other.test:{port} {\nrespond other\n}",
+		"beside error routes":  "http://other.test:{port} {\nhandle_errors {\nrespond {err.message}\n}\n}",
+		"beside those of path": "http://127.0.0.1:{port}/other {\nhandle_errors {\nrespond {err.message}\n}\n}",
+		"beside some for 4xx":  "http://*.other.test:{port} {\nhandle_errors 4xx {\nrespond {err.message}\n}\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startConfig(t, setup{site: site, sites: sites})
+			s.run(
+				step{want: "200 limit=1 remaining=0", body: "admitted"},
+				step{want: "429 limit=1 remaining=0 reset=1.000 retry-after=1", body: "intercepted"},
+			)
+			if got := s.get("/").Header.Get("X-Deferred"); got != "yes" {
+				t.Errorf("a deferred field is %q on a denial", got)
+			}
+		})
+	}
+}
+
+// TestErrorRoutesOfOtherStatuses guards that error routes for other statuses change nothing for
+// a denial, which gets its line of text, and that those for its own handle it.
+func TestErrorRoutesOfOtherStatuses(t *testing.T) {
+	const limit, text = "rate_limit a {\nsize 1\ndrip_rate 1h\n}\nrespond ok\n", "Too many requests. Retry after 3600 s.\n"
+	page := func(codes string) string { return "handle_errors " + codes + " {\nrespond page\n}\n" }
+	for name, tc := range map[string]struct{ site, sites, want string }{
+		"none":              {limit, "", text},
+		"another":           {limit + page("404"), "", text},
+		"others":            {limit + page("404 500 5xx") + page("3xx"), "", text},
+		"its own":           {limit + page("429"), "", "page"},
+		"its class":         {limit + page("500 4xx"), "", "page"},
+		"one of several":    {limit + page("404") + page("429 503"), "", "page"},
+		"all":               {limit + page("404") + page(""), "", "page"},
+		"those of a host":   {"respond other", "http://localhost:{port} {\n" + limit + page("404") + "}", text},
+		"its own of a host": {"respond other", "http://localhost:{port} {\n" + limit + page("404 429") + "}", "page"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startConfig(t, setup{site: tc.site, sites: tc.sites})
+			var host []string
+			if tc.sites != "" {
+				host = []string{"Host: localhost"}
+			}
+			s.get("/", host...)
+			if got := s.get("/", host...); got.StatusCode != 429 || got.body != tc.want {
+				t.Errorf("got %s %q, want 429 %q", got, got.body, tc.want)
+			}
+		})
+	}
+}
+
+// TestErrorRoutesOfRewrittenPath guards that a denial gets to the error routes
+// of its site by the path that was asked for, as Caddy goes by that, though it
+// was rewritten.
+func TestErrorRoutesOfRewrittenPath(t *testing.T) {
+	s := startConfig(t, setup{
+		site: "respond elsewhere",
+		sites: `
+			http://127.0.0.1:{port}/shop/* {
+				rewrite * /rewritten
+				rate_limit {
+					size 1
+				}
+				respond "admitted"
+				handle_errors {
+					respond "{err.message}"
+				}
+			}
+		`,
+	})
+	s.run(
+		step{path: "/shop/a", want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"},
+		step{path: "/shop/a", want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1",
+			body: "rate limit default exceeded: retry after 1 s"},
+	)
+}
+
+// TestHeaderDirectiveOnDenials guards what the documentation says of header and
+// intercept on a 429: what stands around the limit acts on it where no error
+// route can see it; otherwise Caddy leaves only what stands in the error route.
+func TestHeaderDirectiveOnDenials(t *testing.T) {
+	const (
+		outside = "header -X-RateLimit-Clear\n"
+		shaped  = "handle_errors {\nrespond shaped\n}\n"
+		all     = "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
+		less    = "429 limit=1 remaining=0 reset=1.000 retry-after=1"
+	)
+	for _, tc := range []struct{ name, outside, errors, want, body string }{
+		{"nothing", "", "", all, plainDenial},
+		{"outside", outside, "", less, plainDenial},
+		{"outside, with error routes", outside, shaped, all, "shaped"},
+		{"in error routes", "", "handle_errors {\n" + outside + "respond shaped\n}", less, "shaped"},
+		{"in error routes that answer nothing", "", "handle_errors {\n" + outside + "}", less, ""},
+		{"in error routes for others", outside, "handle_errors 5xx {\n" + outside + "}", less, plainDenial},
+		{"replaced in error routes", "", "handle_errors {\nheader >X-RateLimit-Clear many\nrespond shaped\n}",
+			"429 limit=1 remaining=0 clear=many reset=1.000 retry-after=1", "shaped"},
+		{"intercepted", "intercept {\nreplace_status 503\n}\n", "", "503" + all[3:], plainDenial},
+		{"intercepted, with error routes", "intercept {\nreplace_status 503\n}\n", shaped, all, "shaped"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startSite(t, "route {\n"+tc.outside+"rate_limit {\nsize 1\n}\nrespond admitted\n}\n"+tc.errors)
+			s.get("/")
+			a := s.get("/")
+			if a.String() != tc.want || a.body != tc.body {
+				t.Errorf("got %s %q, want %s %q", a, a.body, tc.want, tc.body)
+			}
+		})
+	}
+	t.Run("in Caddy's order", func(t *testing.T) {
+		s := startSite(t, "intercept {\nreplace_status 503\n}\nrate_limit {\nsize 1\n}\nheader >X-RateLimit-Clear many\nrespond admitted")
+		s.run(
+			step{want: "503 limit=1 remaining=0 clear=many"},
+			step{want: "429 limit=1 remaining=0 clear=many reset=1.000 retry-after=1"},
+		)
+	})
+}
+
+// TestClientsCannotFillTheLog guards that whatever refuses a request, and wherever
+// the limit stands, clients bring about a line a minute at most, and that no line
+// of ours, nor any above DEBUG, has a header field of theirs. What Caddy itself
+// says at DEBUG of errors and proxies, and in its access log, has.
+func TestClientsCannotFillTheLog(t *testing.T) {
+	const canary = "canary-5fd4a1"
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
+	limits := func(name string) string {
+		return `
+			rate_limit ` + name + ` {
+				key {header.X-Api-Key}
+				on_error deny
+				limit number {
+					match query number=*
+					size {query.number}
+				}
+				limit matching {
+					match expression ` + "`{http.request.uri.query.n} == '' || int({http.request.uri.query.n}) > 0`" + `
+					size 2
+				}
+				limit plain {
+					match query plain=*
+					size 2
+				}
+			}
+		`
+	}
+	named := "&(limited) {" + limits("named") + "}"
+	json := func(routes string) string {
+		return fmt.Sprintf(routes, `{"handler": "rate_limit", "on_error": "deny",
+		"limits": [{"name": "named", "key": "{http.request.header.X-Api-Key}", "limits": [
+			{"name": "number", "match": [{"query": {"number": ["*"]}}], "size": "{http.request.uri.query.number}"},
+			{"name": "matching", "size": 2,
+				"match": [{"expression": "{http.request.uri.query.n} == '' || int({http.request.uri.query.n}) > 0"}]},
+			{"name": "plain", "match": [{"query": {"plain": ["*"]}}], "size": 2}]}]}`)
+	}
+	for _, tc := range []struct {
+		name   string
+		config setup
+	}{
+		{"in a site", setup{site: limits("x")}},
+		{"in a named route", setup{site: "invoke limited", sites: named}},
+		{"in handle_response", setup{site: "reverse_proxy " + upstream +
+			" {\n@any status 2xx\nhandle_response @any {" + limits("x") + "\n}\n}"}},
+		{"behind intercept", setup{site: "intercept {\nhandle_response {" + limits("x") + "\n}\n}\nrespond 200"}},
+		{"in error routes", setup{site: "error 404\nhandle_errors {" + limits("x") + "\nrespond 404\n}"}},
+		{"in a named route in error routes", setup{
+			site: "error 404\nhandle_errors {\ninvoke limited\nrespond 404\n}", sites: named}},
+		{"with error routes", setup{site: limits("x") + "handle_errors {\nrespond {err.message}\n}"}},
+		{"with error routes for others", setup{site: limits("x") + "handle_errors 404 {\nrespond {err.message}\n}"}},
+		{"with error routes of another site", setup{site: limits("x"),
+			sites: "http://other.test:{port} {\nhandle_errors {\nrespond {err.message}\n}\n}"}},
+		{"beside a subroute that has error routes", setup{routes: json(
+			`[{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": {"routes": [
+				{"handle": [{"handler": "static_response"}]}]}}]},
+			{"handle": [%s]}]`)}},
+		{"in routes of another plugin", setup{routes: json(
+			`[{"handle": [{"handler": "test_holder", "routes": [{"handle": [%s]}]}]}]`)}},
+		{"in routes of another plugin, beside error routes", setup{routes: json(
+			`[{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": {"routes": [
+				{"handle": [{"handler": "static_response"}]}]}}]},
+			{"handle": [{"handler": "test_holder", "routes": [{"handle": [%s]}]}]}]`)}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.config.global = redisGlobal(redistest.FreeAddr(t), slowly)
+			s := startConfig(t, tc.config)
+			for range 10 {
+				for path, want := range map[string]int{
+					"/?number=many": 500, "/?number=2&plain=1": 503, "/?n=x&plain=1": 500,
+				} {
+					if a := s.get(path, "X-Api-Key: "+canary, "Cookie: "+canary); a.StatusCode != want {
+						t.Fatalf("%s: got %s, want %d", path, a, want)
+					}
+				}
+			}
+			lines := map[string]int{}
+			for _, e := range s.entries() {
+				if e["msg"] == "handled request" || e["msg"] == "evaluating expression" { // Caddy's own
+					continue
+				}
+				if e["level"] == "error" || e["level"] == "warn" {
+					// With the server: one of the config before may be found down only now.
+					lines[fmt.Sprint(e["logger"], ": ", e["msg"], " ", e["server"])]++
+				}
+				if e["level"] != "debug" && strings.Contains(fmt.Sprint(e), canary) ||
+					e.is("debug", ownLogger) && strings.Contains(fmt.Sprint(e), canary) {
+					t.Errorf("a header field is in the log: %v", e)
+				}
+			}
+			for line, n := range lines {
+				if n > 1 {
+					t.Errorf("%d times in the log: %s", n, line)
+				}
+			}
+		})
+	}
+}
+
+// TestErrorPlaceholders guards that error routes make the body of an answer, that
+// our fields survive it, and that the routes find all that they find in errors of
+// Caddy's own: a text that says what to do, an id for each, and where it comes from.
+func TestErrorPlaceholders(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			limit one {
+				match /one
+				size 1
+				drip_rate 90s
+			}
+			limit never {
+				match /never
+				size {header.X-Size}
+				cost 2
+			}
+			limit costly {
+				match /costly
+				size 9
+				cost {header.X-Cost}
+			}
+		}
+		handle_errors 429 {
+			header Content-Type text/plain
+			respond "{err.status_code} {err.status_text}: {err.message} ({http.rate_limit.exceeded.name}) {err.id} {err.trace}"
+		}
+		handle_errors {
+			header Content-Type text/plain
+			respond "{err.status_code} {err.status_text}: {err.message} {err.id} {err.trace}"
+		}
+		respond "admitted"
+	`)
+	s.get("/one")
+	ids := map[string]bool{}
+	for path, want := range map[string]struct{ fields, text string }{
+		"/one": {
+			"429 limit=1 remaining=0 clear=90.000 reset=90.000 retry-after=90",
+			"429 Too Many Requests: rate limit one exceeded: retry after 90 s (one)",
+		},
+		"/never": {
+			"429 limit=1 remaining=1 clear=0.000",
+			"429 Too Many Requests: rate limit never exceeded: the request costs more than the limit holds (never)",
+		},
+		"/costly": {"400", "400 Bad Request: rate limits can't be checked for this request"},
+	} {
+		pattern := regexp.MustCompile(`^` + regexp.QuoteMeta(want.text) +
+			` ([a-z0-9]{9}) \S+\.\(\*Handler\)\.\w+ \(\w+\.go:\d+\)$`)
+		for range 2 {
+			a := s.get(path, "X-Size: 1")
+			found := pattern.FindStringSubmatch(a.body)
+			if found == nil {
+				t.Fatalf("%s: got %q, want %s", path, a.body, pattern)
+			}
+			ids[found[1]] = true
+			if kind := a.Header.Get("Content-Type"); a.String() != want.fields || kind != "text/plain" {
+				t.Errorf("%s: got %s of type %q, want %s of type text/plain", path, a, kind, want.fields)
+			}
+		}
+	}
+	if len(ids) != 6 {
+		t.Errorf("6 errors have %d ids", len(ids))
+	}
+	for _, e := range s.log("debug", errorLogger) {
+		if id, _ := e["err_id"].(string); !ids[id] {
+			t.Errorf("a line in the log has another id: %v", e)
+		}
+	}
+}
+
+// TestDenialsReachErrorRoutes guards that a denial is an error wherever an error
+// route might shape it, and written directly, which costs less, where none
+// could.
+func TestDenialsReachErrorRoutes(t *testing.T) {
+	const (
+		limit    = `{"handler": "rate_limit", "limits": [{"size": 1}]}`
+		admitted = `{"handler": "static_response", "body": "admitted"}`
+		shaped   = `{"routes": [{"handle": [{"handler": "static_response", "body": "{http.error.message}"}]}]}`
+		text     = "rate limit default exceeded: retry after 1 s"
+	)
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
+	proxy := fmt.Sprintf(`{"handler": "reverse_proxy", "upstreams": [{"dial": %q}],
+		"handle_response": [{"routes": [{"handle": [%s, %s]}]}]}`, upstream, limit, admitted)
+
+	for _, tc := range []struct {
+		name     string
+		config   setup
+		returned bool
+		body     string
+	}{
+		{
+			name:   "no error routes",
+			config: setup{site: "rate_limit {\nsize 1\n}\nrespond admitted"},
+		},
+		{
+			name: "in blocks, without error routes",
+			config: setup{site: `
+				route {
+					handle / {
+						rate_limit {
+							size 1
+						}
+						respond "admitted"
+					}
+				}
+			`},
+		},
+		{
+			name: "error routes of the server",
+			config: setup{site: `
+				rate_limit {
+					size 1
+				}
+				handle_errors {
+					respond "{err.message}"
+				}
+				respond "admitted"
+			`},
+			returned: true, body: text,
+		},
+		{
+			name: "error routes of the server, for others than 429",
+			config: setup{site: `
+				rate_limit {
+					size 1
+				}
+				handle_errors 5xx {
+					respond "{err.message}"
+				}
+				respond "admitted"
+			`},
+		},
+		{
+			name: "error routes of another site of the server",
+			config: setup{
+				site: "rate_limit {\nsize 1\n}\nrespond admitted",
+				sites: `
+				http://other.test:{port} {
+					handle_errors {
+						respond "{err.message}"
+					}
+				}
+			`},
+		},
+		{
+			name: "error routes of a site for all hosts",
+			config: setup{
+				site: "rate_limit {\nsize 1\n}\nrespond admitted",
+				sites: `
+				http://:{port} {
+					handle_errors {
+						respond "{err.message}"
+					}
+				}
+			`},
+			returned: true, body: text,
+		},
+		{
+			name: "error routes of another server",
+			config: setup{
+				site: "rate_limit {\nsize 1\n}\nrespond admitted",
+				sites: `
+				http://other.test:0 {
+					handle_errors {
+						respond "{err.message}"
+					}
+				}
+			`},
+		},
+		{
+			name: "error routes of the subroute it is in",
+			config: setup{routes: `[{"handle": [{"handler": "subroute",
+				"routes": [{"handle": [` + limit + `, ` + admitted + `]}], "errors": ` + shaped + `}]}]`},
+			returned: true, body: text,
+		},
+		{
+			name: "error routes of a subroute further out",
+			config: setup{routes: `[{"handle": [{"handler": "subroute", "routes": [{"handle": [
+				{"handler": "subroute", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}
+				]}], "errors": ` + shaped + `}]}]`},
+			returned: true, body: text,
+		},
+		{
+			name: "error routes of a subroute beside it",
+			config: setup{routes: `[
+				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "errors": ` + shaped + `}]},
+				{"handle": [` + limit + `, ` + admitted + `]}]`},
+			returned: true,
+		},
+		{
+			name: "error routes of a subroute beside it, behind which nothing comes",
+			config: setup{routes: `[
+				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": ` + shaped + `}],
+					"terminal": true},
+				{"handle": [` + limit + `, ` + admitted + `]}]`},
+		},
+		{
+			name: "a named route, without error routes",
+			config: setup{site: "invoke limited\nrespond admitted", sites: `
+				&(limited) {
+					rate_limit {
+						size 1
+					}
+				}
+			`},
+		},
+		{
+			name: "a named route, and error routes of the server",
+			config: setup{site: `
+				invoke limited
+				respond "admitted"
+				handle_errors {
+					respond "{err.message}"
+				}
+			`, sites: `
+				&(limited) {
+					rate_limit {
+						size 1
+					}
+				}
+			`},
+			returned: true, body: text,
+		},
+		{
+			name:   "routes that handle a proxy's response, without error routes",
+			config: setup{routes: `[{"handle": [` + proxy + `]}]`},
+		},
+		{
+			name: "routes for intercepted responses, without error routes",
+			config: setup{site: `
+				route {
+					intercept {
+						handle_response {
+							rate_limit {
+								size 1
+							}
+							respond "admitted"
+						}
+					}
+					respond 200
+				}
+			`},
+		},
+		{
+			name: "behind a subroute that has error routes",
+			config: setup{routes: `[
+				{"handle": [{"handler": "subroute", "routes": [{"handle": [{"handler": "vars"}]}], "errors": ` + shaped + `}]},
+				{"handle": [` + limit + `, ` + admitted + `]}]`},
+			returned: true, body: text,
+		},
+		{
+			name: "in front of a subroute that has error routes",
+			config: setup{routes: `[
+				{"handle": [` + limit + `]},
+				{"handle": [{"handler": "subroute", "routes": [{"handle": [` + admitted + `]}], "errors": ` + shaped + `}]}]`},
+		},
+		{
+			name: "a subroute whose error routes are none",
+			config: setup{routes: `[{"handle": [
+				{"handler": "subroute", "routes": [{"handle": [` + limit + `]}], "errors": {}}, ` + admitted + `]}]`},
+		},
+		{
+			name: "a named route that a subroute with error routes invokes",
+			config: setup{
+				site: "invoke limited",
+				routes: `[{"handle": [{"handler": "subroute", "errors": ` + shaped + `,
+					"routes": [{"handle": [{"handler": "invoke", "name": "limited"}, ` + admitted + `]}]}]}]`,
+				sites: "&(limited) {\nrate_limit {\nsize 1\n}\n}",
+			},
+			returned: true, body: text,
+		},
+		{
+			name:     "routes of another plugin, which may do anything with errors",
+			config:   setup{routes: `[{"handle": [{"handler": "test_holder", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}]}]`},
+			returned: true,
+		},
+		{
+			name: "routes that handle a proxy's response within a subroute with error routes",
+			config: setup{routes: `[{"handle": [{"handler": "subroute",
+				"routes": [{"handle": [` + proxy + `]}], "errors": ` + shaped + `}]}]`},
+			returned: true, body: text,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startConfig(t, tc.config)
+			s.run(step{want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"})
+			methods := []string{"GET", "HEAD", "POST", "OPTIONS"}
+			for _, method := range methods {
+				a, body := s.send(method, "/"), tc.body
+				if !tc.returned {
+					body = plainDenial
+				}
+				if method == "HEAD" {
+					body = ""
+				}
+				if want := "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"; a.String() != want || a.body != body {
+					t.Errorf("%s: got %s and body %q, want %s and %q", method, a, a.body, want, body)
+				}
+				if kind := a.Header.Get("Content-Type"); !tc.returned && kind != "" && kind != "text/plain; charset=utf-8" {
+					t.Errorf("%s: got content of type %q, want plain text", method, kind)
+				}
+			}
+			var written int
+			for _, e := range s.log("debug", ownLogger) {
+				if e["msg"] == "request rejected" && e["status"] == 429.0 {
+					written++
+				}
+			}
+			if want := map[bool]int{true: 0, false: len(methods)}[tc.returned]; written != want {
+				t.Errorf("%d of %d denials were written directly, want %d", written, len(methods), want)
+			}
+		})
+	}
+}
+
+// TestErrorsRevealLittleToClients guards that error routes which show an error's
+// text tell clients neither where Redis is nor what the configuration says.
+func TestErrorsRevealLittleToClients(t *testing.T) {
+	addr := redistest.FreeAddr(t)
+	s := startConfig(t, setup{global: redisGlobal(addr, slowly), site: `
+		rate_limit {
+			size 1
+			cost {header.X-Cost}
+			on_error deny
+		}
+		handle_errors {
+			respond "{err.message}"
+		}
+		respond "admitted"
+	`})
+	for cost, status := range map[string]int{"1": 503, "canary": 400} {
+		a := s.get("/", "X-Cost: "+cost)
+		if want := "rate limits can't be checked for this request"; a.StatusCode != status || a.body != want {
+			t.Errorf("cost %s: got %d %q, want %d %q", cost, a.StatusCode, a.body, status, want)
+		}
+	}
+	if lines := s.log("error", ownLogger); len(lines) != 1 {
+		t.Errorf("got %v, want one line in the log, on the cost", lines)
+	}
+}
+
+// TestDenialsAreNotLogged guards that denied clients can't flood the log, and
+// that nothing in it tells whose bucket a request met.
+func TestDenialsAreNotLogged(t *testing.T) {
+	const canary = "canary-5fd4a1"
+	for name, site := range map[string]string{
+		"directly":             "",
+		"through error routes": "handle_errors {\nrespond {err.message}\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startSite(t, `
+				rate_limit {
+					key {header.X-Key}
+					size 1
+					limit never {
+						match /never
+						size {header.X-Size}
+						cost 2
+					}
+				}
+				respond "admitted"
+				`+site)
+			for range 5 {
+				s.get("/", "X-Key: "+canary)
+				s.get("/never", "X-Key: "+canary, "X-Size: 1")
+			}
+			if got := s.get("/", "X-Key: "+canary).StatusCode; got != 429 {
+				t.Fatalf("status %d, want a denial", got)
+			}
+			for _, e := range s.entries() {
+				logger, _ := e["logger"].(string)
+				ours := strings.HasPrefix(logger, ownLogger) || strings.HasPrefix(logger, errorLogger)
+				if ours && e["level"] != "debug" {
+					t.Errorf("a denial is logged: %v", e)
+				}
+				if strings.Contains(e.text(), canary) {
+					t.Errorf("a key is in the log: %s", e.text())
+				}
+			}
+		})
+	}
+}

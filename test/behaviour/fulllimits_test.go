@@ -1,0 +1,240 @@
+package behaviour
+
+import (
+	"bytes"
+	"fmt"
+	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Guards the bounds of a limit that are passed to the store: of each of its buckets, not of
+// those within, and whatever depends on the request.
+func TestBucketsOfFullLimits(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		limit *configpkg.Limit
+		want  string // by name, max_keys and share key
+	}{
+		{&configpkg.Limit{Size: "1"}, "default 0 []"},
+		{&configpkg.Limit{Size: "1", MaxKeys: "5"}, "default 5 []"},
+		{&configpkg.Limit{Size: "1", WhenFull: "forget"}, "default 0 []"},
+		{&configpkg.Limit{Size: "1", WhenFull: "share"}, "default 0 [192.0.0.0/16]"},
+		{&configpkg.Limit{Size: "{n}", MaxKeys: "5", WhenFull: "share"}, "default 5 [192.0.0.0/16]"},
+		{
+			&configpkg.Limit{Max: "1", Duration: "1s", MinInterval: "1s", MaxKeys: "5", WhenFull: "share"},
+			"default 5 [192.0.0.0/16], default/min_interval 5 [192.0.0.0/16]",
+		},
+		{
+			&configpkg.Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
+				{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"},
+			}}},
+			"x 5 [192.0.0.0/16], x/a 0 [], x/b 7 [192.0.0.0/16]",
+		},
+		{&configpkg.Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
+	} {
+		l, _ := readyLimit(t, tc.limit)
+		r := newSiteRequest()
+		r.setClient("192.0.2.1")
+		r.replacer.Set("n", "3")
+		buckets, err := r.asks(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, b := range buckets {
+			name, _, _ := strings.Cut(b.Name, "@") // without the digest of an unnamed limit
+			got = append(got, fmt.Sprintf("%s %d [%s]", name, b.MaxKeys, b.ShareKey))
+		}
+		if got := strings.Join(got, ", "); got != tc.want {
+			t.Errorf("got %s, want %s", got, tc.want)
+		}
+	}
+}
+
+// Guards what clients see of a limit that is full: with forget a new key gets a
+// bucket in place of another, with share it shares one with its network, whatever
+// the key is. No other limit is touched, and the log tells of each once.
+func TestNewKeysOfFullLimits(t *testing.T) {
+	move := setProcess(t)
+	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + inLines(options) + "\n}\n" }
+	s := startConfig(t, setup{
+		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+		site: "rate_limit /forget forgets" + limit("max_keys 1") +
+			"rate_limit /share shares" + limit("max_keys 1; when_full share") +
+			"rate_limit /key keys" + limit("key {header.X-Api-Key}; max_keys 1; when_full share") +
+			"rate_limit /other" + limit("") + "respond admitted",
+	})
+	const first, second = "200 limit=2 remaining=1 clear=3600.000", "200 limit=2 remaining=0 clear=7200.000"
+	const full = "429 limit=2 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600"
+	from := func(path, address, want string, header ...string) step {
+		return step{path: path, header: append(header, "X-Forwarded-For: "+address), want: want}
+	}
+	s.run(
+		from("/forget", "203.0.113.1", first),
+		from("/forget", "203.0.113.1", second),
+		from("/forget", "203.0.113.2", first),
+		from("/forget", "203.0.113.1", first),
+
+		from("/share", "203.0.113.1", first),
+		from("/share", "203.0.113.2", first),
+		from("/share", "203.0.200.3", second),
+		from("/share", "203.0.113.2", full),
+		from("/share", "2002:cb00:7107::1", full),
+		from("/share", "203.1.113.2", first),
+		from("/share", "2001:db8:1::1", first),
+		from("/share", "2001:db8:ffff::1", second),
+		from("/share", "2001:db8:2::1", full),
+		from("/share", "2001:db9::1", first),
+		from("/share", "203.0.113.1", second),
+
+		from("/key", "203.0.113.1", first, "X-Api-Key: a"),
+		from("/key", "203.0.113.1", first, "X-Api-Key: b"),
+		from("/key", "203.0.113.2", second, "X-Api-Key: c"),
+		from("/key", "203.0.113.2", full, "X-Api-Key: d"),
+		from("/key", "203.1.113.2", first, "X-Api-Key: e"),
+		from("/key", "203.1.113.2", second, "X-Api-Key: a"),
+
+		from("/other", "203.0.113.1", first),
+		from("/other", "203.0.113.2", first),
+		from("/other", "203.0.113.1", second),
+	)
+	logged := func() (got []string) {
+		for _, e := range s.log("warn", "rate_limit") {
+			if strings.HasPrefix(fmt.Sprint(e["msg"]), "limit full: ") {
+				got = append(got, fmt.Sprint(e["limit"], " ", e["max_keys"]))
+			}
+		}
+		return got
+	}
+	move(time.Minute)
+	eventually(t, "a line of each limit", func() bool { return len(logged()) >= 3 })
+	got := logged()
+	slices.Sort(got)
+	if got := strings.Join(got, ", "); got != "forgets 1, keys 1, shares 1" {
+		t.Errorf("the log tells of %s", got)
+	}
+}
+
+// TestFullMemoryIsTold guards that the line about a limit whose buckets are
+// forgotten names the bound that is reached: if the process holds as many as it
+// may, that of memory, not that of the limit.
+func TestFullMemoryIsTold(t *testing.T) {
+	move := setProcess(t)
+	s := startConfig(t, setup{global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", site: `
+		rate_limit a {
+			key {query.k}
+			size 9
+			drip_rate 1h
+			max_keys 25
+			limit b {
+				size 9
+				drip_rate 1h
+				max_keys 25
+			}
+		}
+		respond admitted
+	`})
+	for k := range 20 {
+		s.get(fmt.Sprint("/?k=", k))
+	}
+	move(time.Minute)
+	eventually(t, "a line", func() bool {
+		for _, e := range s.log("warn", "rate_limit") {
+			if msg := fmt.Sprint(e["msg"]); strings.Contains(msg, " full: ") {
+				if !strings.HasPrefix(msg, "memory full: ") || e["max_keys"] != 30.0 {
+					t.Fatalf("got %v", e)
+				}
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// Guards that a running Caddy logs, soon and once, that a limit is full, in the log
+// of the configuration that was loaded last, and that what looks for it is one
+// goroutine however many reloads there are, none without limits.
+func TestFullLimitsAreLogged(t *testing.T) {
+	move := setProcess(t)
+	const few = "rate_limit {\nmemory {\nmax_keys 10\n}\n}"
+	site := func(size int) string {
+		return fmt.Sprintf("rate_limit api {\nkey {query.k}\nsize %d\ndrip_rate 1h\nmax_keys 1\n}\nrespond admitted", size)
+	}
+	s := startConfig(t, setup{global: few, site: site(9)})
+	key := 0
+	forget := func(n int) { // asks for so many keys, each of which has another forgotten
+		for range n {
+			key++
+			s.get(fmt.Sprint("/?k=", key))
+		}
+	}
+	full := func() (lines []entry) {
+		for _, e := range s.log("warn", "rate_limit") {
+			if strings.HasPrefix(fmt.Sprint(e["msg"]), "limit full: ") {
+				lines = append(lines, e)
+			}
+		}
+		return lines
+	}
+	forget(1) // the first finds room
+	move(time.Minute)
+	if got := full(); len(got) > 0 {
+		t.Errorf("before anything was forgotten: %v", got)
+	}
+	for n := range 3 {
+		if err := s.load(setup{global: few, site: site(n + 1)}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
+	}
+	// The log of the last one alone.
+	s.logPath += ".2"
+	s.requests.Store(0)
+	if err := s.load(setup{global: few, site: site(9)}); err != nil {
+		t.Fatal(err)
+	}
+	forget(5)
+	move(time.Minute)
+	eventually(t, "a line", func() bool { return len(full()) > 0 })
+	forget(3)
+	move(2 * time.Second)
+	if got := full(); len(got) != 1 || got[0]["limit"] != "api" || got[0]["forgotten"] != 5.0 {
+		t.Errorf("got %v, want one line of limit api that forgot 5", got)
+	}
+	if err := s.load(setup{site: "respond admitted"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
+}
+
+// watchers returns how many goroutines look for full limits.
+func watchers(t *testing.T) int {
+	t.Helper()
+	var stacks bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(stacks.String(), "telemetry.(*Process).look(")
+}
+
+// Guards that a configuration which does not start leaves that to the one before.
+func TestRejectedConfigStartsNoWatcher(t *testing.T) {
+	app := provisionApp(t, `{}`)
+	cleanUp(t, app) // was never started
+	eventually(t, "no goroutine, as no app was started", func() bool { return watchers(t) == 0 })
+	first, second := provisionApp(t, `{}`), provisionApp(t, `{}`)
+	for _, app := range []*ratelimit.App{first, second} {
+		if err := app.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cleanUp(t, second)
+	eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
+	cleanUp(t, first)
+	eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
+}

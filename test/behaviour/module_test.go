@@ -1,0 +1,26 @@
+package behaviour
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestPlaceInOrder guards where Caddy puts the directive: behind what rewrites requests, and
+// before each name of the directive that checks passwords, so that wrong ones count.
+func TestPlaceInOrder(t *testing.T) {
+	for _, auth := range []string{"basic_auth", "basicauth"} {
+		t.Run(auth, func(t *testing.T) {
+			s := startConfig(t, setup{site: auth + " {\nadmin " + rightHash + "\n}\nrespond in\n" +
+				"rate_limit {\nmatch path /rewritten\nsize 3\ndrip_rate 1h\ncount status 401\n}\n" +
+				"rewrite / /rewritten"})
+			var got []int
+			for range 5 {
+				status, _ := ask(t.Context(), withPassword("http://"+s.addr, "wrong"))
+				got = append(got, status)
+			}
+			if want := []int{401, 401, 401, 429, 429}; !slices.Equal(got, want) {
+				t.Errorf("got %d, want %d", got, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,25 @@
+package behaviour
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// TestNamedRoutes guards what docs/directive.md says of named routes: Caddy keeps only the
+// first of the handlers in one if none has a matcher, and all of them in a route.
+func TestNamedRoutes(t *testing.T) {
+	const handlers = "rate_limit {\nkey %s\nsize 1\n}\nrate_limit {\nsize 5\n}\nrespond limited\n"
+	for _, tc := range []struct{ name, route, want string }{
+		{"merged", handlers, ""},
+		{"in a route", "route {\n" + handlers + "}\n", "limited"},
+	} {
+		s := startConfig(t, setup{sites: "&(shared) {\n" + fmt.Sprintf(tc.route, t.Name()+strings.Fields(tc.name)[0]) + "}\n", site: "invoke shared"})
+		if a := s.get("/"); a.StatusCode != 200 || a.body != tc.want {
+			t.Errorf("%s: got %+v, want the body %q", tc.name, a, tc.want)
+		}
+		if a := s.get("/"); a.StatusCode != 429 {
+			t.Errorf("%s: the first limit is gone: got %+v", tc.name, a)
+		}
+	}
+}

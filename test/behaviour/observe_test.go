@@ -1,0 +1,241 @@
+package behaviour
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+)
+
+// decisionInLog returns what the access log shows of the last request's limits.
+func (s *server) decisionInLog() string {
+	s.t.Helper()
+	shown, ok := s.lastAccess()["rate_limit"]
+	if !ok {
+		return ""
+	}
+	text, err := json.Marshal(shown)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestAccessLog guards what the option log adds to the access log: nothing without
+// it or for requests without a limit; the tightest of several handlers, once; why
+// there was no decision; and never the key.
+func TestAccessLog(t *testing.T) {
+	s := startSite(t, `
+		@all path /api* /two*
+		rate_limit @all api {
+			key {query.k}
+			size 2
+			drip_rate 1m
+			cost {query.cost}
+			log
+		}
+		@two path /two*
+		rate_limit @two tight {
+			key all
+			size 1
+			drip_rate 90s
+		}
+		@off path /off
+		rate_limit @off off {
+			size 1
+		}
+		respond admitted
+	`)
+	for _, tc := range []struct{ path, want string }{
+		{"/", ``},
+		{"/off", ``},
+		{"/api?cost=1&k=secret-1", `{"by":"memory","limit":"api","remaining":1,"result":"admitted","units":{"api":1}}`},
+		{"/two?cost=1&k=secret-1", `{"by":"memory","limit":"tight","remaining":0,"result":"admitted","units":{"api":1,"tight":1}}`},
+		{"/two?cost=1&k=secret-2", `{"by":"memory","limit":"tight","remaining":0,"result":"denied","retry_after":90,"units":{"api":1}}`},
+		{"/api?cost=1&k=secret-1", `{"by":"memory","limit":"api","remaining":0,"result":"denied","retry_after":60}`},
+		{"/api?cost=3&k=secret-3", `{"by":"memory","limit":"api","remaining":2,"result":"denied"}`},
+		{"/api?cost=x&k=secret-1", `{"result":"refused"}`},
+	} {
+		s.get(tc.path)
+		if got := s.decisionInLog(); got != tc.want {
+			t.Errorf("%s: got %s, want %s", tc.path, got, tc.want)
+		}
+	}
+	for _, e := range s.entries() {
+		if strings.Contains(e.text(), "secret-") {
+			t.Errorf("the log has a key: %v", e)
+		}
+	}
+}
+
+// TestUnitsInAccessLog guards that the access log tells what each limit was charged in the end:
+// by the response where that decides, by the limits before the one that denied, and nothing by
+// others.
+func TestUnitsInAccessLog(t *testing.T) {
+	limit := func(name, options string) string { return "limit " + name + " {\ndrip_rate 1h\n" + options + "\n}\n" }
+	var site strings.Builder
+	for _, block := range []struct{ path, options string }{
+		{"plain", limit("plain", "size 6\ncost 3")},
+		{"count", limit("count", "size 9\ncost 2\ncount status 401")},
+		{"off", limit("off", "size 9\ncount status 401\nhold off")},
+		{"bytes", limit("bytes", "size 1000\nactual_cost bytes")},
+		{"actual", limit("actual", "size 99\ncost 5\nactual_cost {query.actual}")},
+		{"order", "accounting in_order\n" + limit("first", "size 9\ncost 2\nactual_cost {query.actual}") + limit("second", "size 1")},
+		{"atomic", limit("one", "size 9") + limit("other", "size 1")},
+		{"each", "accounting each\n" + limit("wide", "size 9") + limit("tight", "size 1")},
+		{"dry", limit("dry", "size 1\ndry_run")},
+		{"lent", limit("borrows", "size 1\nborrow spare") + limit("spare", "size 5\npool")},
+		{"open", "limit open {\nconcurrency 5\n}\n"},
+		{"two", limit("outer", "size 99\nactual_cost {query.actual}")},
+		{"two", limit("inner", "size 1")},
+	} {
+		site.WriteString("rate_limit /" + block.path + " {\nkey all\nlog\n" + block.options + "}\n")
+	}
+	s := startSite(t, site.String()+"@failed query status=401\nrespond @failed failed 401\nrespond admitted")
+	for _, tc := range []struct{ path, want string }{
+		{"/plain", `{"plain":3}`}, {"/plain", `{"plain":3}`}, {"/plain", `null`},
+		{"/count", `null`}, {"/count?status=401", `{"count":2}`},
+		{"/off", `null`}, {"/off?status=401", `{"off":1}`},
+		{"/bytes", `{"bytes":8}`},
+		{"/actual?actual=7", `{"actual":7}`}, {"/actual?actual=0", `null`}, {"/actual?actual=x", `{"actual":5}`},
+		{"/order?actual=1", `{"first":1,"second":1}`}, {"/order?actual=1", `{"first":2}`},
+		{"/atomic", `{"one":1,"other":1}`}, {"/atomic", `null`},
+		{"/each", `{"tight":1,"wide":1}`}, {"/each", `{"wide":1}`},
+		{"/dry", `{"dry":1}`}, {"/dry", `null`},
+		{"/lent", `{"borrows":1}`}, {"/lent", `{"spare":1}`},
+		{"/open", `null`},
+		{"/two?actual=7", `{"inner":1,"outer":7}`}, {"/two?actual=7", `{"outer":7}`},
+	} {
+		s.get(tc.path)
+		shown := s.lastAccess()["rate_limit"].(map[string]any)
+		if got, err := json.Marshal(shown["units"]); err != nil || string(got) != tc.want {
+			t.Errorf("%s: got %s, %v, want %s", tc.path, got, err, tc.want)
+		}
+	}
+}
+
+// TestDeciderIsTold guards that the access log, the placeholder by and the line of
+// a denial at DEBUG tell what decided, in the course of an outage of Redis.
+func TestDeciderIsTold(t *testing.T) {
+	redis := redistest.Start(t)
+	s := startConfig(t, setup{global: redisGlobal(redis.Addr), site: `
+		header >by {http.rate_limit.by}
+		rate_limit api {
+			key all
+			size 1
+			drip_rate 1h
+			log
+		}
+		respond admitted
+	`})
+	tell := func() string {
+		a := s.get("/")
+		access := s.lastAccess()
+		shown := access["rate_limit"].(map[string]any)
+		if _, ok := shown["waited"].(float64); !ok {
+			t.Errorf("the access log does not say how long the request waited: %v", shown)
+		}
+		if shown["by"] != a.Header.Get("by") {
+			t.Errorf("the access log says %v, the placeholder %q", shown["by"], a.Header.Get("by"))
+		}
+		return shown["result"].(string) + " " + shown["by"].(string)
+	}
+	if got := tell(); got != "admitted redis" {
+		t.Errorf("got %s", got)
+	}
+	denied := map[string]bool{}
+	eventually(t, "denials by Redis and by what this process remembers", func() bool {
+		denied[tell()] = true
+		return denied["denied remembered"]
+	})
+	redis.Kill()
+	eventually(t, "a denial by the fallback", func() bool {
+		denied[tell()] = true
+		return denied["denied fallback"]
+	})
+	lines := make(map[string]bool)
+	for _, e := range s.log("debug", ownLogger) {
+		if e["msg"] == "request rejected" && e["limit"] == "api" {
+			lines["denied "+e["by"].(string)] = true
+		}
+	}
+	for by := range denied {
+		if !lines[by] {
+			t.Errorf("no line at DEBUG says %s: %v", by, lines)
+		}
+	}
+}
+
+// TestAccessLogWithoutDecision guards that the access log tells of requests that
+// passed or failed because Redis was unavailable.
+func TestAccessLogWithoutDecision(t *testing.T) {
+	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable} {
+		t.Run(onError, func(t *testing.T) {
+			s := startConfig(t, setup{
+				global: redisGlobal(redistest.FreeAddr(t)),
+				site:   "rate_limit api {\nsize 1\non_error " + onError + "\nlog\n}\nrespond admitted",
+			})
+			if got := s.get("/"); got.StatusCode != status {
+				t.Errorf("got %s", got)
+			}
+			shown := s.lastAccess()["rate_limit"].(map[string]any)
+			if shown["result"] != "undecided" || shown["limit"] != nil {
+				t.Errorf("got %v", shown)
+			}
+		})
+	}
+}
+
+// TestSpanAttributes guards that spans tell what was decided, without a key.
+func TestSpanAttributes(t *testing.T) {
+	spans := collectSpans(t)
+	s := startSite(t, `
+		tracing {
+			span site
+		}
+		rate_limit tight {
+			key secret-key
+			size 1
+			cost {query.cost}
+		}
+		respond admitted
+		handle_errors {
+			respond denied
+		}
+	`)
+	for _, tc := range []struct {
+		path string
+		want []string
+	}{
+		{"/?cost=1", []string{"result", "admitted", "limit", "tight", "by", "memory", "remaining"}},
+		{"/?cost=1", []string{"result", "denied", "limit", "tight", "by", "memory", "remaining"}},
+		{"/?cost=x", []string{"result", "refused"}},
+	} {
+		s.get(tc.path)
+		select {
+		case span := <-spans:
+			rest := span
+			for i, want := range tc.want {
+				if i%2 == 0 {
+					want = "caddy.rate_limit." + want
+				}
+				_, after, found := strings.Cut(rest, want)
+				if !found {
+					t.Errorf("%s: the span lacks %s: %q", tc.path, want, span)
+				}
+				rest = after
+			}
+			if strings.Contains(span, "secret-key") {
+				t.Errorf("%s: the span has the key: %q", tc.path, span)
+			}
+			if tc.want[1] == "refused" && strings.Contains(span, "rate_limit.limit") {
+				t.Errorf("%s: the span has a limit: %q", tc.path, span)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s: no span", tc.path)
+		}
+	}
+}

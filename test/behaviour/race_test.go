@@ -1,0 +1,5 @@
+//go:build race
+
+package behaviour
+
+const raceEnabled = true

@@ -1,0 +1,193 @@
+package behaviour
+
+import (
+	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Guards what limit a rate makes, through the whole configuration.
+func TestRates(t *testing.T) {
+	t.Setenv("RATE", "60/1s")
+	t.Setenv("UNITS", "60")
+	const µs = time.Microsecond
+	tests := []struct {
+		limit configpkg.Limit
+		want  limiter.Limit
+	}{
+		{configpkg.Limit{Rate: "60/1s"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
+		{configpkg.Limit{Rate: "1/1s"}, limiter.Limit{Size: 1, DripInterval: time.Second, DripSize: 1}},
+		{configpkg.Limit{Rate: "7/1s"}, limiter.Limit{Size: 7, DripInterval: 142_858 * µs, DripSize: 1}},
+		{configpkg.Limit{Rate: "10/1m"}, limiter.Limit{Size: 10, DripInterval: 6 * time.Second, DripSize: 1}},
+		{configpkg.Limit{Rate: "1000/1h"}, limiter.Limit{Size: 1000, DripInterval: 3600 * time.Millisecond, DripSize: 1}},
+		{configpkg.Limit{Rate: "3/1d"}, limiter.Limit{Size: 3, DripInterval: 8 * time.Hour, DripSize: 1}},
+		{configpkg.Limit{Rate: "3/1d12h"}, limiter.Limit{Size: 3, DripInterval: 12 * time.Hour, DripSize: 1}},
+		{configpkg.Limit{Rate: "1000000/1s"}, limiter.Limit{Size: 1_000_000, DripInterval: µs, DripSize: 1}},
+		{configpkg.Limit{Rate: "5000000/1s"}, limiter.Limit{Size: 5_000_000, DripInterval: µs, DripSize: 5}},
+		{configpkg.Limit{Rate: "999/1s"}, limiter.Limit{Size: 999, DripInterval: 10_011 * µs, DripSize: 10}},
+		{configpkg.Limit{Rate: "562949953421312/1us"}, limiter.Limit{Size: 1 << 49, DripInterval: µs, DripSize: 1 << 49}},
+		{configpkg.Limit{Rate: "{env.RATE}"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
+		{configpkg.Limit{Rate: "{env.UNITS}/1m"}, limiter.Limit{Size: 60, DripInterval: time.Second, DripSize: 1}},
+		{configpkg.Limit{Rate: "60/1s", Size: "10"}, limiter.Limit{Size: 10, DripInterval: 50_000 * µs, DripSize: 3}},
+		{configpkg.Limit{Rate: "60/1s", Size: "2"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
+		{configpkg.Limit{Rate: "60/1s", Factor: "0.5"}, limiter.Limit{Size: 120, DripInterval: 50_000 * µs, DripSize: 3}},
+		{configpkg.Limit{Rate: "60/1s", Factor: "30"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
+		// The drip is determined before the size is known.
+		{configpkg.Limit{Rate: "60/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 16_667 * µs, DripSize: 1}},
+		{configpkg.Limit{Rate: "999/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 10_011 * µs, DripSize: 10}},
+		{configpkg.Limit{Rate: "60/1s", Factor: "{n}"}, limiter.Limit{Size: 15, DripInterval: 16_667 * µs, DripSize: 1}},
+	}
+	for i := range tests {
+		tc := &tests[i]
+		t.Run(fmt.Sprintf("%s size %s factor %s", tc.limit.Rate, tc.limit.Size, tc.limit.Factor), func(t *testing.T) {
+			l, _ := readyLimit(t, &tc.limit)
+			r := newSiteRequest()
+			r.replacer.Set("n", 4)
+			got, err := r.asks(l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got) != 1 || got[0].Limit != tc.want || !strings.HasPrefix(got[0].Name, "default@") || got[0].Cost != 1 {
+				t.Errorf("got %+v, want %+v", got, tc.want)
+			}
+		})
+	}
+}
+
+// Guards the bound that the documents have of a rate: behind a full burst, up to
+// 2n − 1 units are admitted within one duration, size and n − 1 with another size, and
+// how to have n at most.
+func TestRateWithinItsDuration(t *testing.T) {
+	for _, tc := range []struct {
+		block  string
+		within time.Duration
+		want   int
+	}{
+		{"rate 10/m", time.Minute, 19},
+		{"rate 5/day", 24 * time.Hour, 9},
+		{"rate 60/s", time.Second, 117}, // drips of 3 units
+		{"rate 10/m\nsize 3", time.Minute, 12},
+		{"rate 10/m\nsize 1", time.Minute, 10},
+		{"algorithm sliding_log\nsize 10\nwindow 1m", time.Minute, 10},
+	} {
+		t.Run(tc.block, func(t *testing.T) {
+			s := startSite(t, "rate_limit {\n"+tc.block+"\n}\nrespond admitted")
+			admitted, end := 0, s.clock.read()+tc.within
+			for s.clock.read() < end {
+				a := s.get("/")
+				if a.StatusCode == 200 {
+					admitted++
+					continue
+				}
+				wait, err := time.ParseDuration(a.Header.Get("X-RateLimit-Reset") + "s")
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.clock.advance(wait)
+			}
+			if admitted != tc.want {
+				t.Errorf("%d admitted within %v, want %d", admitted, tc.within, tc.want)
+			}
+		})
+	}
+}
+
+// Guards what clients meet at a rate, and that it is what they would meet if the
+// limit were defined by its drips: same fields, same bucket.
+func TestRateEqualsDrips(t *testing.T) {
+	rate, drips := "rate 60/1s\nsize 4", "size 4\ndrip_rate 50ms\ndrip_size 3"
+	for _, tc := range []struct{ first, second string }{{rate, rate}, {rate, drips}, {drips, rate}} {
+		site := func(limit string) string {
+			return "rate_limit api {\nheaders x-ratelimit ratelimit-11\n" + limit + "\n}\nrespond admitted"
+		}
+		t.Run(fmt.Sprintf("%q and %q", tc.first, tc.second), func(t *testing.T) {
+			s := startConfig(t, setup{
+				site:  site(tc.first),
+				sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}",
+			})
+			other := []string{"Host: other.test"}
+			s.run(
+				step{want: `200 limit=4 remaining=3 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=3;t=1`},
+				step{header: other, want: `200 limit=4 remaining=2 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=2;t=1`},
+				step{want: `200 limit=4 remaining=1 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=1;t=1`},
+				step{header: other, want: `200 limit=4 remaining=0 clear=0.100 policy="api";q=4;w=1 ratelimit="api";r=0;t=1`},
+				step{header: other, want: `429 limit=4 remaining=0 clear=0.100 reset=0.050 retry-after=1 ` +
+					`policy="api";q=4;w=1 ratelimit="api";r=0;t=1`},
+				step{after: 50*ms - µs, want: `429 limit=4 remaining=0 clear=0.051 reset=0.001 retry-after=1 ` +
+					`policy="api";q=4;w=1 ratelimit="api";r=0;t=1`},
+				step{after: µs, want: `200 limit=4 remaining=2 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=2;t=1`},
+			)
+		})
+	}
+}
+
+// Guards that a client at a rate is admitted n times each duration and not more,
+// for long, behind the burst of n.
+func TestRateOfRequests(t *testing.T) {
+	s := startSite(t, "rate_limit {\nrate 7/1s\n}\nrespond admitted")
+	start, admitted := s.clock.read(), 0
+	for range 400 {
+		a := s.get("/")
+		if a.StatusCode == 200 {
+			admitted++
+			continue
+		}
+		wait, err := time.ParseDuration(a.Header.Get("X-RateLimit-Reset") + "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.clock.advance(wait)
+	}
+	passed := (s.clock.read() - start).Seconds()
+	// The field is rounded up to a millisecond, which loses up to 0.7 %.
+	if most := 7 + 7*passed; float64(admitted) > most || float64(admitted) < 7+7*passed*0.993-1 || passed < 20 {
+		t.Errorf("%d admitted in %.3f s, want %.1f", admitted, passed, most)
+	}
+}
+
+// Guards that a plan's small size does not slow its rate down, nor tell buckets
+// apart: what drips is the same for every size.
+func TestRateWithSizeOfRequest(t *testing.T) {
+	s := startSite(t, "rate_limit {\nrate 60/1s\nsize {header.X-Size}\n}\nrespond admitted")
+	s.run(
+		step{header: []string{"X-Size: 1"}, want: "200 limit=1 remaining=0 clear=0.017"},
+		step{header: []string{"X-Size: 1"}, want: "429 limit=1 remaining=0 clear=0.017 reset=0.017 retry-after=1"},
+		step{header: []string{"X-Size: 3"}, want: "200 limit=3 remaining=1 clear=0.034"},
+		step{after: 16_667 * µs, header: []string{"X-Size: 2"}, want: "200 limit=2 remaining=0 clear=0.034"},
+	)
+}
+
+// Guards that a limit in one line limits as one in a block does: each client address unless
+// there is a key, also if a block has the rest.
+func TestLimitInOneLine(t *testing.T) {
+	alice, bob := []string{"X-Api-Key: alice"}, []string{"X-Api-Key: bob"}
+	for _, tc := range []struct {
+		directive string
+		steps     []step
+	}{
+		{"rate_limit 2/m", []step{
+			{header: alice, want: "200 limit=2 remaining=1 clear=30.000"},
+			{header: bob, want: "200 limit=2 remaining=0 clear=60.000"},
+			{header: alice, want: "429 limit=2 remaining=0 clear=60.000 reset=30.000 retry-after=30"},
+			{after: 30 * time.Second, want: "200 limit=2 remaining=0 clear=60.000"},
+		}},
+		{"rate_limit {header.X-Api-Key} 1 per minute", []step{
+			{header: alice, want: "200 limit=1 remaining=0 clear=60.000"},
+			{header: alice, want: "429 limit=1 remaining=0 clear=60.000 reset=60.000 retry-after=60"},
+			{header: bob, want: "200 limit=1 remaining=0 clear=60.000"},
+		}},
+		{"rate_limit /a 60r/min api {\nsize 1\n}", []step{
+			{path: "/a", want: "200 limit=1 remaining=0 clear=1.000"},
+			{path: "/a", want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+			{path: "/b", want: "200"},
+		}},
+	} {
+		t.Run(tc.directive, func(t *testing.T) {
+			startSite(t, tc.directive+"\nrespond admitted").run(tc.steps...)
+		})
+	}
+}

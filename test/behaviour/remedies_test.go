@@ -1,0 +1,249 @@
+package behaviour
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
+)
+
+// TestRemedies guards that advice helps: once a remedy is applied, there is no advice any more,
+// and the limit does to the same requests what it is for. There is a remedy of each kind here.
+func TestRemedies(t *testing.T) {
+	const (
+		end     = "\nrespond ok\n"
+		hash    = "$2a$04$en50XSOSRK6koiBfio.FceBm05YZ6/aoY6lwR1hzV41PDo.aHhWyG" // of "secret"
+		auth    = "basic_auth {\nalice " + hash + "\nbob " + hash + "\n}\n"
+		alice   = "/|Authorization: Basic YWxpY2U6c2VjcmV0"
+		bob     = "/|Authorization: Basic Ym9iOnNlY3JldA=="
+		guess   = "/|Authorization: Basic YWxpY2U6Z3Vlc3M="
+		trusts  = "servers {\ntrusted_proxies static 127.0.0.0/8\n}\n"
+		strict  = "servers {\ntrusted_proxies static 127.0.0.0/8\ntrusted_proxies_strict\n}\n"
+		one     = "/|X-Forwarded-For: 192.0.2.1"
+		two     = "/|X-Forwarded-For: 192.0.2.2"
+		address = "limit address {\nsize 4\ndrip_rate 5m\n}\n"
+		window  = "algorithm sliding_log\nwindow 1m\n"
+		static  = "zone all {\nkey static\nevents 4\nwindow 1m\n}\n"
+		each    = "zone one {\nkey {client_ip}\nevents 2\nwindow 1m\n}\n"
+	)
+	// two units and no more
+	limit := func(options string) string { return "rate_limit a {\n" + window + "size 2\n" + options + "\n}\n" }
+	within := func(name, options string) string {
+		return "limit " + name + " {\n" + window + "size 2\n" + options + "\n}\n"
+	}
+	cookies := []string{"/|Cookie: id=1", "/|Cookie: id=2", "/|Cookie: id=3", "/|Cookie: id=4", "/|Cookie: id=5"}
+	times := func(n int, request string) []string { return slices.Repeat([]string{request}, n) }
+
+	covered := make(map[advice.Kind]bool)
+	for _, tc := range []struct {
+		name   string
+		kind   advice.Kind
+		writes string // what the remedy says and the second config has
+		config [2]setup
+		sends  []string // paths, each with a field behind a bar
+		want   [2]string
+	}{
+		{"key for each request", advice.KeyPerRequest, "{client_ip}", [2]setup{
+			{site: limit("key {uuid}") + end}, {site: limit("key {client_ip}") + end},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
+		{"key that Caddy lacks", advice.KeyUnknown, "{http.request.cookie.id}", [2]setup{
+			{site: limit("key {http.request.cookies.id}") + end},
+			{site: "rate_limit {\n" + within("a", "key {http.request.cookie.id}") + address + "}" + end},
+		}, append(times(3, cookies[0]), cookies[1:]...), [2]string{"200 200 429 429 429 429 429", "200 200 429 200 200 429 429"}},
+		{"short name in JSON", advice.KeyShortName, "{http.request.header.X-Key}", [2]setup{
+			{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"name":"a","size":2,"key":"{header.X-Key}"}]},{"handler":"static_response"}]}]`},
+			{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"name":"a","size":2,"key":"{http.request.header.X-Key}"},{"name":"b","size":3}]},{"handler":"static_response"}]}]`},
+		}, []string{"/|X-Key: 1", "/|X-Key: 1", "/|X-Key: 2", "/|X-Key: 3"}, [2]string{"200 200 429 429", "200 200 200 429"}},
+		{"name that nothing sets", advice.KeyUnset, "map", [2]setup{
+			{site: limit("key {tenant}") + end},
+			{site: "map {header.X-Tenant} {tenant} {\nacme acme\ndefault none\n}\n" + limit("key {tenant}") + end},
+		}, append(times(3, "/|X-Tenant: acme"), "/"), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"text as a key", advice.KeyText, "{client_ip}", [2]setup{
+			{global: strict, site: limit("key client_ip") + end}, {global: strict, site: limit("key {client_ip}") + end},
+		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"chosen key", advice.KeyChosen, "limit", [2]setup{
+			{site: limit("key {cookie.id}") + end}, {site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
+		}, cookies, [2]string{"200 200 200 200 200", "200 200 200 200 429"}},
+		{"chosen key beside what always passes", advice.KeyChosen, "limit", [2]setup{
+			{site: "rate_limit {\n" + within("a", "key {cookie.id}") + strings.Replace(address, "}", "cost 0\n}", 1) + "}" + end},
+			{site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
+		}, cookies, [2]string{"200 200 200 200 200", "200 200 200 200 429"}},
+		{"chosen key by map", advice.KeyChosen, "{client_ip}", [2]setup{
+			{site: "map {cookie.id} {session} {\n~(.+) $1\ndefault none\n}\n" + limit("key {session}") + end}, {site: limit("key {client_ip}") + end},
+		}, cookies, [2]string{"200 200 200 200 200", "200 200 429 429 429"}},
+		{"chosen key by vars", advice.KeyChosen, "{client_ip}", [2]setup{
+			{site: "vars session {cookie.id}\n" + limit("key {vars.session}") + end}, {site: limit("key {client_ip}") + end},
+		}, cookies, [2]string{"200 200 200 200 200", "200 200 429 429 429"}},
+		{"user without authentication", advice.KeyWithoutUser, "route", [2]setup{
+			{site: limit("key {http.auth.user.id}") + end}, {site: "route {\n" + auth + limit("key {http.auth.user.id}") + "}" + end},
+		}, append(times(3, alice), bob), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"user before authentication", advice.SetLater, "route", [2]setup{
+			{site: limit("key {http.auth.user.id}") + auth + end}, {site: "route {\n" + auth + limit("key {http.auth.user.id}") + "}" + end},
+		}, append(times(3, alice), bob), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"address of a proxy", advice.KeyOfProxy, "{client_ip}", [2]setup{
+			{global: strict, site: limit("key {remote_host}") + end}, {global: strict, site: limit("key {client_ip}") + end},
+		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"chosen drips", advice.NumberChosen, "map", [2]setup{
+			{site: "rate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {query.n}\n}" + end},
+			{site: "route {\n" + auth + "map {http.auth.user.id} {n} {\nalice 2\ndefault 1\n}\nrate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {n}\n}\n}" + end},
+		}, []string{"/?n=1" + alice[1:], "/?n=2" + alice[1:], "/?n=3" + alice[1:]}, [2]string{"200 200 200", "200 200 429"}},
+		{"chosen size by vars", advice.NumberChosen, "vars", [2]setup{
+			{site: "vars n {query.n}\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}" + end},
+			{site: "route {\nvars n 2\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}\n}" + end},
+		}, times(3, "/?n=9"), [2]string{"200 200 200", "200 200 429"}},
+		{"chosen cost", advice.NumberChosen, "map", [2]setup{
+			{site: limit("cost {query.n}") + end}, {site: "map {path} {n} {\n/free 0\ndefault 1\n}\n" + limit("cost {n}") + end},
+		}, append(times(3, "/?n=0"), "/free"), [2]string{"200 200 200 400", "200 200 429 200"}},
+
+		{"behind what answers", advice.Unreachable, "rate_limit", [2]setup{
+			{site: "route {\nrespond ok\n" + limit("") + "}"}, {site: "route {\n" + limit("") + "respond ok\n}"},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
+		{"behind what answers its path", advice.Unreachable, "", [2]setup{
+			{global: "order rate_limit before reverse_proxy", site: limit("match path /a/login*") + "handle /a/* {\nrespond a\n}"},
+			{site: limit("match path /a/login*") + "handle /a/* {\nrespond a\n}"},
+		}, times(3, "/a/login"), [2]string{"200 200 200", "200 200 429"}},
+		{"behind another block", advice.Unreachable, "", [2]setup{
+			{site: "handle /a/* {\nrespond a\n}\nhandle {\n" + limit("match path /a/*") + "respond b\n}"},
+			{site: "handle /a/* {\n" + limit("match path /a/*") + "respond a\n}\nhandle {\nrespond b\n}"},
+		}, times(3, "/a/b"), [2]string{"200 200 200", "200 200 429"}},
+		{"without a prefix", advice.Unreachable, "/login*", [2]setup{
+			{site: "handle_path /api/* {\nrate_limit /api/login 2/m\nrespond a\n}"}, {site: "handle_path /api/* {\nrate_limit /login* 2/m\nrespond a\n}"},
+		}, times(3, "/api/login"), [2]string{"200 200 200", "200 200 429"}},
+		{"behind a rewrite", advice.Unreachable, "route", [2]setup{
+			{site: "rewrite /old /new\nrate_limit /old 2/m" + end}, {site: "route {\nrate_limit /old* 2/m\nrewrite /old /new\n}" + end},
+		}, times(3, "/old"), [2]string{"200 200 200", "200 200 429"}},
+		{"path without a slash", advice.UnmatchedPath, "/search*", [2]setup{
+			{site: limit("match path search") + end}, {site: limit("match path /search*") + end},
+		}, times(3, "/search"), [2]string{"200 200 200", "200 200 429"}},
+		{"path with a query", advice.UnmatchedPath, "/i.php*", [2]setup{
+			{site: limit("match path /i.php?a=b") + end}, {site: limit("match {\npath /i.php*\nquery a=b\n}") + end},
+		}, times(3, "/i.php?a=b"), [2]string{"200 200 200", "200 200 429"}},
+		{"host with a scheme", advice.UnmatchedHost, "127.0.0.1", [2]setup{
+			{site: limit("match host http://127.0.0.1") + end}, {site: limit("match host 127.0.0.1") + end},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
+		{"path without its other form", advice.PathForm, "path /login /login/", [2]setup{
+			{site: limit("match path /login") + end}, {site: limit("match path /login /login/") + end},
+		}, times(3, "/login/"), [2]string{"200 200 200", "200 200 429"}},
+		{"path without its other form, of the directive", advice.PathForm, "/login*", [2]setup{
+			{site: "rate_limit /login 2/m" + end}, {site: "rate_limit /login* 2/m" + end},
+		}, times(3, "/login/"), [2]string{"200 200 200", "200 200 429"}},
+		{"path of a script", advice.PathForm, "path /login.php /login.php/*", [2]setup{
+			{site: limit("match path /login.php") + end}, {site: limit("match path /login.php /login.php/*") + end},
+		}, times(3, "/login.php/x"), [2]string{"200 200 200", "200 200 429"}},
+		{"logins that are not counted", advice.Uncounted, "rate_limit", [2]setup{
+			{site: "route {\n" + auth + limit("count status 401") + "}" + end}, {site: limit("count status 401") + auth + end},
+		}, times(3, guess), [2]string{"401 401 401", "401 401 429"}},
+		{"logins by user, behind", advice.UncountedUser, "{client_ip}", [2]setup{
+			{site: "route {\n" + auth + limit("count status 401\nkey {http.auth.user.id}") + "}" + end}, {site: limit("count status 401\nkey {client_ip}") + auth + end},
+		}, times(3, guess), [2]string{"401 401 401", "401 401 429"}},
+		{"logins by user, before", advice.UncountedUser, "{client_ip}", [2]setup{
+			{site: limit("count status 401\nkey {http.auth.user.id}") + auth + end}, {site: limit("count status 401\nkey {client_ip}") + auth + end},
+		}, times(3, guess), [2]string{"401 401 429", "401 401 429"}},
+
+		{"equal without a name", advice.Unnamed, "", [2]setup{
+			{unnamed: true, site: "rate_limit /a* 2/m\nrate_limit /b* 2/m" + end}, {unnamed: true, site: "rate_limit /a* a 2/m\nrate_limit /b* b 2/m" + end},
+		}, []string{"/a", "/a", "/b", "/a"}, [2]string{"200 200 429 429", "200 200 200 429"}},
+		{"charged twice", advice.ChargedTwice, "", [2]setup{
+			{site: "route {\nrate_limit b 2/m\nhandle /a* {\nrate_limit b 2/m\n}\n}" + end}, {site: "route {\nrate_limit b 2/m\n}" + end},
+		}, times(3, "/a"), [2]string{"200 429 429", "200 200 429"}},
+		{"zones of one name", advice.ZonesDiffer, "", [2]setup{
+			{site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + strings.Replace(each, "events 2", "events 3", 1) + "}\nrespond b\n}"},
+			{site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + each + "}\nrespond b\n}"},
+		}, []string{"/b", "/b", "/b"}, [2]string{"200 200 200", "200 200 429"}},
+		{"zone that admits nothing", advice.ZoneClosed, "max_events", [2]setup{
+			{routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m"}}},{"handler":"static_response"}]}]`},
+			{routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m","max_events":2}}},{"handler":"static_response"}]}]`},
+		}, times(3, "/"), [2]string{"429 429 429", "200 200 429"}},
+		{"zone for all before a narrow one", advice.Floodable, "accounting atomic", [2]setup{
+			{global: strict, site: "rate_limit {\n" + static + each + "}" + end}, {global: strict, site: "rate_limit {\naccounting atomic\n" + static + each + "}" + end},
+		}, append(times(5, one), two), [2]string{"200 200 429 429 429 429", "200 200 429 429 429 200"}},
+		{"bucket for all beside a narrow one", advice.Floodable, "accounting atomic", [2]setup{
+			{global: strict, site: "rate_limit {\naccounting each\n" + within("a", "") + "limit b {\nkey all\n" + window + "size 4\n}\n" + "}" + end},
+			{global: strict, site: "rate_limit {\naccounting atomic\n" + within("a", "") + "limit b {\nkey all\n" + window + "size 4\n}\n" + "}" + end},
+		}, append(times(5, one), two), [2]string{"200 200 429 429 429 429", "200 200 429 429 429 200"}},
+		{"parent that never denies", advice.NeverDenies, "", [2]setup{
+			{site: "rate_limit a {\nsize 16\ndrip_rate 1s\nlimit b {\nsize 2\ndrip_rate 90s\n}\n}" + end}, {site: "rate_limit b {\nsize 2\ndrip_rate 90s\n}" + end},
+		}, times(3, "/"), [2]string{"200 200 429", "200 200 429"}},
+		{"address that clients choose", advice.AddressChosen, "trusted_proxies_strict", [2]setup{
+			{global: trusts, site: limit("") + end}, {global: strict, site: limit("") + end},
+		}, []string{"/|X-Forwarded-For: 9.9.9.1, 1.1.1.1", "/|X-Forwarded-For: 9.9.9.2, 1.1.1.1", "/|X-Forwarded-For: 9.9.9.3, 1.1.1.1"}, [2]string{"200 200 200", "200 200 429"}},
+		{"proxy that is not trusted", advice.ProxyUntrusted, "trusted_proxies_strict", [2]setup{
+			{site: "bind 127.0.0.1\n" + limit("") + end}, {global: "servers {\ntrusted_proxies static 127.0.0.1 ::1\ntrusted_proxies_strict\n}\n", site: "bind 127.0.0.1\n" + limit("") + end},
+		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"proxies that are exempt", advice.ProxyExempted, "not client_ip", [2]setup{
+			{global: strict, site: limit("match not remote_ip 127.0.0.0/8") + end}, {global: strict, site: limit("match not client_ip 127.0.0.0/8") + end},
+		}, times(3, one), [2]string{"200 200 200", "200 200 429"}},
+		{"ban of all", advice.BanOfAll, "{client_ip}", [2]setup{
+			{global: strict, site: limit("key all\nban 10m") + end}, {global: strict, site: limit("key {client_ip}\nban 10m") + end},
+		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"one at once", advice.OneAtOnce, "size", [2]setup{
+			{site: "rate_limit a {\nsize 1\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
+		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
+		{"one in an interval", advice.OneAtOnce, "size", [2]setup{
+			{site: "rate_limit a {\nmin_interval 5m\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
+		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
+		{"many keys with concurrency auto", advice.Unprotected, "concurrency auto", [2]setup{
+			{site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\n}" + end}, {site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\nlimit b {\nconcurrency auto\n}\n}" + end},
+		}, nil, [2]string{}},
+		{"consistency without redis", advice.ConsistencyUnused, "", [2]setup{
+			{site: "rate_limit a {\nsize 3\ndrip_rate 1m\nconsistency eventual 1s\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 1m\n}" + end},
+		}, times(4, "/"), [2]string{"200 200 200 429", "200 200 200 429"}},
+		{"denials while redis is down", advice.Unavailable, "on_error fallback", [2]setup{
+			{global: "rate_limit {\nredis 127.0.0.1:1\non_error deny\n}", site: limit("") + end}, {global: "rate_limit {\nredis 127.0.0.1:1\non_error fallback\n}", site: limit("") + end},
+		}, times(3, "/"), [2]string{"503 503 503", "200 200 429"}},
+		{"redis without a password", advice.OfRedis, "password", [2]setup{
+			{global: "rate_limit {\nredis 192.0.2.1\n}", site: limit("") + end}, {global: "rate_limit {\nredis 192.0.2.1 {\npassword secret\n}\n}", site: limit("") + end},
+		}, nil, [2]string{}},
+	} {
+		covered[tc.kind] = true
+		t.Run(tc.name, func(t *testing.T) {
+			found := adviceOn(t, tc.config[0].onAllHosts(t))
+			i := slices.IndexFunc(found, func(a advice.Advice) bool { return a.Kind == tc.kind })
+			if i < 0 || !strings.Contains(found[i].Remedy, tc.writes) || !strings.Contains(fmt.Sprint(tc.config[1]), tc.writes) {
+				t.Fatalf("got %+v, want advice of kind %d whose remedy has %q", found, tc.kind, tc.writes)
+			}
+			if left := adviceOn(t, tc.config[1].onAllHosts(t)); len(left) > 0 {
+				t.Errorf("with the remedy: got %+v, want no more advice", left)
+			}
+			if len(tc.sends) == 0 {
+				return
+			}
+			for i, when := range []string{"before", "with the remedy"} {
+				t.Run(when, func(t *testing.T) {
+					s := startConfig(t, tc.config[i])
+					got := make([]string, len(tc.sends))
+					for j, request := range tc.sends {
+						path, field, has := strings.Cut(request, "|")
+						fields := []string{field}
+						if !has {
+							fields = nil
+						}
+						got[j] = fmt.Sprint(s.get(path, fields...).StatusCode)
+					}
+					if got := strings.Join(got, " "); got != tc.want[i] {
+						t.Errorf("got %s, want %s", got, tc.want[i])
+					}
+				})
+			}
+		})
+	}
+	for kind := range advice.Kinds {
+		if !covered[kind] {
+			t.Errorf("no remedy of kind %d is applied", kind)
+		}
+	}
+}
+
+// onAllHosts returns the config for a server that listens on all addresses, as others than those
+// of tests do.
+func (c setup) onAllHosts(t *testing.T) []byte {
+	t.Helper()
+	text := string(c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
+	if !strings.Contains(c.site, "bind ") {
+		text = strings.Replace(text, `"listen":["127.0.0.1:1"]`, `"listen":[":1"]`, 1)
+	}
+	return []byte(strings.Replace(text, `"match":[{"host":["127.0.0.1"]}],`, "", 1))
+}

@@ -1,0 +1,521 @@
+package behaviour
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime/pprof"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// storesInUse returns how many references there are to stores in the process, and to
+// all in Redis.
+func storesInUse() (memory, redis int) {
+	statepkg.Process.Stores.Range(func(key, _ any) bool {
+		// References would wait for Range.
+		if key == statepkg.MemoryKey {
+			memory++
+		} else {
+			redis++
+		}
+		return true
+	})
+	if memory > 0 {
+		memory, _ = statepkg.Process.Stores.References(statepkg.MemoryKey)
+	}
+	return memory, redis
+}
+
+// newTestRequest returns a request as Caddy passes it on, outside of a server.
+func newTestRequest(t *testing.T) (*httptest.ResponseRecorder, *http.Request) {
+	r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
+	return httptest.NewRecorder(), r
+}
+
+// Guards that a configuration releases its stores however far it got: after
+// validation, and when it or another module of it is refused.
+func TestStoreIsReleased(t *testing.T) {
+	handler := func(limit string) string {
+		const app = `{"apps":{"rate_limit":{"redis":{"addresses":["released.invalid:1"]}},`
+		config := string(configOf(`"handler":"rate_limit","limits":[` + limit + `]`))
+		return strings.Replace(config, `{"apps":{`, app, 1)
+	}
+	for name, config := range map[string]string{
+		"valid":           handler(`{"size":1}`),
+		"a bad limit":     handler(`{"size":0}`),
+		"a later bad one": handler(`{"size":1},{"size":1}`),
+		"a bad app":       `{"apps":{"rate_limit":{"redis":{"addresses":["released.invalid:1"],"db":-1}}}}`,
+		"a bad policy":    `{"apps":{"rate_limit":{"on_error":"x"}}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := validateConfig([]byte(config))
+			if (err == nil) != (name == "valid") {
+				t.Fatalf("got error %v", err)
+			}
+			if memory, redis := storesInUse(); memory != 0 || redis != 0 {
+				t.Errorf("%d references to the store in the process, %d stores in Redis", memory, redis)
+			}
+		})
+	}
+}
+
+// Guards that Cleanup releases only what its app has opened, however far
+// Provision got, and once.
+func TestCleanupAfterFailedProvision(t *testing.T) {
+	other := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`)
+	for _, config := range []string{
+		`{"on_error":"x","redis":{"addresses":["a:1"]}}`,
+		`{"memory":{"max_keys":-1},"redis":{"addresses":["a:1"]}}`,
+		`{"redis":{"addresses":["a:1"],"db":-1}}`,
+		`{"redis":{"addresses":["a:1"],"tls":{"renegotiation":"x"}}}`,
+	} {
+		app := new(ratelimit.App)
+		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
+			t.Fatal(err)
+		}
+		if err := app.Provision(newContext(t)); err == nil {
+			t.Fatalf("%s: got no error", config)
+		}
+		cleanUp(t, app)
+		cleanUp(t, app)
+		if memory, redis := storesInUse(); memory != 1 || redis != 1 {
+			t.Errorf("%s: %d references to the store in the process, %d stores in Redis", config, memory, redis)
+		}
+	}
+	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.Compiled().Redis != other.Compiled().Redis {
+		t.Error("the Redis store was released")
+	}
+}
+
+// Guards that equal settings are one store, however they are written, so that
+// connections are shared and survive reloads, and that others are not.
+func TestStoreIsShared(t *testing.T) {
+	t.Setenv("RATE_LIMIT_TEST_SECRET", "canary")
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("canary"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	groups := [][]string{ // of what is the same
+		{ // whatever it is at the time
+			`{"redis":{"addresses":["a:1"],"password":"{file.` + file + `}","db":2}}`,
+			`{"redis":{"addresses":["a:1"],"password":"{file.` + file + `}","db":2},"on_error":"deny"}`,
+		},
+		{`{"redis":{"addresses":["redis://:{file.` + file + `}@a:1/2"]}}`},
+		{
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2}}`,
+			`{"redis":{"addresses":["redis://:canary@a:1/2"]}}`,
+			`{"redis":{"addresses":["a:1"],"password":"{env.RATE_LIMIT_TEST_SECRET}","db":2}}`,
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"50ms"},"on_error":"deny"}`,
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2},"memory":{"max_keys":5}}`,
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2}}`,
+		},
+		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"timeout":"60ms"}}`},
+		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"key_prefix":"x"}}`},
+		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"key_secret":"x"}}`},
+		{
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"tls":{}}}`,
+			`{"redis":{"addresses":["rediss://:canary@a:1/2"]}}`,
+		},
+		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"tls":{"server_name":"a"}}}`},
+		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"tls":{"server_name":"b"}}}`},
+		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"tls":{"insecure_skip_verify":true}}}`},
+		{`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"tls":{"curves":["x25519"]}}}`},
+		{
+			`{"redis":{"addresses":["a:1"],"password":"canary","db":2,"tls":{"ca":{"provider":"system"}}}}`,
+			`{"redis":{"addresses":["rediss://:canary@a:1/2"],"tls":{"ca":{"provider":"system"}}}}`,
+		},
+		{`{"redis":{"addresses":["a:1"],"password":"canary"}}`},
+		{`{"redis":{"addresses":["a:1"],"password":"other","db":2}}`},
+		{`{"redis":{"addresses":["a:1"],"username":"canary","db":2}}`},
+		{`{"redis":{"addresses":["b:1"],"password":"canary","db":2}}`},
+		{`{"redis":{"addresses":["a:1"]}}`},
+		{`{"redis":{"addresses":["a:1"],"cluster":true}}`},
+		{
+			`{"redis":{"addresses":["a:1","b:1"]}}`,
+			`{"redis":{"addresses":["b:1","a:1"],"cluster":true}}`,
+			`{"redis":{"addresses":["redis://a:1","redis://b:1"]}}`,
+		},
+		{`{"redis":{"addresses":["a:1","b:1"],"master_name":"m"}}`},
+		{`{"redis":{"addresses":["a:1","b:1"],"master_name":"n"}}`},
+		{`{"redis":{"addresses":["a:1","b:1"],"master_name":"m","sentinel_username":"x"}}`},
+		{`{"redis":{"addresses":["a:1","b:1"],"master_name":"m","sentinel_password":"x"}}`},
+		{`{}`, `{"memory":{"max_keys":5},"on_error":"allow"}`},
+	}
+	seen := make(map[limiter.Store]string)
+	for _, group := range groups {
+		first := provisionApp(t, group[0])
+		if other, found := seen[storeOf(first)]; found {
+			t.Errorf("%s and %s share a store", group[0], other)
+		}
+		seen[storeOf(first)] = group[0]
+		for _, config := range group[1:] {
+			if storeOf(provisionApp(t, config)) != storeOf(first) {
+				t.Errorf("%s and %s do not share a store", group[0], config)
+			}
+		}
+		if first.Compiled().Memory != storeOf(provisionApp(t, `{}`)) {
+			t.Errorf("%s does not fall back on the store in the process", group[0])
+		}
+	}
+}
+
+// Guards that a store's key tells all of its options apart, also those of a
+// later day, and keeps no secret.
+func TestStoreKeyCoversAllOptions(t *testing.T) {
+	t.Parallel()
+	var plain limiter.RedisOptions
+	keys := map[statepkg.RedisStoreKey]string{statepkg.NewRedisStoreKey(plain, nil, ""): "no option"}
+	fields := reflect.TypeFor[limiter.RedisOptions]()
+	for i := range fields.NumField() {
+		name := fields.Field(i).Name
+		if name == "Fallback" || name == "Report" || name == "Credentials" || name == "Dial" {
+			continue // they are the same for all, or not used, or identified by login
+		}
+		opt := plain
+		switch field := reflect.ValueOf(&opt).Elem().Field(i).Addr().Interface().(type) {
+		case *string:
+			*field = "canary"
+		case *bool:
+			*field = true
+		case *int:
+			*field = 1
+		case *time.Duration:
+			*field = 1
+		case *[]string:
+			*field = []string{"canary"}
+		case **tls.Config:
+			*field = new(tls.Config)
+		default:
+			t.Fatalf("%s: no value for a %T", name, field)
+		}
+		key := statepkg.NewRedisStoreKey(opt, nil, "")
+		if other, found := keys[key]; found {
+			t.Errorf("%s and %s make the same key", name, other)
+		}
+		keys[key] = name
+		if text := fmt.Sprintf("%+v %q", key, key.Digest[:]); strings.Contains(text, "canary") {
+			t.Errorf("%s: the key is %s", name, text)
+		}
+	}
+
+	// Where one text ends and the next begins counts, and bytes that are no
+	// characters.
+	for name, opt := range map[string]limiter.RedisOptions{
+		"ab, c": {Username: "ab", Password: "c"}, "a, bc": {Username: "a", Password: "bc"},
+		"quoted": {Username: `a" "b`}, "a, b": {Username: "a", Password: "b"},
+		"ff": {Password: "\xff"}, "fe": {Password: "\xfe"},
+		"one address": {Addresses: []string{"a b"}}, "two": {Addresses: []string{"a", "b"}},
+	} {
+		key := statepkg.NewRedisStoreKey(opt, nil, "")
+		if other, found := keys[key]; found {
+			t.Errorf("%s and %s make the same key", name, other)
+		}
+		keys[key] = name
+	}
+}
+
+// Guards that a store which nobody uses any more is closed for good, but not
+// while requests of the last configuration may still be on their way to it.
+func TestReleasedRedisStaysOpen(t *testing.T) {
+	server := redistest.Start(t)
+	config := `{"redis":{"addresses":["` + server.Addr + `"],"timeout":"30s"}}`
+	take := func(store limiter.Store) error {
+		_, err := store.Take(t.Context(), limiter.Request{
+			Buckets: []limiter.Bucket{{
+				Name: "a", Limit: limiter.Limit{Size: 1000, DripInterval: time.Millisecond, DripSize: 1000}, Cost: 1,
+			}},
+			NoFallback: true,
+		}, nil)
+		return err
+	}
+
+	setRedisCloseDelay(t, time.Hour)
+	app := provisionApp(t, config)
+	first := app.Compiled().Redis
+	cleanUp(t, app)
+	if err := take(first); err != nil {
+		t.Errorf("right after the last app released it: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+
+	setRedisCloseDelay(t, ms)
+	app = provisionApp(t, config)
+	if app.Compiled().Redis == first {
+		t.Fatal("a store that is to be closed is used again")
+	}
+	second := app.Compiled().Redis
+	if err := take(second); err != nil {
+		t.Error(err)
+	}
+	cleanUp(t, app)
+	eventually(t, "a closed store", func() bool { return errors.Is(take(second), limiter.ErrUnavailable) })
+	eventually(t, "all connections closed", func() bool {
+		text, err := server.Client().Info(t.Context(), "clients").Result()
+		return err == nil && strings.Contains(text, "connected_clients:1\r\n") // the test's
+	})
+}
+
+// Guards that limits stay when Redis comes into the configuration, as long as
+// it can't be reached, and when it leaves it.
+func TestMemoryOutlivesRedis(t *testing.T) {
+	site := "rate_limit {\nsize 3\ndrip_rate 1h\n}\nrespond admitted"
+	lost := setup{global: redisGlobal("127.0.0.1:1", slowly), site: site}
+	s := startConfig(t, setup{site: site})
+	for i, c := range []setup{{site: site}, lost, {site: site}} {
+		if err := s.load(c); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprint(2 - i)
+		if a := s.get("/"); a.StatusCode != 200 || a.Header.Get("X-RateLimit-Remaining") != want {
+			t.Errorf("configuration %d: %s, want %s remaining", i+1, a, want)
+		}
+	}
+	if a := s.get("/"); a.StatusCode != 429 {
+		t.Errorf("got %s", a)
+	}
+}
+
+// gate is a handler at which requests wait until it opens.
+type gate struct{}
+
+var gates struct{ reached, open chan struct{} }
+
+func (gate) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.rate_limit_test_gate", New: func() caddy.Module { return new(gate) }}
+}
+
+func (gate) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	gates.reached <- struct{}{}
+	<-gates.open
+	return next.ServeHTTP(w, r)
+}
+
+func init() { caddy.RegisterModule(gate{}) }
+
+// Guards that a request which is under way while Redis's settings change finds
+// its store open, however long it takes to come to its next handler, and that the
+// store is closed after it.
+func TestStoreOutlivesRequests(t *testing.T) {
+	setRedisCloseDelay(t, ms)
+	redis := redistest.Start(t)
+	limits := func(name string) string {
+		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
+	}
+	gates.reached, gates.open = make(chan struct{}), make(chan struct{})
+	s := startConfig(t, setup{
+		global: redisGlobal(redis.Addr, "timeout 5s"),
+		routes: `[` + limits("first") + `,{"handle":[{"handler":"rate_limit_test_gate"}]},` + limits("second") +
+			`,{"handle":[{"handler":"static_response","body":"admitted"}]}]`,
+	})
+	var old *statepkg.Redis
+	statepkg.Process.Stores.Range(func(_, store any) bool {
+		if store, ok := store.(*statepkg.Redis); ok {
+			old = store
+		}
+		return true
+	})
+	type result struct {
+		status int
+		err    error
+	}
+	results := make(chan result, 1)
+	url := s.url("/")
+	go func() {
+		res, err := http.Get(url)
+		if err != nil {
+			results <- result{err: err}
+			return
+		}
+		_ = res.Body.Close()
+		results <- result{status: res.StatusCode}
+	}()
+	<-gates.reached
+	if err := s.load(setup{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * statepkg.Process.RedisCloseDelay) // nothing is to happen
+	close(gates.open)
+	if got := <-results; got.err != nil || got.status != 200 {
+		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
+	}
+	eventually(t, "a closed store", func() bool {
+		_, err := old.Take(t.Context(), limiter.Request{
+			Buckets:    []limiter.Bucket{{Name: "a", Limit: limiter.Limit{Size: 1000, DripInterval: time.Millisecond, DripSize: 1000}, Cost: 1}},
+			NoFallback: true,
+		}, nil)
+		return errors.Is(err, limiter.ErrUnavailable)
+	})
+}
+
+// Guards that a store which was used again is kept for the whole time when that
+// is over, though the time that it was kept before ends meanwhile.
+func TestIdleMemoryIsKeptAgain(t *testing.T) {
+	original := statepkg.Process.IdleMemoryTime
+	t.Cleanup(func() {
+		statepkg.Process.IdleMemoryTime = original
+		statepkg.Process.IdleMemory.Store(nil)
+	})
+	statepkg.Process.IdleMemory.Store(nil)
+	app := provisionApp(t, `{}`)
+	for _, statepkg.Process.IdleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
+		before := app.Compiled().Memory
+		cleanUp(t, app)
+		if statepkg.Process.IdleMemoryTime == time.Hour {
+			time.Sleep(50 * time.Millisecond) // nothing is to happen
+		}
+		app = provisionApp(t, `{}`)
+		if app.Compiled().Memory != before && statepkg.Process.IdleMemoryTime == time.Hour {
+			t.Error("got another store")
+		}
+		if statepkg.Process.IdleMemory.Load() != nil {
+			t.Error("a store that is in use is kept besides")
+		}
+	}
+}
+
+// Guards that limits stay, in the process and with a Redis that can't be reached,
+// where a configuration without them was loaded in between, for idleMemoryTime
+// and no longer.
+func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
+	for name, global := range map[string]string{"memory": "", "redis": redisGlobal("127.0.0.1:1", slowly)} {
+		t.Run(name, func(t *testing.T) {
+			c := setup{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
+			s := startConfig(t, c)
+			original := statepkg.Process.IdleMemoryTime
+			t.Cleanup(func() { statepkg.Process.IdleMemoryTime = original })
+			for i, want := range []int{200, 200, 429, 429, 200} {
+				if a := s.get("/"); a.StatusCode != want {
+					t.Errorf("got %s, want %d", a, want)
+				}
+				over := i == 3 // the time that the store is kept
+				if over {
+					statepkg.Process.IdleMemoryTime = 0
+				}
+				if err := s.load(setup{site: "respond admitted"}); err != nil {
+					t.Fatal(err)
+				}
+				if n, used := statepkg.Process.Stores.References(statepkg.MemoryKey); used {
+					t.Errorf("the store is in use %d times, by no config", n)
+				}
+				s.run(step{want: "200"})
+				if over {
+					eventually(t, "the store to be released", func() bool { return statepkg.Process.IdleMemory.Load() == nil })
+					statepkg.Process.IdleMemoryTime = original
+				}
+				if err := s.load(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.get("/")
+			if err := caddy.Stop(); err != nil { // and all of Caddy
+				t.Fatal(err)
+			}
+			if err := s.load(c); err != nil {
+				t.Fatal(err)
+			}
+			if a := s.get("/"); a.StatusCode != 429 {
+				t.Errorf("after a stop got %s", a)
+			}
+		})
+	}
+}
+
+// TestMemoryIsSwept guards that drained buckets leave the memory of a Caddy that gets no
+// more requests, also after reloads, and that no goroutine stays behind for a config that
+// has ended.
+func TestMemoryIsSwept(t *testing.T) {
+	original := statepkg.Process.SweepInterval
+	statepkg.Process.SweepInterval = time.Millisecond
+	t.Cleanup(func() { statepkg.Process.SweepInterval = original })
+	sweepers := func() int {
+		var stacks strings.Builder
+		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
+		return strings.Count(stacks.String(), "state.Sweep.func")
+	}
+	eventually(t, "those of earlier tests to end", func() bool { return sweepers() == 0 })
+	site := "rate_limit swept {\nkey {http.request.header.X-Key}\nsize 1\ndrip_rate 1m\n}\nrespond admitted"
+	s := startSite(t, site)
+	for range 3 {
+		for key := range 100 {
+			s.get("/", fmt.Sprint("X-Key: ", key))
+		}
+		app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory := app.(telemetry.App).Compiled().Memory
+		if got := memory.Len(); got != 100 {
+			t.Fatalf("%d buckets of 100 keys", got)
+		}
+		s.clock.advance(time.Minute)
+		eventually(t, "drained buckets to be removed", func() bool { s.clock.advance(time.Second); return memory.Len() == 0 })
+		if err := s.load(setup{site: site + "\nheader X-Reload again"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "one goroutine to sweep", func() bool { return sweepers() == 1 })
+	if err := s.load(setup{site: "respond unlimited"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
+}
+
+// Guards that a store which can't be made, even by a panic, leaves the pool of
+// stores as it was: the next configuration gets what it asks for.
+func TestFailedStoreLeavesPool(t *testing.T) {
+	for name, open := range map[string]func() (statepkg.SharedMemory, error){
+		"panic": func() (statepkg.SharedMemory, error) { panic("as the test wants it") },
+		"error": func() (statepkg.SharedMemory, error) {
+			return statepkg.SharedMemory{}, errors.New("as the test wants it")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := new(statepkg.Stores)
+			if _, err := statepkg.OpenStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
+				t.Errorf("got error %v", err)
+			}
+			if len(a.Keys) > 0 {
+				t.Errorf("the config has taken %v", a.Keys)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				store, err := statepkg.OpenStore(a, "test", func() (statepkg.SharedMemory, error) {
+					m := statepkg.Process.NewMemory()
+					return statepkg.Sweep(m, persist.New(m, caddy.Exiting)), nil
+				})
+				if err != nil || store.Memory == nil {
+					t.Errorf("afterwards got %v, %v", store, err)
+				}
+				statepkg.Process.Stores.Range(func(any, any) bool { return true })
+				if err := a.Release(); err != nil {
+					t.Error(err)
+				}
+			}()
+			select {
+			case <-done:
+			case <-time.After(patience):
+				t.Fatal("the pool is locked")
+			}
+		})
+	}
+}

@@ -1,0 +1,443 @@
+package behaviour
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zlib"
+	"github.com/klauspost/compress/zstd"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+)
+
+// apiBodies are the bodies of APIs with which the scanner is tested too. Their names end with
+// what they cost.
+const apiBodies = "internal/rule/usage/testdata/"
+
+// encoder is what compresses a body.
+type encoder interface {
+	io.WriteCloser
+	Flush() error
+}
+
+// newEncoder returns an encoder that writes to w, or nil for none.
+func newEncoder(encoding string, w io.Writer) encoder {
+	switch encoding {
+	case "gzip":
+		return gzip.NewWriter(w)
+	case "deflate":
+		return zlib.NewWriter(w)
+	case "br":
+		return brotli.NewWriterLevel(w, 4)
+	case "zstd":
+		z, _ := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
+		return z
+	}
+	return nil
+}
+
+// decodedBody returns a reader of what a response has, whatever its encoding.
+func decodedBody(t *testing.T, res *http.Response) io.Reader {
+	t.Helper()
+	var err error
+	r := io.Reader(res.Body)
+	switch res.Header.Get("Content-Encoding") {
+	case "gzip":
+		r, err = gzip.NewReader(res.Body)
+	case "deflate":
+		r, err = zlib.NewReader(res.Body)
+	case "br":
+		r = brotli.NewReader(res.Body)
+	case "zstd":
+		r, err = zstd.NewReader(res.Body, zstd.WithDecoderConcurrency(1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// newModels returns an upstream that answers as APIs of language models do: with the file that
+// the path ends with, in pieces of ?size, compressed by ?encoding.
+func newModels(t *testing.T) string {
+	return newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := os.ReadFile(apiBodies + filepath.Base(r.URL.Path))
+		if err != nil {
+			t.Error(err)
+		}
+		kind := "application/json"
+		if strings.HasSuffix(r.URL.Path, ".txt") {
+			kind = []string{"text/event-stream", "text/plain; charset=utf-8"}[rand.IntN(2)] // some servers do
+		}
+		w.Header().Set("Content-Type", kind)
+		out, flush := io.Writer(w), http.NewResponseController(w).Flush
+		if z := newEncoder(r.URL.Query().Get("encoding"), w); z != nil {
+			w.Header().Set("Content-Encoding", r.URL.Query().Get("encoding"))
+			defer z.Close()
+			out, flush = z, func() error { _ = z.Flush(); return http.NewResponseController(w).Flush() }
+		}
+		size, _ := strconv.Atoi(r.URL.Query().Get("size"))
+		for size = max(size, len(body)/300, 1); len(body) > 0; body = body[min(size, len(body)):] {
+			_, _ = out.Write(body[:min(size, len(body))])
+			_ = flush()
+		}
+	})
+}
+
+// tokenLimit returns a limit with an actual cost.
+func tokenLimit(name, cost string) string {
+	return "rate_limit " + name + " {\nlog\nkey {path}\nsize 1000000\ndrip_rate 5m\ncost 50\nactual_cost " + cost + "\n}\n"
+}
+
+// TestTokensOfAPIs guards that requests are charged what the bodies of all APIs say, over each
+// version of HTTP, however they are cut into pieces and compressed by the upstream or by Caddy
+// before or behind the limit, and that clients get them unchanged.
+func TestTokensOfAPIs(t *testing.T) {
+	upstream := newModels(t)
+	addr := redistest.FreeAddr(t)
+	authority := redistest.NewAuthority(t)
+	cert, key := authority.Issue(t, "localhost")
+	limit := tokenLimit("tokens", "tokens")
+	startConfig(t, setup{
+		global: "servers {\nprotocols h1 h2 h3\n}\nauto_https disable_redirects",
+		site:   "respond ok",
+		sites: "https://" + addr + " {\ntls " + cert + " " + key + "\nroute /inside/* {\n" + limit + "encode {\nzstd\ngzip\nminimum_length 1\n}\nreverse_proxy " + upstream + "\n}\n" +
+			"route /outside/* {\nencode {\nzstd\ngzip\nminimum_length 1\n}\n" + limit + "reverse_proxy " + upstream + "\n}\n" +
+			"route {\n" + limit + "reverse_proxy " + upstream + "\n}\n}",
+	})
+	trusting := &tls.Config{RootCAs: authority.Pool()}
+	h1 := &http.Transport{TLSClientConfig: trusting.Clone(), Protocols: new(http.Protocols), DisableCompression: true}
+	h1.Protocols.SetHTTP1(true)
+	h2 := &http.Transport{TLSClientConfig: trusting.Clone(), Protocols: new(http.Protocols), DisableCompression: true}
+	h2.Protocols.SetHTTP2(true)
+	h3 := &http3.Transport{TLSClientConfig: trusting.Clone(), DisableCompression: true}
+	t.Cleanup(func() { h3.Close() })
+	files, _ := filepath.Glob(apiBodies + "*")
+	if len(files) < 20 {
+		t.Fatalf("there are %d bodies", len(files))
+	}
+	for i, transport := range []http.RoundTripper{h1, h2, h3} {
+		t.Run(fmt.Sprint("HTTP/", i+1), func(t *testing.T) {
+			if transport == http.RoundTripper(h3) {
+				overHTTP3(t)
+			}
+			client := &http.Client{Transport: transport, Timeout: patience}
+			defer client.CloseIdleConnections()
+			for n, file := range files {
+				body, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				name := strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
+				want, _ := strconv.ParseInt(name[strings.LastIndexByte(name, '-')+1:], 10, 64)
+				for j, where := range []string{"/inside", "/outside", ""} {
+					encoding := []string{"", "gzip", "deflate", "br", "zstd"}[(n+i+j)%5]
+					path := fmt.Sprintf("%s/%d/%s", where, i, filepath.Base(file))
+					query := fmt.Sprintf("?size=%d&encoding=%s", 1+rand.IntN(4096), encoding)
+					req, _ := http.NewRequestWithContext(t.Context(), "POST", "https://"+addr+path+query, strings.NewReader("{}"))
+					req.Header.Set("Accept-Encoding", []string{"zstd", "gzip"}[n%2])
+					res, err := client.Do(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					got, err := io.ReadAll(decodedBody(t, res))
+					_, _ = io.Copy(io.Discard, res.Body) // a decoder does not wait for the end, and a client that closes leaves
+					res.Body.Close()
+					if err != nil || !bytes.Equal(got, body) {
+						t.Errorf("%s%s: got %d bytes of %d, %v", path, query, len(got), len(body), err)
+					}
+					eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
+					if got := levelOf(t, "tokens", path).Units; got != want {
+						t.Errorf("%s%s, %s: charged %d, want %d", path, query, res.Header.Get("Content-Encoding"), got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestTokensAreNotBuffered guards that each event reaches the client when it reaches Caddy, also
+// compressed: the upstream sends the next only once the client has the last one.
+func TestTokensAreNotBuffered(t *testing.T) {
+	next := make(chan struct{})
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		encoding := r.Header.Get("X-Encoding")
+		out, flush := io.Writer(w), http.NewResponseController(w).Flush
+		if z := newEncoder(encoding, w); z != nil {
+			w.Header().Set("Content-Encoding", encoding)
+			defer z.Close()
+			out, flush = z, func() error { _ = z.Flush(); return http.NewResponseController(w).Flush() }
+		}
+		for i := range 20 {
+			fmt.Fprintf(out, "data: {\"usage\":{\"total_tokens\":%d}}\n\n", i)
+			_ = flush()
+			select {
+			case <-next:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	limit := tokenLimit("tokens", "tokens")
+	s := startSite(t, "route /inside* {\n"+limit+"encode zstd gzip\nreverse_proxy "+upstream+"\n}\n"+
+		"route /outside* {\nencode zstd gzip\n"+limit+"reverse_proxy "+upstream+"\n}\nroute {\n"+limit+"reverse_proxy "+upstream+"\n}")
+	for _, path := range []string{"/inside", "/outside", "/"} {
+		for _, encoding := range []string{"", "gzip", "zstd", "br"} {
+			req, _ := http.NewRequestWithContext(t.Context(), "GET", s.url(path+encoding), nil)
+			req.Header.Set("X-Encoding", encoding)
+			req.Header.Set("Accept-Encoding", "gzip")
+			client := http.Client{Timeout: patience, Transport: &http.Transport{DisableCompression: true}}
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			events := bufio.NewReader(decodedBody(t, res))
+			for i := range 20 {
+				line, err := events.ReadString('\n')
+				if want := fmt.Sprintf("data: {\"usage\":{\"total_tokens\":%d}}\n", i); err != nil || line != want {
+					t.Fatalf("%s, %q: got %q, %v, want %q", path, encoding, line, err, want)
+				}
+				_, _ = events.ReadString('\n')
+				next <- struct{}{}
+			}
+			_, _ = io.Copy(io.Discard, events)
+			res.Body.Close()
+			eventually(t, "it is charged", func() bool { l := levelOf(t, "tokens", path+encoding); return l.Held == 0 && l.Units == 19 })
+		}
+	}
+}
+
+// TestTokensInParallel guards that of any number of parallel clients no more are passed on than
+// there is room for, if all cost what was estimated, on any number of instances.
+func TestTokensInParallel(t *testing.T) {
+	var running, most, passed atomic.Int64
+	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+		n := running.Add(1)
+		for last := most.Load(); n > last && !most.CompareAndSwap(last, n); last = most.Load() {
+		}
+		passed.Add(1)
+		time.Sleep(20 * time.Millisecond)
+		running.Add(-1)
+		fmt.Fprint(w, `{"usage":{"total_tokens":100}}`)
+	})
+	eachNode(t, "rate_limit tokens {\nkey all\nsize 1000\ndrip_rate 1h\ncost 100\nactual_cost tokens\n}\nreverse_proxy "+upstream, func(t *testing.T, urls []string) {
+		passed.Store(0)
+		most.Store(0)
+		redistest.Together(t, 50, func(i int) {
+			for range 3 {
+				ask(t.Context(), urls[i%len(urls)])
+			}
+		})
+		if passed.Load() != 10 || most.Load() > 10 {
+			t.Errorf("%d were passed on, %d at once, want 10", passed.Load(), most.Load())
+		}
+	})
+}
+
+// TestTokensOfBrokenStreams guards what is charged if the client hangs up or the upstream breaks
+// off after any event: the most of the cost, the number so far, and what text and request may
+// have been.
+func TestTokensOfBrokenStreams(t *testing.T) {
+	body, err := os.ReadFile(apiBodies + "anthropic-stream-1140.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := strings.SplitAfter(strings.TrimSuffix(string(body), "\n\n"), "\n\n")
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		n, _ := strconv.Atoi(filepath.Base(r.URL.Path))
+		w.Header().Set("Content-Type", "text/event-stream")
+		out, flush := io.Writer(w), http.NewResponseController(w).Flush
+		if z := newEncoder(r.Header.Get("X-Encoding"), w); z != nil {
+			w.Header().Set("Content-Encoding", r.Header.Get("X-Encoding"))
+			out, flush = z, func() error { _ = z.Flush(); return http.NewResponseController(w).Flush() }
+		}
+		_ = flush()
+		for _, e := range events[:n] {
+			fmt.Fprint(out, e)
+			_ = flush()
+		}
+		if strings.HasPrefix(r.URL.Path, "/cut") {
+			panic(http.ErrAbortHandler)
+		}
+		<-r.Context().Done()
+	})
+	s := startConfig(t, setup{global: "servers {\nprotocols h1 h2c\n}", site: tokenLimit("tokens", "tokens") + "reverse_proxy " + upstream})
+	h2 := &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	for i, transport := range []*http.Transport{{DisableCompression: true, DisableKeepAlives: true}, h2} {
+		for n := range len(events) {
+			for _, request := range []int{0, 8000} {
+				for _, how := range []string{"cut", "left"} {
+					for _, encoding := range []string{"", "gzip", "zstd"} {
+						path := fmt.Sprintf("/%s/%d/%d/%s%d", how, i, request, encoding, n)
+						path = fmt.Sprintf("%s/%d", path, n)
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						req, _ := http.NewRequestWithContext(ctx, "POST", s.url(path), strings.NewReader(strings.Repeat("x", request)))
+						req.Header.Set("X-Encoding", encoding)
+						res, err := transport.RoundTrip(req)
+						if err == nil {
+							sent := strings.Join(events[:n], "")
+							if how == "cut" {
+								_, _ = io.Copy(io.Discard, res.Body)
+							} else if n > 0 {
+								_, _ = io.ReadFull(decodedBody(t, res), make([]byte, len(sent)))
+							}
+							res.Body.Close()
+						} else if how != "cut" {
+							t.Fatal(err)
+						}
+						cancel()
+						data := 0
+						for _, e := range events[:n] {
+							_, text, _ := strings.Cut(strings.TrimSpace(e), "data: ")
+							data += len(text)
+						}
+						want := max(50, int64(request+data)/4)
+						if n > 0 {
+							want = max(want, 1126)
+						}
+						if n == len(events)-1 { // only message_stop is missing
+							want = max(want, 1140)
+						}
+						eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
+						if got := levelOf(t, "tokens", path).Units; got != want && (encoding == "" || got < want) {
+							t.Errorf("%s: charged %d, want %d", path, got, want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestTokensThatAreNotSaid guards what is charged for responses that do not say it, and that
+// there is one warning with a remedy.
+func TestTokensThatAreNotSaid(t *testing.T) {
+	text := strings.Repeat("x", 4000)
+	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		name, _ := strings.CutPrefix(r.URL.Path, "/")
+		h := w.Header()
+		switch name {
+		case "error":
+			w.WriteHeader(400)
+			fmt.Fprint(w, `{"error":{"message":"`+text+`"}}`)
+		case "failed":
+			w.WriteHeader(500)
+			fmt.Fprint(w, `{"usage":{"total_tokens":3}}`)
+		case "moved":
+			h.Set("Location", "/")
+			w.WriteHeader(302)
+		case "unmodified":
+			w.WriteHeader(304)
+		case "nothing":
+			w.WriteHeader(204)
+		case "short":
+			fmt.Fprint(w, `{"object":"list"}`)
+		case "stream":
+			h.Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "data: "+text+"\n\ndata: [DONE]\n\n")
+		case "multipart":
+			h.Set("Content-Type", "multipart/byteranges; boundary=x")
+			fmt.Fprint(w, text)
+		case "binary":
+			h.Set("Content-Type", "application/vnd.amazon.eventstream")
+			fmt.Fprint(w, text)
+		case "encoded":
+			h.Set("Content-Encoding", "compress")
+			fmt.Fprint(w, text)
+		case "lying":
+			h.Set("Content-Encoding", "gzip")
+			fmt.Fprint(w, text)
+		case "upgrade":
+			upgrade(t, w, r)
+		case "head":
+			fmt.Fprint(w, `{"usage":{"total_tokens":3}}`)
+		case "gone":
+			panic(http.ErrAbortHandler)
+		}
+	})
+	s := startSite(t, tokenLimit("tokens", "tokens")+"reverse_proxy /unreachable "+redistest.FreeAddr(t)+"\nreverse_proxy "+upstream)
+	for _, tc := range []struct {
+		method, path, body string
+		want               int64
+	}{
+		{"POST", "/error", "", 0}, {"POST", "/failed", "", 3}, {"GET", "/moved", "", 0}, {"GET", "/unmodified", "", 0}, {"POST", "/nothing", "", 0},
+		{"GET", "/short", "", 50}, {"POST", "/stream", "", 1001}, {"POST", "/stream", text, 2001}, {"GET", "/multipart", "", 1000},
+		{"GET", "/binary", "", 1000}, {"GET", "/encoded", "", 1000}, {"GET", "/lying", "", 1000}, {"HEAD", "/head", "", 0}, {"OPTIONS", "/short", "", 0},
+		{"GET", "/unreachable", "", 0}, {"POST", "/gone", text, 50},
+	} {
+		before := levelOf(t, "tokens", tc.path).Units
+		req, _ := http.NewRequestWithContext(t.Context(), tc.method, s.url(tc.path), strings.NewReader(tc.body))
+		req.Header.Set("Accept-Encoding", "br") // or the proxy would decode what it takes for gzip
+		if res, err := (&http.Transport{DisableCompression: true, DisableKeepAlives: true}).RoundTrip(req); err == nil {
+			_, _ = io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+		}
+		eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", tc.path).Held == 0 })
+		if got := levelOf(t, "tokens", tc.path).Units - before; got != tc.want {
+			t.Errorf("%s %s: charged %d, want %d", tc.method, tc.path, got, tc.want)
+		}
+	}
+	conn := dial(t, s.addr)
+	fmt.Fprintf(conn, "GET /upgrade HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+	if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != 101 {
+		t.Fatalf("%v, %v", res, err)
+	}
+	conn.Close()
+	eventually(t, "a websocket costs what was estimated", func() bool {
+		l := levelOf(t, "tokens", "/upgrade")
+		return l.Held == 0 && l.Units == 50
+	})
+	var warnings []string
+	for _, e := range s.log("warn", ownLogger) {
+		if strings.Contains(e.text(), "does not say what its request has cost") {
+			warnings = append(warnings, fmt.Sprint(e.text(), " ", e["why"]))
+		}
+	}
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "json and the path") {
+		t.Errorf("got warnings %q", warnings)
+	}
+}
+
+// TestMoneyAndTime guards limits on other numbers than tokens, beside each other: weights, and how
+// long responses take; and that the access log has all that was charged.
+func TestMoneyAndTime(t *testing.T) {
+	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+		time.Sleep(30 * time.Millisecond)
+		fmt.Fprint(w, `{"usage":{"prompt_tokens":100,"completion_tokens":7,"total_tokens":107}}`)
+	})
+	const rest = "\nkey all\nsize 1000000\ndrip_rate 5m\n"
+	s := startSite(t, "rate_limit {\nlog\nlimit tokens {"+rest+"actual_cost tokens\n}\nlimit money {"+rest+"actual_cost json usage.prompt_tokens*0.15 usage.completion_tokens*0.6\n}\n"+
+		"limit time {"+rest+"actual_cost duration\n}\nlimit good {"+rest+"actual_cost json usage.completion_tokens\ncount status 2xx\n}\n}\nreverse_proxy "+upstream)
+	began := time.Now()
+	s.get("/")
+	units, _ := s.lastAccess()["rate_limit"].(map[string]any)["units"].(map[string]any)
+	took, _ := units["time"].(float64)
+	delete(units, "time")
+	if got := fmt.Sprint(units); got != "map[good:7 money:20 tokens:107]" || took < 30 || took > float64(time.Since(began).Milliseconds()+1) {
+		t.Errorf("the access log has %s, and %v ms", got, took)
+	}
+	for name, want := range map[string]int64{"tokens": 107, "money": 20, "time": int64(took), "good": 7} {
+		if got := level(t, name); got.Units != want || got.Held != 0 {
+			t.Errorf("%s has %+v, want %d", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package behaviour
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+)
+
+// TestTroubleshooting guards that what docs/troubleshooting.md shows is what commands print,
+// but for the numbers in it.
+func TestTroubleshooting(t *testing.T) {
+	redis := redistest.StartProxy(t, redistest.Start(t).Addr)
+	const one = "rate_limit {\nlimit site {\nrate 60/1m\ntrack_top 100\n}\n}\nrespond ok"
+	const login = "rate_limit {\nlimit site {\nrate 60/1m\nlimit login {\nmatch path /login\nrate 3/1m\nban 10m\n}\n}\n}\nrespond ok"
+	var shown []codeBlock
+	for _, b := range codeBlocks(t, "docs/troubleshooting.md") {
+		if strings.HasPrefix(b.code, "$ caddy rate-limit ") {
+			shown = append(shown, b)
+		}
+	}
+	cases := []struct {
+		setup
+		path     string // of the requests
+		requests int
+		then     func() // before the last 20 of them
+	}{
+		{setup{site: "rate_limit {\nlimit api {\nrate 60/1m\nlimit search {\nmatch path /search\nrate 5/1m\n}\n}\n}\nrespond ok"}, "/search", 8, nil},
+		{setup{site: "rate_limit {\nlimit site {\nmatch path /v1/*\nrate 60/1m\n}\nlimit tenant {\nkey {header.X-Tenant}\nrate 3/1h\ndry_run\n}\n" +
+			"limit random {\nkey {http.request.uuid}\nrate 5/1m\n}\n}\nrespond ok"}, "/", 8, nil},
+		{setup{global: "order rate_limit after respond", site: one}, "/", 0, nil},
+		{setup{site: one}, "/", 70, nil},
+		{setup{site: one}, "/", 0, nil},
+		{setup{global: "rate_limit {\nredis " + redis.Addr + "\n}", site: one}, "/", 22, redis.BlackHole},
+		{setup{site: login}, "/login", 6, nil},
+		{setup{site: login}, "/login", 12, nil},
+	}
+	if len(shown) != len(cases) {
+		t.Fatalf("the page shows %d commands, want %d", len(shown), len(cases))
+	}
+	numbers, spaces := regexp.MustCompile(`(?:[\d.]+(?:µs|ms|h|m|s)?)+`), regexp.MustCompile(` +`)
+	same := func(line string) string {
+		return strings.TrimSpace(spaces.ReplaceAllString(numbers.ReplaceAllString(line, "0"), " "))
+	}
+	for i, b := range shown {
+		t.Run(b.place, func(t *testing.T) {
+			s, a := startWithAdmin(t, cases[i].setup)
+			for n := range cases[i].requests {
+				if cases[i].then != nil && n == cases[i].requests-20 {
+					cases[i].then()
+				}
+				s.get(cases[i].path)
+			}
+			command, lines, _ := strings.Cut(b.code, "\n")
+			args := strings.Fields(strings.ReplaceAll(strings.TrimPrefix(command, "$ caddy rate-limit "), "'X-Forwarded-For: ", "'X-Forwarded-For:"))
+			for j := range args {
+				args[j] = strings.Trim(args[j], "'")
+			}
+			if args[0] == "check" || args[0] == "explain" {
+				text := "{\n" + cases[i].global + "\n}\nhttp://localhost:8080 {\n" + cases[i].site + "\n}\n"
+				args = append(args, "--config", configFile(t, text))
+			} else {
+				args = append(args, "--address", a.addr)
+			}
+			printed := runCommand(t, args...)
+			found := make(map[string]bool)
+			for line := range strings.Lines(printed.out) {
+				found[same(line)] = true
+			}
+			for line := range strings.Lines(lines) {
+				if line = same(line); !found[line] {
+					t.Errorf("%q is not printed:\n%s%s", line, printed.out, printed.errors)
+				}
+			}
+		})
+	}
+}

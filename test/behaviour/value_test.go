@@ -1,0 +1,516 @@
+package behaviour
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"math/big"
+	"net/textproto"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Guards what a Number is in JSON: a number if it can be written as one, else
+// a string, and either is read.
+func TestNumberJSON(t *testing.T) {
+	t.Parallel()
+	tests := []struct{ text, want string }{
+		{"5", `5`},
+		{"0", `0`},
+		{"-5", `-5`},
+		{"0.5", `0.5`},
+		{"562949953421312", `562949953421312`},
+		{"{http.vars.size}", `"{http.vars.size}"`},
+		{"1{http.vars.size}", `"1{http.vars.size}"`},
+		{"007", `"007"`},
+		{"+5", `"+5"`},
+		{".5", `".5"`},
+		{"NaN", `"NaN"`},
+		{"true", `"true"`},
+		{"null", `"null"`},
+		{"[5]", `"[5]"`},
+		{" 5", `" 5"`},
+		{"5 ", `"5 "`},
+		{"-", `"-"`},
+		{"5\n", `"5\n"`},
+	}
+	for _, tc := range tests {
+		t.Run(tc.text, func(t *testing.T) {
+			got, err := json.Marshal(configpkg.Number(tc.text))
+			if err != nil || string(got) != tc.want {
+				t.Errorf("written as %s, %v, want %s", got, err, tc.want)
+			}
+			var again configpkg.Number
+			if err := json.Unmarshal([]byte(tc.want), &again); err != nil || string(again) != tc.text {
+				t.Errorf("read as %q, %v, want %q", again, err, tc.text)
+			}
+		})
+	}
+}
+
+// Guards that a number may be written as a string in JSON, and that null is
+// none.
+func TestNumberFromJSON(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]configpkg.Number{
+		`5`: "5", `"5"`: "5", `0.50`: "0.50", `""`: "", `null`: "", `"{a}"`: "{a}",
+	} {
+		got := configpkg.Number("before")
+		if err := json.Unmarshal([]byte(in), &got); err != nil || got != want {
+			t.Errorf("%s is read as %q, %v, want %q", in, got, err, want)
+		}
+	}
+}
+
+// Guards that no text changes on its way from a Caddyfile through JSON, also
+// where Caddy decodes and encodes it in between, as it does with handlers. What
+// is refused then is shown as it was written.
+func TestNumberKeepsText(t *testing.T) {
+	t.Parallel()
+	testseed.Check(t, 1, func(t *rapid.T) {
+		text := rapid.OneOf(
+			rapid.StringMatching(`-?[0-9]{1,25}(\.[0-9]{0,25})?([eE][+-]?[0-9]{1,3})?[ \n]?`),
+			rapid.StringMatching(`[-+0-9.eE{}xX_ ]{1,8}`),
+			rapid.String(),
+		).Draw(t, "text")
+		written, err := json.Marshal(configpkg.Number(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var between any
+		if err := json.Unmarshal(written, &between); err != nil {
+			t.Fatalf("%q is written as %s: %v", text, written, err)
+		}
+		if written, err = json.Marshal(between); err != nil {
+			t.Fatal(err)
+		}
+		var again configpkg.Number
+		if err := json.Unmarshal(written, &again); err != nil || string(again) != text {
+			t.Fatalf("%q has become %q, %v", text, again, err)
+		}
+	})
+}
+
+// Guards what a Duration is in JSON: a string as it is written, or read from a
+// number of nanoseconds, as Caddy's own durations can be.
+func TestDurationJSON(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"1s", "500ms", "1d", "5", "", "{http.vars.rate}", "1 s", "\"", "\n"} {
+		written, err := json.Marshal(configpkg.Duration(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again configpkg.Duration
+		if err := json.Unmarshal(written, &again); err != nil || string(again) != text || written[0] != '"' {
+			t.Errorf("%q is written as %s and read as %q, %v", text, written, again, err)
+		}
+	}
+	for in, want := range map[string]configpkg.Duration{
+		`1500`: "1500ns", `0`: "0ns", `-5`: "-5ns", `1.5`: "1.5ns", `null`: "",
+	} {
+		got := configpkg.Duration("before")
+		if err := json.Unmarshal([]byte(in), &got); err != nil || got != want {
+			t.Errorf("%s is read as %q, %v, want %q", in, got, err, want)
+		}
+	}
+}
+
+// TestDynamicNumbers guards that numbers may come from each request, that where
+// size, cost and factor do the fields tell those in force, that a factor of 0
+// switches off its own bucket and no other, and that where a factor has no value, or a size
+// beside a rate, the limit is what it is without it.
+func TestDynamicNumbers(t *testing.T) {
+	s := startSite(t, `
+		vars /premium size 20
+		vars /free size 2
+		rate_limit {
+			limit plan {
+				match path /premium /free
+				size {vars.size}
+				cost {header.X-Cost}
+				drip_rate {header.X-Rate}
+				drip_size {header.X-Drip}
+			}
+			limit tuned {
+				match /tuned
+				size 7
+				factor {header.X-Factor}
+				limit within {
+					size 100
+				}
+			}
+			limit all {
+				match /all
+				size {header.X-Size}
+				cost {header.X-Cost}
+				drip_rate {header.X-Rate}
+				drip_size {header.X-Drip}
+				factor {header.X-Factor}
+			}
+			limit burst {
+				match /burst
+				rate 3/s
+				size {header.X-Size}
+				factor {header.X-Factor}
+			}
+			limit off {
+				match /off
+				size 1
+				factor 0
+				limit within {
+					size 50
+				}
+			}
+			limit legacy {
+				match /legacy
+				max 5
+				duration 1s
+				min_interval 10s
+				factor 0.0
+			}
+		}
+		handle_errors {
+			respond "{http.rate_limit.exceeded.name}"
+		}
+		respond "admitted"
+	`)
+	plan := func(cost, rate, drip string) []string {
+		return []string{"X-Cost: " + cost, "X-Rate: " + rate, "X-Drip: " + drip}
+	}
+	factor := func(x string) []string { return []string{"X-Factor: " + x} }
+	s.run(
+		step{path: "/premium", header: plan("5", "1s", "1"), want: "200 limit=20 remaining=15 clear=5.000"},
+		// The size alone is of this moment: it is the same bucket.
+		step{path: "/free", header: plan("1", "1s", "1"),
+			want: "429 limit=2 remaining=0 clear=5.000 reset=4.000 retry-after=4"},
+		step{path: "/premium", header: plan("1", "1s", "1"), want: "200 limit=20 remaining=14 clear=6.000"},
+		// Other drips are another bucket.
+		step{path: "/premium", header: plan("3", "500ms", "2"), want: "200 limit=20 remaining=17 clear=1.000"},
+		step{path: "/premium", header: plan("20", "2m", "20"), want: "200 limit=20 remaining=0 clear=120.000"},
+		step{path: "/free", header: plan("3", "1s", "3"), want: "429 limit=2 remaining=2 clear=0.000"},
+
+		step{path: "/tuned", header: factor("2"), want: "200 limit=4 remaining=3 clear=1.000"},
+		step{path: "/tuned", header: factor("0.5"), want: "200 limit=14 remaining=12 clear=2.000"},
+		step{path: "/tuned", header: factor("100"), want: "429 limit=1 remaining=0 clear=2.000 reset=2.000 retry-after=2"},
+		step{path: "/tuned", want: "200 limit=7 remaining=4 clear=3.000"},
+		step{path: "/tuned", header: factor(" "), want: "200 limit=7 remaining=3 clear=4.000"},
+		step{path: "/burst", header: []string{"X-Size: 20"}, want: "200 limit=20 remaining=19 clear=0.334"},
+		step{path: "/burst", want: "200 limit=3 remaining=1 clear=0.667"},
+		step{path: "/burst", header: factor("0.5"), want: "200 limit=6 remaining=3 clear=1.001"},
+		// The bucket is off, those within are not.
+		step{path: "/tuned", header: factor("0"), want: "200 limit=100 remaining=95 clear=5.000"},
+		step{path: "/tuned", header: factor("0.000"), want: "200 limit=100 remaining=94 clear=6.000"},
+
+		step{path: "/all", header: append(plan("4", "2m", "3"), "X-Size: 10", "X-Factor: 0.5"),
+			want: "200 limit=20 remaining=16 clear=240.000"},
+		step{path: "/off", want: "200 limit=50 remaining=49 clear=1.000"},
+		step{path: "/legacy", want: "200 limit=1 remaining=0 clear=10.000"},
+		step{path: "/legacy", want: "429 limit=1 remaining=0 clear=10.000 reset=10.000 retry-after=10",
+			body: "legacy/min_interval"},
+	)
+}
+
+// TestBadDynamicNumbers guards that a request which makes a number unusable is
+// never let through, whoever chose it: its own cost is its fault, other numbers
+// are not.
+func TestBadDynamicNumbers(t *testing.T) {
+	s := startSite(t, `
+		rate_limit {
+			key everyone
+			limit cost {
+				match /cost
+				size 100
+				cost {header.X-Number}
+			}
+			limit size {
+				match /size
+				size {header.X-Number}
+			}
+			limit drip-size {
+				match /drip-size
+				size 100
+				drip_size {header.X-Number}
+			}
+			limit drip-rate {
+				match /drip-rate
+				size 100
+				drip_rate {header.X-Number}
+			}
+			limit factor {
+				match /factor
+				size 100
+				factor {header.X-Number}
+			}
+			limit unknown {
+				match /unknown
+				size {http.no.such.placeholder}
+			}
+			limit nested {
+				match /nested
+				size 100
+				limit a {
+					size 100
+					cost {header.X-Number}
+				}
+				limit b {
+					size 100
+				}
+			}
+		}
+		respond "admitted"
+	`)
+	numbers := []string{
+		"", "-1", "+1", "1.5", "1e3", "0x10", "x", "1_000", "1 000", "1,000", "١", "NaN", "Inf",
+		"562949953421313", "9223372036854775808", "18446744073709551617", strings.Repeat("9", 1000),
+	}
+	positive := slices.Concat(numbers, []string{"0"})
+	for path, tc := range map[string]struct {
+		status int
+		bad    []string
+		good   string
+	}{
+		"/cost":      {400, numbers, "7"},
+		"/size":      {500, positive, "7"},
+		"/drip-size": {500, positive, "7"},
+		"/drip-rate": {500, []string{"", "0", "0s", "-1s", "1", "x", "100ns", "1500ns", "18000d", "9999999h", "1s 1s"}, "7s"},
+		"/factor": {500, []string{
+			"-1", "+1", "1.", ".5", "1e3", "x", "1.0000001", "0.0000000", "NaN", "99999999999999999",
+		}, "0.7"},
+		"/unknown": {500, []string{"1"}, ""},
+		"/nested":  {400, numbers, "7"},
+	} {
+		for _, number := range tc.bad {
+			a := s.get(path, "X-Number: "+number)
+			if a.StatusCode != tc.status || a.body != "" {
+				t.Errorf("%s with %.40q: got %d %q, want %d and nothing",
+					path, number, a.StatusCode, a.body, tc.status)
+			}
+			if got := fieldstest.In(a.Header); got != "" {
+				t.Errorf("%s with %.40q: got fields %s", path, number, got)
+			}
+		}
+		if tc.good != "" {
+			if a := s.get(path, "X-Number: "+tc.good); a.StatusCode != 200 || a.body != "admitted" {
+				t.Errorf("%s with %q: got %d %q", path, tc.good, a.StatusCode, a.body)
+			}
+		}
+	}
+}
+
+// TestBadNumbersChargeNothing guards that a request refused for one limit's
+// number has used up no other.
+func TestBadNumbersChargeNothing(t *testing.T) {
+	s := startSite(t, `
+		rate_limit all {
+			size 3
+			accounting each
+			limit costly {
+				size 100
+				cost {header.X-Cost}
+				limit within {
+					size 2
+				}
+			}
+			headers ratelimit-11
+		}
+		respond "admitted"
+	`)
+	s.run(times(5, step{want: "400"})...)
+	s.run(step{header: []string{"X-Cost: 1"},
+		want: `200 policy="all";q=3;w=3, "all/costly";q=100;w=100, "all/costly/within";q=2;w=2` +
+			` ratelimit="all";r=2;t=2, "all/costly";r=99;t=99, "all/costly/within";r=1;t=1`})
+}
+
+// TestBadNumbersAreReported guards that the log says so, clearly, but at most
+// once a minute for a limit: clients may send such requests as they like.
+func TestBadNumbersAreReported(t *testing.T) {
+	for name, errors := range map[string]string{
+		"written directly":     "",
+		"through error routes": "handle_errors {\nrespond {err.message}\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startSite(t, `
+				rate_limit {
+					limit one {
+						match /one
+						size {header.X-Size}
+					}
+					limit two {
+						match /two
+						size 9
+						cost {header.X-Cost}
+					}
+					limit three {
+						match /three
+						algorithm sliding_log
+						size {header.X-Size}
+						window {header.X-Window}
+					}
+					limit four {
+						match /four
+						algorithm sliding_window
+						size 5
+						window {header.X-Window}
+					}
+					limit five {
+						match /five
+						size 10
+						drip_rate {header.X-Rate}
+					}
+					limit six {
+						match /six
+						size 10
+						drip_size {header.X-Drip}
+					}
+					limit seven {
+						match /seven
+						size 10
+						factor {header.X-Factor}
+					}
+					limit eight {
+						match /eight
+						size {header.X-Size}
+						drip_rate {header.X-Rate}
+						drip_size {header.X-Drip}
+					}
+					limit nine {
+						match /nine
+						size 10
+						limit within {
+							size 10
+							cost {header.X-Cost}
+						}
+					}
+				}
+				respond "admitted"
+				`+errors)
+			for range 3 {
+				s.get("/one", "X-Size: lots")
+				s.get("/two", "X-Cost: -1")
+				s.get("/three", "X-Size: 10001", "X-Window: 1m")
+				s.get("/four", "X-Window: 5000d")
+				s.get("/five", "X-Rate: 5")
+				s.get("/six", "X-Drip: -1")
+				s.get("/seven", "X-Factor: -1")
+				s.get("/eight", "X-Size: 10", "X-Rate: 18000d", "X-Drip: 1")
+				s.get("/nine")
+			}
+			var got []string
+			for _, e := range s.log("error", ownLogger) {
+				got = append(got, fmt.Sprint(e["limit"], ": ", e["error"]))
+			}
+			const wantUnits = `is not valid; use a whole number of at least 1`
+			want := []string{
+				`one: size: text of 4 bytes from {http.request.header.X-Size} ` + wantUnits,
+				`two: cost: "-1" from {http.request.header.X-Cost} is not valid; use a whole number`,
+				`three: size: "10001" from {http.request.header.X-Size} is not valid; use at most 10000 with algorithm sliding_log`,
+				`four: window: "5000d" from {http.request.header.X-Window} is not valid; use at most 11 years with algorithm sliding_window`,
+				`five: drip_rate: "5" from {http.request.header.X-Rate} is not valid; use a duration of at least 1µs, such as 500ms, 1s or 1h`,
+				`six: drip_size: "-1" from {http.request.header.X-Drip} ` + wantUnits,
+				`seven: factor: "-1" from {http.request.header.X-Factor} is not valid; use a decimal from 0 with at most 6 digits after the point, such as 0.5 or 2`,
+				`eight: size 10, drip rate 432000h0m0s, drip size 1: a full bucket and one drip more must drain within 35 years`,
+				`nine/within: cost: "" from {http.request.header.X-Cost} is not valid; use a whole number`,
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if more := s.log("error", errorLogger); len(more) > 0 {
+				t.Errorf("Caddy reports it again: %v", more)
+			}
+		})
+	}
+}
+
+var (
+	decimalDigits = regexp.MustCompile(`^[0-9]+$`)
+	decimal       = regexp.MustCompile(`^[0-9]+(\.[0-9]{1,6})?$`)
+)
+
+// Guards that whatever a placeholder expands to is either refused or makes
+// numbers that a bucket can have; nothing but a plain zero of a factor lets
+// the request past the bucket.
+func FuzzPlaceholderNumbers(f *testing.F) {
+	for _, text := range []string{
+		"1", "10", "0", "-1", "-0", "+1", "1e3", "1E400", "0x10", "0b1", "1_0", "NaN", "Inf", "-inf", "", " ",
+		" 1", "1 ", "1\n", "\x00", "1\x00", "562949953421312", "562949953421313", "9223372036854775808",
+		"18446744073709551615", "18446744073709551616", "18446744073709551617", "0.5", "0.000001",
+		"0.0000001", ".5", "5.", "1.1.1", "0.0", "00", "٣", "½", "\xff", "1s", "1us", "999ns", "1500ns",
+		"35y", "18000d", "9223372036854775807ns", "9999999h", "1h1m1s", "-1s", "1d", "{n}", "{", "}", "\\{",
+	} {
+		f.Add(text)
+	}
+	limits := make(map[string]*rule.Limit)
+	for option, l := range map[string]*configpkg.Limit{
+		"size":      {Size: "{n}"},
+		"drip_size": {Size: "10", DripSize: "{n}"},
+		"drip_rate": {Size: "10", DripRate: "{n}"},
+		"cost":      {Size: "10", Cost: "{n}"},
+		"factor":    {Size: "10", Factor: "{n}"},
+		"all":       {Size: "{n}", DripSize: "{n}", DripRate: "{n}s", Cost: "{n}", Factor: "{n}"},
+	} {
+		limits[option], _ = readyLimit(f, l)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for option, l := range limits {
+			r := newSiteRequest()
+			r.replacer.Set("n", text)
+			text := textproto.TrimString(text) // white space around it does not count
+			buckets, err := r.asks(l)
+			if err != nil {
+				ref, ok := errors.AsType[rule.RefusalError](err)
+				if !ok || ref.Status != 500 && (ref.Status != 400 || option != "cost") {
+					t.Fatalf("%s %q: got %v, want a refusal", option, text, err)
+				}
+				message := err.Error()
+				oneLine := utf8.ValidString(message) && !strings.ContainsAny(message, "\n\r\x00")
+				if !oneLine || len(message) > 500 {
+					t.Fatalf("%s %q: got %q, want one short line", option, text, message)
+				}
+				continue
+			}
+			if len(buckets) == 0 {
+				zero, ok := new(big.Rat).SetString(text)
+				hasFactor := option == "factor" || option == "all"
+				if !hasFactor || !decimal.MatchString(text) || !ok || zero.Sign() != 0 {
+					t.Fatalf("%s %q is a free pass", option, text)
+				}
+				continue
+			}
+			b := buckets[0]
+			if err := b.Limit.Validate(); err != nil || b.Cost < 0 || b.Cost > limiter.MaxUnits {
+				t.Fatalf("%s %q makes %+v: %v", option, text, b, err)
+			}
+			var got int64
+			switch option {
+			case "size":
+				got = b.Limit.Size
+			case "drip_size":
+				got = b.Limit.DripSize
+			case "cost":
+				got = b.Cost
+			case "factor":
+				if text != "" && !decimal.MatchString(text) {
+					t.Fatalf("%s %q is taken", option, text)
+				}
+				continue
+			default:
+				continue
+			}
+			want, _ := new(big.Int).SetString(text, 10)
+			if !decimalDigits.MatchString(text) || !want.IsInt64() || got != want.Int64() {
+				t.Fatalf("%s %q is taken for %d", option, text, got)
+			}
+		}
+	})
+}
