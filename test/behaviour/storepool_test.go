@@ -7,7 +7,6 @@ import (
 	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -41,12 +40,6 @@ func storesInUse() (memory, redis int) {
 		memory, _ = statepkg.Process.Stores.References(statepkg.MemoryKey)
 	}
 	return memory, redis
-}
-
-// newTestRequest returns a request as Caddy passes it on, outside of a server.
-func newTestRequest(t *testing.T) (*httptest.ResponseRecorder, *http.Request) {
-	r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
-	return httptest.NewRecorder(), r
 }
 
 // Guards that a configuration releases its stores however far it got: after
