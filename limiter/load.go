@@ -123,7 +123,7 @@ func (m *Memory) load(l *loader) (buckets int) {
 			left, rest := l.get64(), l.get64()
 			l.bad = l.bad || left <= 0 || left > bucket.Horizon || rest < 0 || rest >= limit.RestEnd()
 			if p.entries != nil {
-				at.entries = l.log(p, limit)
+				at.entries = l.entryLog(p, limit)
 			}
 			if l.bad {
 				return 0
@@ -158,7 +158,7 @@ func (l *loader) limit() (id limitID, limit *bucket.Limit, maxKeys int, keeps bo
 	limit = of.of()
 	if id.rate == otherShapes || id.rate == otherNames {
 		l.bad = l.bad || id != id.other(id.rate)
-		limit = &bucket.Limit{DripSize: bucket.MaxUnits, Algorithm: bucket.Fixed} // the rest of any limit is within that of this one
+		limit = bucket.Widest()
 	} else {
 		l.bad = l.bad || limit.Check() != nil
 	}
@@ -166,8 +166,8 @@ func (l *loader) limit() (id limitID, limit *bucket.Limit, maxKeys int, keeps bo
 	return id, limit, int(most), keeps
 }
 
-// log reads the log of a bucket of p, whose limit is given, if it has one.
-func (l *loader) log(p *partition, limit *bucket.Limit) *bucket.EntryLog {
+// entryLog reads the log of a bucket of p, whose limit is given, if it has one.
+func (l *loader) entryLog(p *partition, limit *bucket.Limit) *bucket.EntryLog {
 	n := int(l.get32())
 	if n == 0 || l.bad {
 		return nil

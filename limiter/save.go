@@ -161,15 +161,15 @@ func (s *saver) table(p *partition, i int) (buckets int) {
 		if left <= 0 || left > bucket.Horizon {
 			continue
 		}
-		var log *bucket.EntryLog
+		var entries *bucket.EntryLog
 		if p.entries != nil {
-			log = p.entries[i][hash]
+			entries = p.entries[i][hash]
 		}
-		if log != nil && log.Summary != level {
-			log = nil // it counts no longer
+		if entries != nil && entries.Summary != level {
+			entries = nil // it counts no longer
 		}
-		if log != nil {
-			if log.Trim(s.begun); log.Total == 0 {
+		if entries != nil {
+			if entries.Trim(s.begun); entries.Total == 0 {
 				continue // from the summary, units would be made anew that have left
 			}
 		}
@@ -178,7 +178,7 @@ func (s *saver) table(p *partition, i int) (buckets int) {
 		s.put64(left)
 		s.put64(level.Rest)
 		if p.entries != nil {
-			s.log(log)
+			s.entryLog(entries)
 		}
 	}
 	t.mu.Unlock()
@@ -190,8 +190,8 @@ func (s *saver) table(p *partition, i int) (buckets int) {
 	return buckets
 }
 
-// log adds the log of a bucket, or that it has none.
-func (s *saver) log(g *bucket.EntryLog) {
+// entryLog adds the log of a bucket, or that it has none.
+func (s *saver) entryLog(g *bucket.EntryLog) {
 	if g == nil {
 		s.put32(0)
 		return

@@ -139,6 +139,9 @@ func (l *Limit) KeepsEntries() bool { return Algorithms[l.Algorithm].Entries }
 func (l *Limit) Doubles(cost int64) (size, rate, drip, phase float64) { return l.by().Doubles(l, cost) }
 func (l *Limit) RestEnd() int64                                       { return l.by().RestEnd(l) }
 
+// Widest returns a limit whose RestEnd is at least the RestEnd of any other.
+func Widest() *Limit { return &Limit{DripSize: MaxUnits, Algorithm: Fixed} }
+
 func (l *Limit) Room(s Level, n, now int64) int64 {
 	if l.Algorithm == Leaky {
 		return leaky{}.Room(l, s, n, now)

@@ -33,7 +33,10 @@ var lines = map[string][]line{
 		{"warn", "the key of this limit is the address of a proxy, so all its visitors share one bucket"},
 	},
 	"Reporter.badValue": {{"error", "the value of a placeholder can't be used; requests are rejected"}},
-	"Reporter.badCost":  {{"warn", "the actual cost of a request is not a whole number, so its estimated cost is charged"}},
+	"Reporter.noCost": {
+		{"warn", "the actual cost of a request is not a whole number, so its estimated cost is charged"},
+		{"warn", "a response does not say what its request has cost, so an estimate is charged; this is logged once an hour"},
+	},
 	"Reporter.slowAtMin": {
 		{"warn", "the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it"},
 	},
@@ -47,6 +50,9 @@ var lines = map[string][]line{
 	"emitter.warn":        nil, // by a request that bans, see TestBlockedEventHandler
 	"emitter.emit":        nil,
 	"fullLimit.log":       nil,
+	"File.load":           nil,
+	"File.save":           nil,
+	"File.warn":           nil,
 }
 
 // TestLinesAreQueued guards that all lines go through a logqueue.Queue, and that

@@ -389,7 +389,7 @@ func TestIdleMemoryIsKeptAgain(t *testing.T) {
 // where a configuration without them was loaded in between, for idleMemoryTime
 // and no longer.
 func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
-	for name, global := range map[string]string{"memory": "", "redis": redisGlobal("127.0.0.1:1", slowly)} {
+	for name, global := range map[string]string{"memory": "rate_limit {\nmemory {\npersist off\n}\n}", "redis": redisGlobal("127.0.0.1:1", slowly)} {
 		t.Run(name, func(t *testing.T) {
 			c := setup{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
 			s := startConfig(t, c)

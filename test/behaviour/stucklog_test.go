@@ -220,6 +220,10 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 			actual_cost {header.X-Cost}
 			import plain
 		}
+		rate_limit /tokens tokens {
+			actual_cost tokens
+			import plain
+		}
 		rate_limit /end end {
 			cost {query.cost}
 			import plain
@@ -291,6 +295,7 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 		{"/keyless", http.StatusOK},
 		{"/cost?cost=no", http.StatusBadRequest},
 		{"/actual", http.StatusOK},
+		{"/tokens", http.StatusOK},
 		{"/matcher?n=no", http.StatusInternalServerError},
 		{"/allow", http.StatusOK},
 		{"/zone", http.StatusTooManyRequests},
