@@ -13,7 +13,7 @@ var upstreams = map[string]bool{"http.request.host": true, "http.request.hostpor
 // unprotected advises on limits that follow the load with a key, where none beside them is for all
 // requests: many keys together are not limited then.
 func (c *collector) unprotected(limits []*rule.Limit) {
-	var keyed []*rule.Limit
+	keyed := make([]*rule.Limit, 0, len(limits))
 	for b := range rule.Buckets(limits) {
 		if b.Limit.Load == nil || b.Off {
 			continue

@@ -1,7 +1,5 @@
 package config
 
-import ()
-
 // AppConfig has the options of the app.
 type App struct {
 	// The Redis in which to keep the buckets, so that all Caddy instances that use

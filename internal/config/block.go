@@ -2,8 +2,6 @@
 // as Caddy's website documents them. What they mean is compiled by package compile.
 package config
 
-import ()
-
 // Block has the options of a `rate_limit` block. Those of its limits are theirs.
 type Block struct {
 	// The limits that requests must pass. Required, unless there are `rate_limits`.

@@ -162,8 +162,8 @@ type response struct {
 //
 //	           cost   bytes       placeholder  body                     duration
 //	unpassed   0 if only some responses count, else the cost
-//	unknown    cost   cost        cost         cost or estimate         time
-//	upgraded   cost   bytes       cost         cost                     time
+//	unknown    cost   as count    as count     cost or estimate         time
+//	upgraded   cost   bytes       as count     as count                 time
 //	broken     cost   bytes       number       the most of all          time
 //	complete   cost   bytes       number       number, 0 or estimate    time
 //

@@ -3,8 +3,6 @@ package behaviour
 import (
 	"context"
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -13,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )

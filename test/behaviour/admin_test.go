@@ -10,7 +10,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"math/big"
 	"net"
@@ -27,6 +26,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )

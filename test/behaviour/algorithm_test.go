@@ -2,12 +2,12 @@ package behaviour
 
 import (
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"net/http"
 	"strconv"
 	"testing"
 	"time"
 
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )

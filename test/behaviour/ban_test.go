@@ -3,7 +3,6 @@ package behaviour
 import (
 	"encoding/json"
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )

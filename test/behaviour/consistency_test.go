@@ -3,7 +3,6 @@ package behaviour
 import (
 	"encoding/json"
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"maps"
 	"net/http"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 

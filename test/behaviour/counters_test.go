@@ -2,7 +2,6 @@ package behaviour
 
 import (
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"maps"
 	"net/http"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )

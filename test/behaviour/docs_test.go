@@ -6,8 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"go/ast"
 	goparser "go/parser"
 	"go/token"
@@ -27,6 +25,9 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
 // documents returns the paths of all documents that may have examples in them.

@@ -3,13 +3,14 @@ package behaviour
 import (
 	"bytes"
 	"fmt"
-	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"runtime/pprof"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 )
 
 // Guards the bounds of a limit that are passed to the store: of each of its buckets, not of

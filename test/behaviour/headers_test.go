@@ -2,7 +2,6 @@ package behaviour
 
 import (
 	"fmt"
-	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"io"
 	"net/http"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"

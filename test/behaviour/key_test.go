@@ -3,7 +3,6 @@ package behaviour
 import (
 	"encoding/json"
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"path"
 	"path/filepath"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"

@@ -3,7 +3,6 @@ package behaviour
 import (
 	"bytes"
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"maps"
 	"net"
@@ -23,6 +22,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"

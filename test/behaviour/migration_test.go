@@ -3,7 +3,6 @@ package behaviour
 import (
 	"encoding/json"
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"

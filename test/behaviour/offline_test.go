@@ -2,7 +2,6 @@ package behaviour
 
 import (
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
 // loadDry loads a Caddyfile without starting it, until the test ends.

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	directivepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"io/fs"
 	"maps"
 	"os"
@@ -17,6 +15,9 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
+
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	directivepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 

@@ -2,7 +2,6 @@ package behaviour
 
 import (
 	"encoding/json"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"maps"
 	"reflect"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 )
 
 // shownPolicy is a limit with a policy, and what tells of it: a text where options are listed

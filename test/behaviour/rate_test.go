@@ -2,11 +2,11 @@ package behaviour
 
 import (
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"strings"
 	"testing"
 	"time"
 
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

@@ -3,7 +3,6 @@ package behaviour
 import (
 	"encoding/json"
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )

@@ -3,7 +3,6 @@ package behaviour
 import (
 	"context"
 	"encoding/json"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 

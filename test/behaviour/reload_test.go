@@ -3,7 +3,6 @@ package behaviour
 import (
 	"bytes"
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"io"
 	"net"
 	"net/http"
@@ -17,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"

@@ -4,8 +4,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"

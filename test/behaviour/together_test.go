@@ -3,11 +3,12 @@ package behaviour
 import (
 	"flag"
 	"fmt"
-	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 )
 
 // documentClashes has TestClashesAreDocumented write the table instead of comparing it.

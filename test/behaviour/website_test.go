@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"go/ast"
 	"go/importer"
 	goparser "go/parser"
@@ -19,6 +18,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 )
 
 // TestCaddyWebsite guards that Caddy's website can list and document this package: its

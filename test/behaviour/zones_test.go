@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"

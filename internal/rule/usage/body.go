@@ -78,7 +78,7 @@ func (b *Body) Write(p []byte) {
 // End must be called when nothing more comes, and before anything is asked about b.
 func (b *Body) End() {
 	if b.decoded != nil {
-		b.pipe.Close()
+		_ = b.pipe.Close()
 		<-b.decoded
 	}
 }
