@@ -322,7 +322,7 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 	var busy sync.WaitGroup
 	for range 3 { // longer than an upstream may be slow with as few requests as it can get
 		busy.Go(func() {
-			for time.Since(begun) < 14*time.Second {
+			for time.Since(begun) < 22*time.Second {
 				if _, err := ask("/busy"); err != nil {
 					t.Errorf("busy: %v", err)
 					return
