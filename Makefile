@@ -19,12 +19,13 @@ build:
 
 # Install what the tests need, and run those of all packages but the longest: some six
 # minutes. They run anew each time, since Go's cache of results does not know of other
-# processes, and no more than two packages at once, since some measure how long servers
-# take.
+# processes. Those that measure time run last, alone.
 HOW = -p 2 -short
+TIMED = ^TestTimed
 test: programs
 	go vet ./...
-	go test -count=1 $(HOW) ./...
+	go test -count=1 $(HOW) -skip '$(TIMED)' ./...
+	go test -count=1 $(HOW) -p 1 -parallel 1 -run '$(TIMED)' ./limiter ./limiter/internal/redisscript
 
 # All that CI runs, besides the README's example: some thirty-five minutes. What tests draw
 # at random differs from commit to commit and is the same for one: make check SEED=n draws
@@ -39,10 +40,10 @@ check: test test-race test-bench
 spare:
 	chrt --idle 0 $(MAKE) test-fuzz lint targets
 
-# The same tests with the race detector, but for the longest. Those of one goroutine are
-# skipped or shortened under it.
+# The same tests with the race detector, except the longest and those that measure time.
+# Tests of one goroutine are skipped or shortened under it.
 test-race: programs
-	go test -race -short -count=1 -p 2 -timeout 20m ./...
+	go test -race -short -count=1 -p 2 -timeout 20m -skip '$(TIMED)' ./...
 
 # See that each benchmark still works, once.
 test-bench: programs
