@@ -67,7 +67,7 @@ func (q *Request) applyBan(d *limiter.Decision, of entryRange) {
 // noteBan notes that the limit of e bans the request's key.
 func (q *Request) noteBan(e *Entry) {
 	bans := e.Limit.Bans
-	if e.Began || e.Decision.By == limiter.DecidedByRedis { // or it is noted already
+	if e.Began || e.Decision.By != limiter.DecidedByCache { // or it is noted already
 		bans.List.Note(BannedKey{e.Query.Key, e.ByAddress()}, e.Banned)
 	}
 	if !e.Began {

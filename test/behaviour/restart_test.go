@@ -116,9 +116,13 @@ func TestLimitsSurviveRestart(t *testing.T) {
 
 	r.start(setup{site: "respond ok"})
 	r.stop(patience)
-	r.start(setup{site: quota})
+	adminAddr := redistest.FreeAddr(t)
+	r.start(setup{site: quota, admin: adminAddr})
 	if r.get("/") != http.StatusTooManyRequests {
 		t.Error("the ban is gone")
+	}
+	if bans := newAdmin(t, adminAddr).ask("GET", "bans", ""); len(bans["bans"].([]any)) != 1 {
+		t.Errorf("bans lists %v, want the ban that has denied a request", bans)
 	}
 	r.stop(patience)
 
