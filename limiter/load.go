@@ -87,6 +87,16 @@ func (l *loader) take(n int) (b []byte) {
 func (l *loader) get32() uint32 { return binary.LittleEndian.Uint32(l.take(4)) }
 func (l *loader) get64() int64  { return int64(binary.LittleEndian.Uint64(l.take(8))) } //nolint:gosec // bits
 
+// count reads how many elements follow, each of at least size bytes, or 0 if that can't be.
+func (l *loader) count(size int) int {
+	n := l.get32()
+	if uint64(n) > uint64(len(l.b)/size) { //nolint:gosec // not negative
+		l.bad = true
+		return 0
+	}
+	return int(n)
+}
+
 // rest goes on with what is behind the head, and ends with a checksum. It reads the times first.
 func (l *loader) rest(b []byte, m *Memory) {
 	tail := loader{b: b[max(len(b)-savedTail, 0):]}
@@ -112,11 +122,7 @@ func (m *Memory) load(l *loader) (buckets int) {
 	if id.rate != otherNames {
 		p.usage.agree(maxKeys, keeps)
 	}
-	for n := int(l.get32()); n > 0 && !l.bad; n = int(l.get32()) {
-		if n > len(l.b)/savedBucket {
-			l.bad = true
-			break
-		}
+	for n := l.count(savedBucket); n > 0 && !l.bad; n = l.count(savedBucket) {
 		for range n {
 			at := place{hash: uint64(l.get64()), partition: p} //nolint:gosec // bits
 			at.table = &p.tables[at.hash%tables]
@@ -143,12 +149,9 @@ func (m *Memory) load(l *loader) (buckets int) {
 
 // limit reads which limit the buckets are of that follow, and how many its Name may have.
 func (l *loader) limit() (id limitID, limit *bucket.Limit, maxKeys int, keeps bool) {
-	size := l.get32()
-	if uint64(size) > uint64(len(l.b)) {
-		l.bad = true
+	if id.name = string(l.take(l.count(1))); l.bad {
 		return id, nil, 0, false
 	}
-	id.name = string(l.take(int(size)))
 	id.rate, id.dripSize, id.phase, id.cold = time.Duration(l.get64()), l.get64(), time.Duration(l.get64()), l.get32()
 	is := l.take(4)
 	id.algorithm, id.aligned, id.shared, keeps = bucket.Algorithm(is[0]), is[1] == 1, is[2] == 1, is[3] == 1
@@ -168,12 +171,12 @@ func (l *loader) limit() (id limitID, limit *bucket.Limit, maxKeys int, keeps bo
 
 // entryLog reads the log of a bucket of p, whose limit is given, if it has one.
 func (l *loader) entryLog(p *partition, limit *bucket.Limit) *bucket.EntryLog {
-	n := int(l.get32())
+	n := l.count(8)
 	if n == 0 || l.bad {
 		return nil
 	}
 	rate, base := l.get64(), l.get64()
-	if n > len(l.b)/8 || base < -2*bucket.Horizon || base > l.end || !p.mixed() && rate != limit.Rate() {
+	if base < -2*bucket.Horizon || base > l.end || !p.mixed() && rate != limit.Rate() {
 		l.bad = true
 		return nil
 	}
