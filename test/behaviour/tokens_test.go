@@ -255,6 +255,9 @@ func TestTokensInParallel(t *testing.T) {
 // off after any event: the most of the cost, the number so far, and what text and request may
 // have been.
 func TestTokensOfBrokenStreams(t *testing.T) {
+	if raceEnabled {
+		t.Skip("Caddy's access log reads how much of a body was read while the transport of reverse_proxy still reads it")
+	}
 	body, err := os.ReadFile(apiBodies + "anthropic-stream-1140.txt")
 	if err != nil {
 		t.Fatal(err)
