@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"bytes"
 	"fmt"
 	"hash/maphash"
+	"io"
 	"runtime"
 	"testing"
 	"time"
@@ -63,4 +65,29 @@ func hashAndClock(of []limiter.Bucket, keys int) task {
 			runtime.KeepAlive(time.Since(start))
 		}
 	}
+}
+
+// BenchmarkMemoryRestart saves a million buckets, and loads them into another store.
+func BenchmarkMemoryRestart(b *testing.B) {
+	const keys = 1_000_000
+	store := newMemory(keys)
+	fill(b, store, buckets(1, open), keys)
+	var file bytes.Buffer
+	if saved, err := store.Save(&file); err != nil || saved.Buckets != keys {
+		b.Fatal(saved, err)
+	}
+	b.Run("save", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := store.Save(io.Discard); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("load", func(b *testing.B) {
+		for b.Loop() {
+			if loaded, err := newMemory(keys).Load(bytes.NewReader(file.Bytes())); err != nil || loaded.Buckets != keys {
+				b.Fatal(loaded, err)
+			}
+		}
+	})
 }

@@ -123,9 +123,12 @@ func (m *Memory) load(l *loader) (buckets int) {
 		p.usage.agree(maxKeys, keeps)
 	}
 	for n := l.count(savedBucket); n > 0 && !l.bad; n = l.count(savedBucket) {
-		for range n {
+		for i := range n {
 			at := place{hash: uint64(l.get64()), partition: p} //nolint:gosec // bits
 			at.table = &p.tables[at.hash%tables]
+			if i == 0 && at.table.used == 0 {
+				at.table.rebuild(n, l.now) // they come in the order of a table, which is slow to fill one that grows
+			}
 			left, rest := l.get64(), l.get64()
 			l.bad = l.bad || left <= 0 || left > bucket.Horizon || rest < 0 || rest >= limit.RestEnd()
 			if p.entries != nil {
