@@ -35,18 +35,16 @@ func (e *events) write(b []byte) {
 			}
 		}
 		end := lineEnd(b)
-		if e.state == inField && end > 0 {
-			e.field[e.n] = b[0]
-			b = b[1:]
+		line := b[:end]
+		for e.state == inField && len(line) > 0 {
+			e.field[e.n], line = line[0], line[1:]
 			if e.n++; e.n == len(dataField) {
 				if e.state = inOtherLine; string(e.field[:]) == dataField {
 					e.state, e.data = beforeData, true
 				}
 			}
-			continue
 		}
-		line := b[:end]
-		if e.state == beforeData && end > 0 {
+		if e.state == beforeData && len(line) > 0 {
 			e.state, line = inData, bytes.TrimPrefix(line, []byte(" "))
 		}
 		if e.state == inData {
