@@ -53,7 +53,7 @@ func (d *LimitBuilder) setLoad() (err error) {
 			return option.Bad("max", string(a.Max), "at least "+cmp.Or(string(a.Min), defaultMin)+", the value of min")
 		}
 	}
-	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), parseUntil); err != nil {
+	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), option.Is("body", "header", "body")); err != nil {
 		return err
 	}
 	load.Options.High = a.HighRaw != nil
@@ -79,15 +79,6 @@ func parseLatency(text string) (d time.Duration, use string) {
 		return 0, "a duration from 1ms to 1m, such as 500ms"
 	}
 	return d, ""
-}
-
-// parseUntil parses the until option.
-func parseUntil(text string) (body bool, use string) {
-	switch text {
-	case "header", "body":
-		return text == "body", ""
-	}
-	return false, "header or body"
 }
 
 // setClasses loads the matchers of the requests that are more or less important.

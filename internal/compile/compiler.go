@@ -33,7 +33,7 @@ var defaultPrefixes = clientip.Prefixes{IPv4: 32, IPv6: 64}
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
 // Compiler makes the limits of a block from what its config says. It is the same when a config is
-// loaded and when a Caddyfile is adapted, but for what is not known then.
+// loaded and when a Caddyfile is adapted, except for what is not known then.
 type Compiler struct {
 	block        *config.Block
 	Settings     Settings
@@ -48,7 +48,7 @@ type Compiler struct {
 	Location     Location                     // of the handler, as far as its routes are known
 }
 
-// New returns the compiler of a block. Its error is that of an option which is not one of a limit.
+// New returns the compiler of a block. Its error is for an option that does not belong to a limit.
 func New(b *config.Block, resolve option.Resolver) (*Compiler, error) {
 	c := &Compiler{
 		block: b, resolve: resolve, maxKeys: math.MaxInt, countsDenied: countDenied(b.Limits), paths: make(map[string]bool),
@@ -61,14 +61,14 @@ type LimitBuilder struct {
 	*config.Limit
 	*Compiler
 	rule     *rule.Limit
-	parent   *LimitBuilder   // that of the containing limit; nil if there is none
+	parent   *LimitBuilder   // of the containing limit; nil if there is none
 	siblings []*config.Limit // in the same limit or block, l among them
 
 	consistency limiter.Consistency // that limits within it inherit
 }
 
 // compile compiles all of l that its options alone determine, without its matchers, and
-// those within it. siblings are the limits that stand beside l, and l. If an option is
+// those within it. siblings are the limits next to l, and l. If an option is
 // invalid, the error names the limit and the option.
 func (c *Compiler) compile(l *config.Limit, siblings []*config.Limit, parent *LimitBuilder) (*LimitBuilder, error) {
 	d := &LimitBuilder{Limit: l, Compiler: c, rule: &rule.Limit{Named: l.Name != "", Zone: c.zones[l]}, parent: parent, siblings: siblings}
@@ -93,7 +93,7 @@ func (c *Compiler) Check(visit func(*config.Limit, *LimitBuilder, error) error) 
 	return c.eachWithin(c.block.Limits, nil, visit)
 }
 
-// eachWithin compiles limits and those within them as they will be when they are loaded, but for
+// eachWithin compiles limits and those within them as they will be when they are loaded, except
 // placeholders that have no value yet, and calls visit for each, with the error if there is
 // one. It ends with the first error of visit.
 func (c *Compiler) eachWithin(limits []*config.Limit, parent *LimitBuilder, visit func(*config.Limit, *LimitBuilder, error) error) error {
@@ -229,21 +229,6 @@ func (d *LimitBuilder) setKey() (err error) {
 	return err
 }
 
-// What to do with new keys when a limit is full.
-const (
-	whenFullForget = "forget" // each replaces the emptiest bucket
-	whenFullShare  = "share"  // they share buckets
-)
-
-// parseWhenFull parses the when_full option.
-func parseWhenFull(text string) (share bool, use string) {
-	switch text {
-	case whenFullForget, whenFullShare:
-		return text == whenFullShare, ""
-	}
-	return false, "forget or share"
-}
-
 // setBounds sets how many buckets the limit may have, what to
 // do with new keys when it is full, and how many counters track them.
 func (d *LimitBuilder) setBounds() (err error) {
@@ -256,7 +241,7 @@ func (d *LimitBuilder) setBounds() (err error) {
 				fmt.Sprintf("at most %d, that of memory in the global option", d.Compiler.maxKeys))
 		}
 	}
-	if d.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(d.WhenFull, whenFullForget), parseWhenFull); err != nil {
+	if d.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(d.WhenFull, "forget"), option.Is("share", "forget", "share")); err != nil {
 		return err
 	}
 	if d.TrackTop != "" {

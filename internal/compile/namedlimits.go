@@ -72,7 +72,7 @@ func (c *Compiler) knows(o option.Setting) bool {
 	return !errors.Is(err, option.ErrUnresolved)
 }
 
-// disagreement returns the error for an option of a limit that differs from that of an earlier
+// disagreement returns the error for an option of a limit that differs from the same option of an earlier
 // one, which is at a location.
 func disagreement(path string, got, earlier option.Setting, at Location) *option.Error {
 	other := strconv.Quote(option.Shortened(earlier.Text))

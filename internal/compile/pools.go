@@ -8,7 +8,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// setPool checks that there is a pool beside d to borrow from, or if it is one, that there is
+// setPool checks that there is a pool next to d to borrow from, or if it is one, that there is
 // a limit that borrows from it.
 func (d *LimitBuilder) setPool() error {
 	d.rule.Borrow, d.rule.OwnCost = d.Borrow, d.Cost != "" || d.Concurrency != ""

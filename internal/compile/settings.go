@@ -12,7 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// Settings are the options of a block but for its limits.
+// Settings are the options of a block, without its limits.
 type Settings struct {
 	Accounting rule.Accounting
 	Families   outcome.Families
@@ -41,7 +41,7 @@ func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
 			return err
 		}
 	}
-	if s.NoBody, err = option.ParseConstant("body", cmp.Or(b.Body, "on"), parseBody); err != nil {
+	if s.NoBody, err = option.ParseConstant("body", cmp.Or(b.Body, "on"), option.Is("off", "on", "off")); err != nil {
 		return err
 	}
 	if b.Jitter != "" {
@@ -99,13 +99,4 @@ func parseJitter(text string) (share float64, use string) {
 		return 0, "a share of the wait from 0 to 1, such as 0.1 for 10 %"
 	}
 	return share, ""
-}
-
-// parseBody parses the body option.
-func parseBody(text string) (off bool, use string) {
-	switch text {
-	case "on", "off":
-		return text == "off", ""
-	}
-	return false, "on or off"
 }

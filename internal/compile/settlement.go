@@ -39,7 +39,7 @@ func (d *LimitBuilder) setSettlement() (err error) {
 	if !d.rule.Settlement.Holds() && !d.IsGroup() {
 		return option.Needs("hold", d.Hold, "count or actual_cost: other limits hold nothing")
 	}
-	d.rule.Settlement.HoldOff, err = option.ParseConstant("hold", d.Hold, parseHold)
+	d.rule.Settlement.HoldOff, err = option.ParseConstant("hold", d.Hold, option.Is("off", "on", "off"))
 	return err
 }
 
@@ -55,13 +55,4 @@ func ParseStatusCode(text string) (code int, use string) {
 		use = useStatusCodes
 	}
 	return code, use
-}
-
-// parseHold parses the hold option.
-func parseHold(text string) (off bool, use string) {
-	switch text {
-	case "on", "off":
-		return text == "off", ""
-	}
-	return false, "on or off"
 }

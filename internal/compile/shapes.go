@@ -324,7 +324,7 @@ func (d *LimitBuilder) setWindowBucket() error {
 			return err
 		}
 		b.Source = option.Setting{Option: "window", Text: string(d.Window)}
-		if b.Aligned, err = option.ParseConstant("window_start", d.startOfWindows(), parseWindowStart); err != nil {
+		if b.Aligned, err = option.ParseConstant("window_start", d.startOfWindows(), option.Is(windowStartClock, windowStartClock, windowStartFirst)); err != nil {
 			return err
 		}
 	}
@@ -375,12 +375,3 @@ const (
 
 // startOfWindows returns when fixed windows begin.
 func (d *LimitBuilder) startOfWindows() string { return cmp.Or(d.WindowStart, windowStartClock) }
-
-// parseWindowStart parses the window_start option.
-func parseWindowStart(text string) (clock bool, use string) {
-	switch text {
-	case windowStartClock, windowStartFirst:
-		return text == windowStartClock, ""
-	}
-	return false, "clock or first"
-}

@@ -47,7 +47,7 @@ type sharedBounds struct {
 	location Location // of the first of them
 }
 
-// NewShared returns that of a config without limits, and reads the options of its app.
+// NewShared returns the Shared of a config without limits, and reads the options of its app.
 func NewShared(app *config.App) (s *Shared, err error) {
 	s = &Shared{
 		named:    make(NamedLimits),
@@ -94,13 +94,7 @@ func (s *Shared) setMemory(m *config.Memory) (err error) {
 var ParseMaxKeys = option.Integer(1, 1_000_000_000)
 
 // ParseMetrics parses the metrics option.
-func ParseMetrics(text string) (on bool, use string) {
-	switch text {
-	case "on", "off":
-		return text == "on", ""
-	}
-	return false, "on or off"
-}
+var ParseMetrics = option.Is("on", "on", "off")
 
 // countersOf returns the counters of a path.
 func (a *Shared) countersOf(path string) *telemetry.Counters {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -21,13 +22,7 @@ const (
 )
 
 // ParseAccounting parses the option accounting.
-func ParseAccounting(text string) (a Accounting, want string) {
-	switch a := Accounting(text); a {
-	case Atomic, Each, InOrder:
-		return a, ""
-	}
-	return "", "atomic, each or in_order"
-}
+var ParseAccounting = option.OneOf(Atomic, Each, InOrder)
 
 // inStore returns how a store charges the buckets of one call.
 func (a Accounting) inStore() limiter.Accounting {

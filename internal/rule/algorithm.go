@@ -1,6 +1,9 @@
 package rule
 
-import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+import (
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+)
 
 // Algorithm is how a limit counts units, by the name that configs have for it.
 type Algorithm string
@@ -28,12 +31,7 @@ var algorithms = map[Algorithm]bucket.Algorithm{
 }
 
 // ParseAlgorithm parses the option algorithm.
-func ParseAlgorithm(text string) (a Algorithm, want string) {
-	if _, ok := algorithms[Algorithm(text)]; !ok {
-		return "", "leaky_bucket, token_bucket, fixed_window, sliding_window, sliding_log or warm_up"
-	}
-	return Algorithm(text), ""
-}
+var ParseAlgorithm = option.OneOf(LeakyBucket, TokenBucket, FixedWindow, SlidingWindow, SlidingLog, WarmUp)
 
 // InStore returns what stores count by.
 func (a Algorithm) InStore() bucket.Algorithm { return algorithms[a] }

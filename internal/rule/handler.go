@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
 // Handler is a handler of limits: what its requests have to pass.
@@ -35,13 +37,7 @@ const (
 )
 
 // ParseOnError parses the option on_error.
-func ParseOnError(text string) (o OnError, want string) {
-	switch o := OnError(text); o {
-	case OnErrorFallback, OnErrorAllow, OnErrorDeny:
-		return o, ""
-	}
-	return "", "fallback, allow or deny"
-}
+var ParseOnError = option.OneOf(OnErrorFallback, OnErrorAllow, OnErrorDeny)
 
 // LocatedBucket is a bucket, and the limits around its own.
 type LocatedBucket struct {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -158,6 +159,30 @@ func ParseConstant[T any](option, text string, parse Parser[T]) (T, error) {
 		return v, Bad(option, text, use)
 	}
 	return v, nil
+}
+
+// OneOf returns the parser of an option that is one of some words.
+func OneOf[T ~string](words ...T) Parser[T] {
+	texts := make([]string, len(words))
+	for i, word := range words {
+		texts[i] = string(word)
+	}
+	use := InWords(texts, "or")
+	return func(text string) (T, string) {
+		if !slices.Contains(words, T(text)) {
+			return "", use
+		}
+		return T(text), ""
+	}
+}
+
+// Is returns the parser of an option that is one of some words, which reports whether it is want.
+func Is(want string, words ...string) Parser[bool] {
+	parse := OneOf(words...)
+	return func(text string) (bool, string) {
+		word, use := parse(text)
+		return word == want, use
+	}
 }
 
 // IsDynamic reports whether the value depends on the request.
