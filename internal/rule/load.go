@@ -26,7 +26,7 @@ type Load struct {
 	Options     adaptive.Options
 	UntilBody   bool                  // whether a request has its place until its response has ended
 	High, Low   caddyhttp.MatcherSets // the requests that are more important than others, or less
-	Controllers *adaptive.Controllers // those of all limits of its name and options
+	Controllers *adaptive.Controllers // of all limits of its name and options
 
 	proxied atomic.Bool // whether an upstream has ever answered a request by reverse_proxy
 }
@@ -40,7 +40,7 @@ const (
 	mostShedWait = 4 * time.Second
 )
 
-// classOf returns how important a request is. Its error is that of a matcher.
+// classOf returns how important a request is. Its error is a matcher's.
 func (l *Load) classOf(r *http.Request) (adaptive.Class, error) {
 	for _, of := range [...]struct {
 		class adaptive.Class
@@ -229,7 +229,7 @@ func (b watchedBody) Read(buffer []byte) (int, error) {
 }
 
 // leavePlaces releases slots when the header of the response, with a status, is there. A limit
-// until body releases it later, but for what need not end: upgraded connections, and events.
+// until body releases it later, except for what need not end: upgraded connections, and events.
 func (s *settler) leavePlaces(status int) {
 	for i := range s.holdings {
 		h := &s.holdings[i]
@@ -237,7 +237,7 @@ func (s *settler) leavePlaces(status int) {
 			continue
 		}
 		answered := s.answers(h.place.limit.Load, status)
-		if h.place.limit.Load.UntilBody && !s.endless(status) {
+		if h.place.limit.Load.UntilBody && !s.isStreaming(status) {
 			h.place.answered = answered
 			continue
 		}
@@ -269,8 +269,7 @@ func (s *settler) answers(l *Load, status int) bool {
 	return status < statusClientLeft && status != http.StatusTooManyRequests && s.routedError() == nil && (proxied || !l.proxied.Load())
 }
 
-// endless reports whether a response need not end, as its header says.
-func (s *settler) endless(status int) bool {
-	return status == http.StatusSwitchingProtocols || s.request.Method == http.MethodConnect ||
-		strings.HasPrefix(strings.ToLower(s.Header().Get("Content-Type")), "text/event-stream")
+// isStreaming reports whether a response need not end, as its header says.
+func (s *settler) isStreaming(status int) bool {
+	return s.upgrades(status) || strings.HasPrefix(strings.ToLower(s.Header().Get("Content-Type")), "text/event-stream")
 }

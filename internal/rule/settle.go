@@ -139,7 +139,7 @@ type responseState uint8
 const (
 	pending  responseState = iota // it has not begun
 	unpassed                      // there is none: the request was not passed on
-	unknown                       // the request was passed on, and nobody knows what came of it
+	unknown                       // the request was passed on, and what came of it is unknown
 	upgraded                      // a handler has taken the connection before there was a status
 	broken                        // it has begun, but broke off
 	complete                      // it has ended, as far as anybody can tell
@@ -152,7 +152,7 @@ type response struct {
 	header http.Header // with the trailers that there are
 	bytes  int64       // of its body, or sent over its connection
 	took   time.Duration
-	body   *usage.Body // nil if nobody reads it
+	body   *usage.Body // nil if it is not read
 	left   bool        // whether its client has left
 }
 
@@ -205,7 +205,7 @@ func (h *Holding) atEnd(r *http.Request, res *response) (charge int64, why strin
 	return min(n, limiter.MaxUnits), "", true
 }
 
-// bytesOf returns the length of a response's body, and that of the request's if that is the
+// bytesOf returns the length of a response's body, and of the request's if that is the
 // estimated cost.
 func (h *Holding) bytesOf(r *http.Request, res *response) int64 {
 	n := res.bytes
@@ -347,7 +347,7 @@ type settler struct {
 	caddyhttp.ResponseWriterWrapper
 	request  *http.Request
 	holdings []Holding
-	early    bool // whether the client had left before the request was passed on, and nobody had it since
+	early    bool // whether the client had left before the request was passed on, and no handler had it since
 	state    responseState
 	status   int          // once it has begun
 	body     *usage.Body  // nil unless a limit reads it
@@ -359,7 +359,7 @@ func (s *settler) left() bool { return s.request.Context().Err() != nil }
 
 // begin settles what the status and the header of the response decide, once. A handler's
 // failure after the client has left is no response, nor is the status that says so, nor an
-// error route's text where nobody knows what the response would have been; their bodies begin
+// error route's text where it is unknown what the response would have been; their bodies begin
 // none either.
 func (s *settler) begin(status int) {
 	if s.state != pending {
@@ -385,16 +385,16 @@ func (s *settler) beginBody() {
 		if charge, decided := h.byHeader(s.status, s.Header()); decided {
 			h.Settle(charge)
 		}
-		if cost := h.bucket.Limit.Settlement.Usage; cost != nil && h.held != nil && s.body == nil && !s.upgrades() {
+		if cost := h.bucket.Limit.Settlement.Usage; cost != nil && h.held != nil && s.body == nil && !s.upgrades(s.status) {
 			s.body = cost.Plan().NewBody(s.Header())
 		}
 	}
 }
 
 // upgrades reports whether the connection, or the stream of it, carries another protocol than HTTP
-// from now on.
-func (s *settler) upgrades() bool {
-	return s.status == http.StatusSwitchingProtocols || s.request.Method == http.MethodConnect
+// after a response with that status.
+func (s *settler) upgrades(status int) bool {
+	return status == http.StatusSwitchingProtocols || s.request.Method == http.MethodConnect
 }
 
 // unanswered reports whether err says that the request was passed on to a server whose
@@ -419,7 +419,7 @@ func (s *settler) unanswered(err error) bool {
 	return false
 }
 
-// retried reports whether a proxy has tried the request more than once. Its error is that of
+// retried reports whether a proxy has tried the request more than once. Its error is about
 // the last try, and does not tell whether an upstream had the request before.
 func (s *settler) retried() bool {
 	value, _ := s.request.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Get("http.reverse_proxy.retries")
