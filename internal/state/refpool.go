@@ -28,32 +28,32 @@ type Refs[K comparable, V any] struct {
 	have map[K]V
 }
 
-// NewRefs returns those of a config that uses none yet.
-func (k *RefPool[K, V]) NewRefs() Refs[K, V] { return Refs[K, V]{k, make(map[K]V)} }
+// NewRefs returns the Refs of a config that uses no value yet.
+func (p *RefPool[K, V]) NewRefs() Refs[K, V] { return Refs[K, V]{p, make(map[K]V)} }
 
 // Get returns the value of a key.
-func (u *Refs[K, V]) Get(key K) V {
-	v, ok := u.have[key]
+func (r *Refs[K, V]) Get(key K) V {
+	v, ok := r.have[key]
 	if !ok {
-		found, _, _ := u.of.pool.LoadOrNew(key, func() (caddy.Destructor, error) {
-			return pooled[V]{u.of.make(key)}, nil
+		found, _, _ := r.of.pool.LoadOrNew(key, func() (caddy.Destructor, error) {
+			return pooled[V]{r.of.make(key)}, nil
 		})
 		v = found.(pooled[V]).value
-		u.have[key] = v
+		r.have[key] = v
 	}
 	return v
 }
 
 // Release releases all values.
-func (u *Refs[K, V]) Release() {
-	for key := range u.have {
-		_, _ = u.of.pool.Delete(key)
+func (r *Refs[K, V]) Release() {
+	for key := range r.have {
+		_, _ = r.of.pool.Delete(key)
 	}
-	clear(u.have)
+	clear(r.have)
 }
 
 // Len returns the number of values that any config uses.
-func (k *RefPool[K, V]) Len() (n int) {
-	k.pool.Range(func(any, any) bool { n++; return true })
+func (p *RefPool[K, V]) Len() (n int) {
+	p.pool.Range(func(any, any) bool { n++; return true })
 	return n
 }

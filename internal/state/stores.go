@@ -35,7 +35,7 @@ var Process = &processState{
 	Waiting: newRefPool(func(string) *rule.Queues { return rule.NewQueues() }),
 	Loads:   newRefPool(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
 
-	NewMemory:       limiter.NewMemory,
+	MakeMemory:      limiter.NewMemory,
 	DataDir:         caddy.AppDataDir,
 	IdleMemoryTime:  time.Minute,
 	RedisCloseDelay: 10 * time.Second,
@@ -46,9 +46,9 @@ var Process = &processState{
 type processState struct {
 	*telemetry.Process // what is counted at limits
 
-	// The stores in use. There is a single memory store, under memoryKey, which every app
+	// The stores in use. There is a single memory store, under MemoryKey, which every app
 	// uses. With Redis it is the fallback, so that levels are kept when Redis is added to
-	// the config or removed from it. Each Redis store is under a redisStoreKey.
+	// the config or removed from it. Each Redis store is under a RedisStoreKey.
 	Stores *caddy.UsagePool
 
 	// The memory store while no app uses it.
@@ -56,11 +56,11 @@ type processState struct {
 
 	Tops    *RefPool[TopID, *toplist.List]  // the keys that ask most
 	Bans    *RefPool[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
-	Waiting *RefPool[string, *rule.Queues]  // how many requests wait, likewise
+	Waiting *RefPool[string, *rule.Queues]  // the requests that wait, by the same
 	Loads   *RefPool[LoadID, *adaptive.Controllers]
 
-	// newMemory returns a new memory store.
-	NewMemory func() *limiter.Memory
+	// MakeMemory returns a new memory store.
+	MakeMemory func() *limiter.Memory
 
 	// DataDir returns the directory where Caddy keeps its data.
 	DataDir func() string
@@ -92,6 +92,7 @@ type LoadID struct {
 	Options adaptive.Options
 }
 
+// MemoryKey is the key of the memory store in the pool.
 const MemoryKey = "memory"
 
 // SharedMemory is the memory store in the pool.
@@ -120,7 +121,7 @@ func Sweep(m *limiter.Memory, file *persist.File) SharedMemory {
 	return shared
 }
 
-// Destruct keeps the store for the next app for idleMemoryTime.
+// Destruct keeps the store for the next app for IdleMemoryTime.
 func (m SharedMemory) Destruct() error {
 	close(m.unused)
 	m.File.Close()
@@ -140,7 +141,7 @@ type Redis struct {
 // ConnectWait is how long a config waits for the first connection to Redis.
 const ConnectWait = 250 * time.Millisecond
 
-// ConnectOnce connects, unless that was done before. Whoever calls it meanwhile waits too:
+// ConnectOnce connects, unless that was done before. Calls meanwhile wait too:
 // Caddy may start its servers before the app, and then requests do.
 func (s *Redis) ConnectOnce() {
 	s.connected.Do(func() {
@@ -151,7 +152,7 @@ func (s *Redis) ConnectOnce() {
 }
 
 // Destruct closes the store once no request can use it any more: one that has
-// passed a handler may reach another one much later. When the process exits, nobody
+// passed a handler may reach another one much later. When the process exits, nothing
 // would close it later.
 func (s *Redis) Destruct() error {
 	if caddy.Exiting() {
@@ -189,8 +190,8 @@ func (s *Stores) OpenMemory() error {
 		if m := Process.IdleMemory.Swap(nil); m != nil {
 			return Sweep(m.Memory, m.File), nil
 		}
-		Process.Process.NewMemory()
-		m := Process.NewMemory()
+		Process.NewMemory() // counted anew
+		m := Process.MakeMemory()
 		return Sweep(m, persist.New(m, caddy.Exiting)), nil
 	})
 	s.Memory, s.File = store.Memory, store.File

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -250,7 +250,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 // come when as many wait as may.
 func TestWarmUpDelays(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &configpkg.Limit{
+	l, _ := readyLimit(t, &config.Limit{
 		Key: "all", Algorithm: "warm_up", Rate: "10/5s", WarmUp: "4s", MaxDelay: "2s", MaxWaiting: "2", Cost: "{cost}",
 	})
 	now := time.Duration(0)
@@ -387,7 +387,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	if err := s.load(c); err != nil {
 		t.Fatal(err)
 	}
-	if n := statepkg.Process.Waiting.Len(); n > 0 {
+	if n := state.Process.Waiting.Len(); n > 0 {
 		t.Errorf("%d counts are kept for a config without waiting requests", n)
 	}
 }

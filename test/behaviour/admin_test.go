@@ -26,7 +26,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
@@ -680,13 +680,13 @@ func TestAdminTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	check()
-	if n := statepkg.Process.Tops.Len(); n != 2 {
+	if n := state.Process.Tops.Len(); n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
 	if err := s.load(setup{admin: a.addr, site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
 		t.Fatal(err)
 	}
-	if n := statepkg.Process.Tops.Len(); n > 0 {
+	if n := state.Process.Tops.Len(); n > 0 {
 		t.Errorf("keys of %d limits are kept without track_top", n)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -26,35 +26,35 @@ func TestAlgorithms(t *testing.T) {
 		return l
 	}
 	tests := []struct {
-		limit configpkg.Limit
+		limit config.Limit
 		want  limiter.Limit
 	}{
-		{configpkg.Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{configpkg.Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{configpkg.Limit{Algorithm: "token_bucket", Size: "5"}, limiter.Limit{Size: 5, DripInterval: time.Second, DripSize: 1}},
-		{configpkg.Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 1}},
-		{configpkg.Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limiter.Limit{Size: 4, DripInterval: 3 * time.Second, DripSize: 1}},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
-		{configpkg.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
-		{configpkg.Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
-		{configpkg.Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
-		{configpkg.Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
-		{configpkg.Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
-		{configpkg.Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
-		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second)},
-		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second).WithColdFactor(2.5)},
-		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute)},
-		{configpkg.Limit{Rate: "5/1s", CountDenied: true}, counting(limiter.PerSecond(5))},
-		{configpkg.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m", CountDenied: true}, counting(limiter.SlidingWindow(5, time.Minute))},
-		{configpkg.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}", CountDenied: true}, counting(limiter.WarmingUp(10, time.Second, time.Minute))},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Period: "day", CountDenied: true}, counting(limiter.ClockWindow(5, 24*time.Hour, midnight))},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
-		{configpkg.Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
+		{config.Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{config.Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
+		{config.Limit{Algorithm: "token_bucket", Size: "5"}, limiter.Limit{Size: 5, DripInterval: time.Second, DripSize: 1}},
+		{config.Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 1}},
+		{config.Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limiter.Limit{Size: 4, DripInterval: 3 * time.Second, DripSize: 1}},
+		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
+		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
+		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
+		{config.Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
+		{config.Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
+		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
+		{config.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{config.Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
+		{config.Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
+		{config.Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{config.Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
+		{config.Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
+		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second)},
+		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second).WithColdFactor(2.5)},
+		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute)},
+		{config.Limit{Rate: "5/1s", CountDenied: true}, counting(limiter.PerSecond(5))},
+		{config.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m", CountDenied: true}, counting(limiter.SlidingWindow(5, time.Minute))},
+		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}", CountDenied: true}, counting(limiter.WarmingUp(10, time.Second, time.Minute))},
+		{config.Limit{Algorithm: "fixed_window", Size: "5", Period: "day", CountDenied: true}, counting(limiter.ClockWindow(5, 24*time.Hour, midnight))},
+		{config.Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
+		{config.Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
 	}
 	for i := range tests {
 		tc := &tests[i]

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -118,7 +118,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 // runs.
 func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
 	t.Helper()
-	app := statepkg.Process.Newest()
+	app := state.Process.Newest()
 	if app == nil {
 		t.Fatal("no app runs")
 	}
@@ -181,29 +181,29 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		core, observed := observer.New(zap.DebugLevel)
 		c := provisionApp(t, `{}`).Compiled()
 		c.Logger = zap.New(core)
-		statepkg.Process.Add(c)
+		state.Process.Add(c)
 		configs, logs = append(configs, c), append(logs, observed)
 	}
 	for _, tc := range tests {
-		statepkg.Process.Redis(nil, tc.event)
+		state.Process.Redis(nil, tc.event)
 		got := logs[1].TakeAll()
 		if len(got) != 1 || got[0].Level != tc.level || got[0].Message != tc.text ||
 			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
-	statepkg.Process.Redis(nil, tests[3].event) // of a store that a reload has made
+	state.Process.Redis(nil, tests[3].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
 		t.Errorf("an error is logged twice in a minute: %v", logs[1].TakeAll())
 	}
 	if logs[0].Len() > 0 {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
-	statepkg.Process.Remove(configs[1])
-	statepkg.Process.Redis(nil, tests[0].event)
+	state.Process.Remove(configs[1])
+	state.Process.Redis(nil, tests[0].event)
 	if logs[0].Len() != 1 || logs[1].Len() != 0 {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
-	statepkg.Process.Remove(configs[0])
-	statepkg.Process.Redis(nil, tests[0].event) // which nobody needs to know any more
+	state.Process.Remove(configs[0])
+	state.Process.Redis(nil, tests[0].event) // which nobody needs to know any more
 }

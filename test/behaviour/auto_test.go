@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
@@ -322,7 +322,7 @@ func TestAutoStaysThroughReloads(t *testing.T) {
 	}
 	release()
 	slow.Wait()
-	if n := statepkg.Process.Loads.Len(); n != 1 {
+	if n := state.Process.Loads.Len(); n != 1 {
 		t.Errorf("%d controllers are kept, want those of the config", n)
 	}
 }

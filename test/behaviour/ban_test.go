@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
@@ -222,7 +222,7 @@ func TestBanOnReload(t *testing.T) {
 	load("size 5\ndrip_rate 2s")
 	s.run(step{header: []string{"User: a"}, want: "200 limit=5 remaining=4 clear=2.000"})
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": []}`)
-	if n := statepkg.Process.Bans.Len(); n > 0 {
+	if n := state.Process.Bans.Len(); n > 0 {
 		t.Errorf("%d lists of bans are kept for a config that does not ban", n)
 	}
 }

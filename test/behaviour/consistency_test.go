@@ -14,7 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -270,7 +270,7 @@ func TestConsistencyInMemory(t *testing.T) {
 		if err := caddy.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		statepkg.Process.IdleMemory.Store(nil)
+		state.Process.IdleMemory.Store(nil)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
@@ -44,7 +44,7 @@ func TestRequestsAreCountedOnce(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := startConfig(t, setup{global: tc.global, site: tc.site})
-			before := statepkg.Process.Requests()
+			before := state.Process.Requests()
 			for path := range strings.FieldsSeq(tc.paths) {
 				if res, err := http.Get(s.url(path)); err == nil {
 					_, _ = io.Copy(io.Discard, res.Body)
@@ -52,7 +52,7 @@ func TestRequestsAreCountedOnce(t *testing.T) {
 				}
 			}
 			redistest.WaitFor(t, patience, func() error { // a response may arrive before its request has ended
-				got := statepkg.Process.Requests()
+				got := state.Process.Requests()
 				for what := range got {
 					if got[what] -= before[what]; got[what] == 0 {
 						delete(got, what)

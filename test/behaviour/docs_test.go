@@ -26,8 +26,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
 // documents returns the paths of all documents that may have examples in them.
@@ -265,7 +265,7 @@ func TestDocumentedSyntax(t *testing.T) {
 			}
 		}
 	}
-	list := strings.Join(slices.Concat(configpkg.LimitOptions, configpkg.BlockOptions), ", ")
+	list := strings.Join(slices.Concat(config.LimitOptions, config.BlockOptions), ", ")
 	if documented := strings.Join(got, ", "); documented != list {
 		t.Errorf("the document has %q, the parser %q", documented, list)
 	}
@@ -498,7 +498,7 @@ func validateQuery(query string) error {
 		return errors.New("it asks for none of our metrics")
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	statepkg.Process.Describe(descriptions)
+	state.Process.Describe(descriptions)
 	close(descriptions)
 	known := make(map[string]bool)
 	for d := range descriptions {
@@ -521,7 +521,7 @@ func TestDocumentedMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	statepkg.Process.Describe(descriptions)
+	state.Process.Describe(descriptions)
 	close(descriptions)
 	for d := range descriptions {
 		name := regexp.MustCompile(`fqName: "caddy_rate_limit_(\w+)"`).FindStringSubmatch(d.String())[1]

@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -78,19 +78,19 @@ func (s *subscriber) Handle(_ context.Context, e caddy.Event) error {
 func setProcess(t *testing.T) (move func(time.Duration)) {
 	t.Helper()
 	var now atomic.Int64
-	original := statepkg.Process.Process
-	statepkg.Process.Process = telemetry.New(telemetry.Options{
+	original := state.Process.Process
+	state.Process.Process = telemetry.New(telemetry.Options{
 		Now: func() time.Time { return time.Unix(0, now.Load()) }, Every: time.Hour, Patience: handlerPatience,
 	})
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
 			t.Error(err)
 		}
-		statepkg.Process.Process = original
+		state.Process.Process = original
 	})
 	return func(d time.Duration) {
 		now.Add(int64(d))
-		statepkg.Process.Look()
+		state.Process.Look()
 	}
 }
 
@@ -431,13 +431,13 @@ func TestBlockedEventHandler(t *testing.T) {
 	move(time.Second) // its event blocks
 	waitForEvents(t, telemetry.EventExceeded, 1)
 	for n := range telemetry.MaxStuckEvents - 1 {
-		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxStuckEvents-1)
 	denied := 1 + s.flood(8, 8)
 	move(20 * time.Second)
 	for n := range 2*telemetry.MaxWaitingEvents + 1 {
-		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
+		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
 	}
 	if err := s.load(setup{global: listening("b"), site: oneRequest}); err != nil {
 		t.Fatal(err)
@@ -500,7 +500,7 @@ func TestFailingEventHandlers(t *testing.T) {
 		nil,
 	} {
 		handleEvents(handle)
-		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 		waitForEvents(t, telemetry.EventRedisLost, n+1)
 		s.get("/")
 	}
@@ -543,7 +543,7 @@ func TestEventsBeforeStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range telemetry.MaxWaitingEvents + 3 {
-		statepkg.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	if got := heardEvents(telemetry.EventRedisLost); len(got) > 0 {
 		t.Fatalf("before the start: %v", got)
@@ -569,7 +569,7 @@ func TestDenialsWithoutListeners(t *testing.T) {
 		t.Fatal(err)
 	}
 	quiet.Compiled().Events.Emit(quiet.Compiled().Context, "started", nil)
-	c := statepkg.Process.Counters("api")
+	c := state.Process.Counters("api")
 	defer c.Release()
 	deny := func() {
 		d := limiter.Decision{Denied: true, RetryAfter: time.Second}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 )
 
 // Guards the bounds of a limit that are passed to the store: of each of its buckets, not of
@@ -18,25 +18,25 @@ import (
 func TestBucketsOfFullLimits(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		limit *configpkg.Limit
+		limit *config.Limit
 		want  string // by name, max_keys and share key
 	}{
-		{&configpkg.Limit{Size: "1"}, "default 0 []"},
-		{&configpkg.Limit{Size: "1", MaxKeys: "5"}, "default 5 []"},
-		{&configpkg.Limit{Size: "1", WhenFull: "forget"}, "default 0 []"},
-		{&configpkg.Limit{Size: "1", WhenFull: "share"}, "default 0 [192.0.0.0/16]"},
-		{&configpkg.Limit{Size: "{n}", MaxKeys: "5", WhenFull: "share"}, "default 5 [192.0.0.0/16]"},
+		{&config.Limit{Size: "1"}, "default 0 []"},
+		{&config.Limit{Size: "1", MaxKeys: "5"}, "default 5 []"},
+		{&config.Limit{Size: "1", WhenFull: "forget"}, "default 0 []"},
+		{&config.Limit{Size: "1", WhenFull: "share"}, "default 0 [192.0.0.0/16]"},
+		{&config.Limit{Size: "{n}", MaxKeys: "5", WhenFull: "share"}, "default 5 [192.0.0.0/16]"},
 		{
-			&configpkg.Limit{Max: "1", Duration: "1s", MinInterval: "1s", MaxKeys: "5", WhenFull: "share"},
+			&config.Limit{Max: "1", Duration: "1s", MinInterval: "1s", MaxKeys: "5", WhenFull: "share"},
 			"default 5 [192.0.0.0/16], default/min_interval 5 [192.0.0.0/16]",
 		},
 		{
-			&configpkg.Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
+			&config.Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: config.NestedLimits{List: []*config.Limit{
 				{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"},
 			}}},
 			"x 5 [192.0.0.0/16], x/a 0 [], x/b 7 [192.0.0.0/16]",
 		},
-		{&configpkg.Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
+		{&config.Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
 	} {
 		l, _ := readyLimit(t, tc.limit)
 		r := newSiteRequest()

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
@@ -48,7 +48,7 @@ func TestNewFamilies(t *testing.T) {
 		{"X-RateLimit", 0, `headers: "X-RateLimit" is not valid; use x-ratelimit`},
 		{"ratelimit-11 draft-7", 0, `headers: "draft-7" is not valid; use x-ratelimit`},
 	} {
-		got, err := compilepkg.NewFamilies(strings.Fields(tc.words))
+		got, err := compile.NewFamilies(strings.Fields(tc.words))
 		switch {
 		case tc.err == "" && err != nil:
 			t.Errorf("headers %s: %v", tc.words, err)

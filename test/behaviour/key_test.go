@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
@@ -22,11 +22,11 @@ import (
 // parent's where a limit takes its key.
 func TestKeyInheritance(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &configpkg.Limit{Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
+	l, _ := readyLimit(t, &config.Limit{Limits: config.NestedLimits{List: []*config.Limit{
 		{Name: "plain", Size: "1"},
 		{Name: "prefixed", Size: "1", IPv4Prefix: "24"},
-		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
-			{Name: "same", Size: "1", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
+		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: config.NestedLimits{List: []*config.Limit{
+			{Name: "same", Size: "1", Limits: config.NestedLimits{List: []*config.Limit{
 				{Name: "deep", Max: "5", Duration: "1s", MinInterval: "1s"},
 				{Name: "other", Key: "{b}", Size: "1"},
 				{Name: "finer", IPv6Prefix: "56", Size: "1"},
@@ -64,9 +64,9 @@ func TestKeyInheritance(t *testing.T) {
 // replaces, also mean the address in JSON.
 func TestKeyShorthandsInJSON(t *testing.T) {
 	t.Parallel()
-	const config = `{"key":"{client_ip} {remote_host} {http.request.host}","size":1}`
-	var l configpkg.Limit
-	if err := json.Unmarshal([]byte(config), &l); err != nil {
+	const text = `{"key":"{client_ip} {remote_host} {http.request.host}","size":1}`
+	var l config.Limit
+	if err := json.Unmarshal([]byte(text), &l); err != nil {
 		t.Fatal(err)
 	}
 	ready, _ := readyLimit(t, &l)
@@ -115,7 +115,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			for _, l := range []*configpkg.Limit{
+			for _, l := range []*config.Limit{
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Size: "1"},
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Max: "5", Duration: "1s", MinInterval: "1s"},
 			} {
@@ -159,8 +159,8 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 func TestMissingKeyWarnsOnce(t *testing.T) {
 	t.Parallel()
 	load := func() (*rule.Limit, func() []string) {
-		l, logs := readyLimit(t, &configpkg.Limit{Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
-			{Name: "a", Key: "{a}", Size: "1", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{{Name: "within", Size: "1"}}}},
+		l, logs := readyLimit(t, &config.Limit{Limits: config.NestedLimits{List: []*config.Limit{
+			{Name: "a", Key: "{a}", Size: "1", Limits: config.NestedLimits{List: []*config.Limit{{Name: "within", Size: "1"}}}},
 			{Name: "b", Key: "{b} {client_ip}", Size: "1"},
 			{Name: "c", Key: "{c}-{a}", Size: "1"},
 			{Name: "static", Key: "all", Size: "1"},
@@ -206,7 +206,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
 	t.Parallel()
-	l, logs := readyLimit(t, &configpkg.Limit{Name: "a", Size: "1"})
+	l, logs := readyLimit(t, &config.Limit{Name: "a", Size: "1"})
 	r := newSiteRequest()
 	r.setClient("")
 	buckets, err := r.asks(l)
@@ -225,7 +225,7 @@ func TestUnknownClientAddress(t *testing.T) {
 // request, and that it is read anew for the next.
 func TestKeyOfEachRequest(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &configpkg.Limit{Name: "a", Key: "{a}", Size: "1", Limits: configpkg.NestedLimits{List: []*configpkg.Limit{
+	l, _ := readyLimit(t, &config.Limit{Name: "a", Key: "{a}", Size: "1", Limits: config.NestedLimits{List: []*config.Limit{
 		{Name: "b", Size: "1"},
 		{Name: "c", Key: "{c}", Size: "1"},
 		{Name: "d", Size: "1"},

@@ -37,13 +37,13 @@ import (
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
-	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
@@ -85,8 +85,8 @@ func runTests(m *testing.M) int {
 	}
 	// With the race detector each process would sleep a second before it exits.
 	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
-	statepkg.Process.SweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
-	statepkg.Process.RedisCloseDelay = 20 * ms // or the store of a test reports in the log of the next one
+	state.Process.SweepInterval = time.Hour // or what is drained by a clock of a test may be gone too early
+	state.Process.RedisCloseDelay = 20 * ms // or the store of a test reports in the log of the next one
 	return m.Run()
 }
 
@@ -223,18 +223,18 @@ func startConfig(t testing.TB, c setup) *server {
 		},
 	}
 	s.clock.advance(time.Hour)
-	original, dataDir, dir := statepkg.Process.NewMemory, statepkg.Process.DataDir, tempDir(t)
-	statepkg.Process.DataDir = func() string { return dir } // its own: no test finds buckets of another one
-	statepkg.Process.NewMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.clock.read) }
-	statepkg.Process.IdleMemory.Store(nil)
+	original, dataDir, dir := state.Process.MakeMemory, state.Process.DataDir, tempDir(t)
+	state.Process.DataDir = func() string { return dir } // its own: no test finds buckets of another one
+	state.Process.MakeMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.clock.read) }
+	state.Process.IdleMemory.Store(nil)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		if err := caddy.Stop(); err != nil {
 			t.Errorf("stopping Caddy: %v", err)
 		}
-		statepkg.Process.NewMemory, statepkg.Process.DataDir = original, dataDir
-		statepkg.Process.IdleMemory.Store(nil)
-		statepkg.Process.Stores.Range(func(key, _ any) bool {
+		state.Process.MakeMemory, state.Process.DataDir = original, dataDir
+		state.Process.IdleMemory.Store(nil)
+		state.Process.Stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
 			return true
 		})
@@ -427,7 +427,7 @@ func (s *server) entries() []entry {
 	s.t.Helper()
 	var entries []entry
 	eventually(s.t, "access log of all requests", func() bool {
-		if app := statepkg.Process.Newest(); app != nil && app.Logger.Sync() != nil {
+		if app := state.Process.Newest(); app != nil && app.Logger.Sync() != nil {
 			return false
 		}
 		entries = readEntries(s.t, s.logPath)
@@ -804,22 +804,22 @@ func cleanUp(t *testing.T, app *ratelimit.App) {
 // setRedisCloseDelay sets for how long a store that no config uses stays open, until
 // the test ends.
 func setRedisCloseDelay(t testing.TB, d time.Duration) {
-	original := statepkg.Process.RedisCloseDelay
-	statepkg.Process.RedisCloseDelay = d
-	t.Cleanup(func() { statepkg.Process.RedisCloseDelay = original })
+	original := state.Process.RedisCloseDelay
+	state.Process.RedisCloseDelay = d
+	t.Cleanup(func() { state.Process.RedisCloseDelay = original })
 }
 
 // readyLimit returns a limit that is ready for requests, and what it logs.
-func readyLimit(t testing.TB, l *configpkg.Limit) (*rule.Limit, *observer.ObservedLogs) {
+func readyLimit(t testing.TB, l *config.Limit) (*rule.Limit, *observer.ObservedLogs) {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
-	s, err := compilepkg.NewShared(new(configpkg.App))
+	s, err := compile.NewShared(new(config.App))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Release)
-	c, err := compilepkg.New(&configpkg.Block{Limits: []*configpkg.Limit{l}}, option.OnLoad)
+	c, err := compile.New(&config.Block{Limits: []*config.Limit{l}}, option.OnLoad)
 	if err != nil {
 		t.Fatal(err)
 	}

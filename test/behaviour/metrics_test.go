@@ -22,7 +22,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
@@ -34,7 +34,7 @@ func gatherer(t testing.TB) *prometheus.Registry {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	for range 2 { // registering again is no error
-		if err := statepkg.Process.Register(registry); err != nil {
+		if err := state.Process.Register(registry); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -161,8 +161,8 @@ func TestMetricsOfLimits(t *testing.T) {
 		}
 		respond "admitted"
 	`})
-	checkedBefore := statepkg.Process.Requests()[telemetry.CheckedAdmitted]
-	refusedBefore := statepkg.Process.Requests()[telemetry.CheckedRefused]
+	checkedBefore := state.Process.Requests()[telemetry.CheckedAdmitted]
+	refusedBefore := state.Process.Requests()[telemetry.CheckedRefused]
 	for _, c := range []struct {
 		path, cost string
 		status     int
@@ -270,10 +270,10 @@ func TestMetricsThroughReloads(t *testing.T) {
 			t.Fatalf("%s: the config was accepted", name)
 		}
 		check(map[string]string{admitted("reload-a"): "2", admitted("reload-rejected"): ""})
-		if n := statepkg.Process.References("reload-rejected"); n > 0 {
+		if n := state.Process.References("reload-rejected"); n > 0 {
 			t.Errorf("%s: counters of the config are in use %d times", name, n)
 		}
-		if n := statepkg.Process.References("reload-a"); n != 1 {
+		if n := state.Process.References("reload-a"); n != 1 {
 			t.Errorf("%s: counters are in use %d times, want by one config", name, n)
 		}
 	}
@@ -295,7 +295,7 @@ func TestMetricsThroughReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"reload-a", "reload-b"} {
-		if n := statepkg.Process.References(path); n > 0 {
+		if n := state.Process.References(path); n > 0 {
 			t.Errorf("Caddy stopped, but counters of %s are in use %d times", path, n)
 		}
 	}
@@ -387,9 +387,9 @@ func TestMetricsDoNotGrow(t *testing.T) {
 
 // setServerStats replaces the state of Redis servers until the test ends.
 func setServerStats(t testing.TB, stats func(*limiter.Redis) []limiter.ServerStats) {
-	original := statepkg.Process.ServerStats
-	statepkg.Process.ServerStats = stats
-	t.Cleanup(func() { statepkg.Process.ServerStats = original })
+	original := state.Process.ServerStats
+	state.Process.ServerStats = stats
+	t.Cleanup(func() { state.Process.ServerStats = original })
 }
 
 // TestMetricsOfRedis guards what decides, the time that requests wait for it, and
@@ -493,7 +493,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	}
 
 	redis.Kill()
-	undecided := statepkg.Process.Requests()[telemetry.CheckedUndecided]
+	undecided := state.Process.Requests()[telemetry.CheckedUndecided]
 	before = waits()
 	s.get("/limited/b")
 	s.get("/deny")
@@ -590,7 +590,7 @@ func TestSeriesInOrder(t *testing.T) {
 	s := startSite(t, "rate_limit {\n"+limits.String()+"}\nrespond admitted")
 	s.get("/")
 	ch := make(chan prometheus.Metric, 10_000)
-	statepkg.Process.Collect(ch)
+	state.Process.Collect(ch)
 	close(ch)
 	series, last := map[string]int{}, map[string]string{}
 	for m := range ch {

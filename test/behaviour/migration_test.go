@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
@@ -73,7 +73,7 @@ func TestNginxEquivalents(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row[1], func(t *testing.T) {
 			options := strings.NewReplacer("`", "", ", ", "\n").Replace(row[2])
-			config, err := adaptCaddyfile(":8080\n\nrate_limit {\n\tdrip_rate 100ms\n\t" + strings.ReplaceAll(options, "\n", "\n\t") + "\n}\n")
+			adapted, err := adaptCaddyfile(":8080\n\nrate_limit {\n\tdrip_rate 100ms\n\t" + strings.ReplaceAll(options, "\n", "\n\t") + "\n}\n")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,13 +82,13 @@ func TestNginxEquivalents(t *testing.T) {
 					HTTP struct {
 						Servers map[string]struct {
 							Routes []struct {
-								Handle []struct{ Limits []*configpkg.Limit }
+								Handle []struct{ Limits []*config.Limit }
 							}
 						}
 					}
 				}
 			}
-			if err := json.Unmarshal(config, &found); err != nil {
+			if err := json.Unmarshal(adapted, &found); err != nil {
 				t.Fatal(err)
 			}
 			l, _ := readyLimit(t, found.Apps.HTTP.Servers["srv0"].Routes[0].Handle[0].Limits[0])

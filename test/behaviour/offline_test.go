@@ -19,7 +19,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
 // loadDry loads a Caddyfile without starting it, until the test ends.
@@ -211,8 +211,8 @@ func TestOfflineRunsNothing(t *testing.T) {
 			t.Errorf("%s was made", name)
 		}
 	}
-	statepkg.Process.Stores.Range(func(key, _ any) bool {
-		if _, ok := key.(statepkg.RedisStoreKey); ok {
+	state.Process.Stores.Range(func(key, _ any) bool {
+		if _, ok := key.(state.RedisStoreKey); ok {
 			t.Error("it opened a Redis")
 		}
 		return true

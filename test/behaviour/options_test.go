@@ -16,9 +16,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	directivepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
 // TestOptions guards what is said of options, in a Caddyfile and in JSON: what a row of
@@ -187,7 +187,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 		step{path: "/size", want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
 		step{path: "/max", want: "200 limit=1 remaining=0 clear=1200.000"},
 	)
-	if n := statepkg.Process.Newest().MaxKeys; n != 3 {
+	if n := state.Process.Newest().MaxKeys; n != 3 {
 		t.Errorf("max_keys is %d", n)
 	}
 }
@@ -196,14 +196,14 @@ func TestNumbersFromEnvironment(t *testing.T) {
 // where it is listed.
 func TestListedOptions(t *testing.T) {
 	t.Parallel()
-	for at, in := range map[*directivepkg.Scope]string{
-		directivepkg.BlockScope:       ":8080 {; rate_limit {; ...; }; }",
-		directivepkg.LimitScope:       ":8080 {; rate_limit {; limit a {; ...; }; }; }",
-		directivepkg.ZoneScope:        ":8080 {; rate_limit {; zone a {; ...; }; }; }",
-		directivepkg.DistributedScope: ":8080 {; rate_limit {; distributed {; ...; }; }; }",
-		directivepkg.GlobalScope:      "{; rate_limit {; ...; }; }",
-		directivepkg.RedisScope:       "{; rate_limit {; redis a:1 {; ...; }; }; }",
-		directivepkg.MemoryScope:      "{; rate_limit {; memory {; ...; }; }; }",
+	for at, in := range map[*directive.Scope]string{
+		directive.BlockScope:       ":8080 {; rate_limit {; ...; }; }",
+		directive.LimitScope:       ":8080 {; rate_limit {; limit a {; ...; }; }; }",
+		directive.ZoneScope:        ":8080 {; rate_limit {; zone a {; ...; }; }; }",
+		directive.DistributedScope: ":8080 {; rate_limit {; distributed {; ...; }; }; }",
+		directive.GlobalScope:      "{; rate_limit {; ...; }; }",
+		directive.RedisScope:       "{; rate_limit {; redis a:1 {; ...; }; }; }",
+		directive.MemoryScope:      "{; rate_limit {; memory {; ...; }; }; }",
 	} {
 		for _, option := range at.Options {
 			_, err := adaptCaddyfile(strings.NewReplacer("; ", "\n", "...", option+" a b c").Replace(in) + "\n")
@@ -217,7 +217,7 @@ func TestListedOptions(t *testing.T) {
 // TestHintsAreNoOptions guards that a hint about a word alone is given only where it is no option.
 func TestHintsAreNoOptions(t *testing.T) {
 	t.Parallel()
-	for _, h := range directivepkg.Hints {
+	for _, h := range directive.Hints {
 		for _, word := range h.FirstWords() {
 			for _, at := range h.In {
 				if slices.Contains(at.Options, word) && !strings.Contains(h.Written, " ") {
@@ -233,22 +233,22 @@ func TestHintsAreNoOptions(t *testing.T) {
 // line with file and line, which does not list the options.
 func TestWordsInAnyPlace(t *testing.T) {
 	t.Parallel()
-	places := map[*directivepkg.Scope]string{
-		directivepkg.BlockScope:       ":8080 {; rate_limit {; WORD; }; }",
-		directivepkg.LimitScope:       ":8080 {; rate_limit {; size 5; limit a {; size 5; WORD; }; }; }",
-		directivepkg.ZoneScope:        ":8080 {; rate_limit {; zone a {; events 5; window 1m; WORD; }; }; }",
-		directivepkg.DistributedScope: ":8080 {; rate_limit {; distributed {; WORD; }; }; }",
-		directivepkg.GlobalScope:      "{; rate_limit {; WORD; }; }",
-		directivepkg.RedisScope:       "{; rate_limit {; redis a:1 {; WORD; }; }; }",
-		directivepkg.MemoryScope:      "{; rate_limit {; memory {; WORD; }; }; }",
+	places := map[*directive.Scope]string{
+		directive.BlockScope:       ":8080 {; rate_limit {; WORD; }; }",
+		directive.LimitScope:       ":8080 {; rate_limit {; size 5; limit a {; size 5; WORD; }; }; }",
+		directive.ZoneScope:        ":8080 {; rate_limit {; zone a {; events 5; window 1m; WORD; }; }; }",
+		directive.DistributedScope: ":8080 {; rate_limit {; distributed {; WORD; }; }; }",
+		directive.GlobalScope:      "{; rate_limit {; WORD; }; }",
+		directive.RedisScope:       "{; rate_limit {; redis a:1 {; WORD; }; }; }",
+		directive.MemoryScope:      "{; rate_limit {; memory {; WORD; }; }; }",
 	}
 	words := make(map[string]bool)
-	for _, s := range append(slices.Collect(maps.Keys(places)), directivepkg.ZonesScope) {
+	for _, s := range append(slices.Collect(maps.Keys(places)), directive.ZonesScope) {
 		for _, word := range s.Options {
 			words[word] = true
 		}
 	}
-	for _, h := range directivepkg.Hints {
+	for _, h := range directive.Hints {
 		for _, word := range h.FirstWords() {
 			words[word] = words[word] || h.In[0].Options != nil && !strings.Contains(h.Written, " ")
 		}
@@ -260,7 +260,7 @@ func TestWordsInAnyPlace(t *testing.T) {
 		line, _, _ := strings.Cut(in, "WORD")
 		where := fmt.Sprintf(", at Caddyfile:%d", 1+strings.Count(line, "; "))
 		for word := range words {
-			if slices.Contains(at.Options, word) || at == directivepkg.BlockScope && slices.Contains(directivepkg.ZonesScope.Options, word) {
+			if slices.Contains(at.Options, word) || at == directive.BlockScope && slices.Contains(directive.ZonesScope.Options, word) {
 				continue
 			}
 			for _, written := range []string{word, word + " 5", word + " a b c d", word + " {; size 5; }", strings.ToUpper(word) + ": 5"} {
@@ -270,7 +270,7 @@ func TestWordsInAnyPlace(t *testing.T) {
 					continue
 				}
 				got, listed := err.Error(), 0
-				for _, name := range configpkg.LimitOptions {
+				for _, name := range config.LimitOptions {
 					if slices.Contains(strings.FieldsFunc(got, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }), name) {
 						listed++
 					}
@@ -331,23 +331,23 @@ var hintSamples = map[string]string{
 // TestHints guards that each hint applies: what it says to write loads in place of what was written.
 func TestHints(t *testing.T) {
 	singleGoroutine(t)
-	within := map[*directivepkg.Scope][]string{ // a hint may need others beside it
-		directivepkg.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
-		directivepkg.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
-		directivepkg.ZoneScope:           {":8080 {; rate_limit {; zone a {; ...; }; }; }", ":8080 {; rate_limit {; zone a {; events 5; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; events 5; ...; }; }; }"},
-		directivepkg.DistributedScope:    {":8080 {; rate_limit {; zone a {; window 1m; events 5; }; distributed {; ...; }; }; }"},
-		directivepkg.GlobalScope:         {"{; rate_limit {; ...; }; }; :8080 {; respond ok; }"},
-		directivepkg.BesideScope:         {":8080 {; rate_limit ...; }", ":8080 {; rate_limit ... second; }", ":8080 {; rate_limit ... {; size 5; }; }", ":8080 {; rate_limit @a ... {; key static; }; @a path /a; }"},
-		directivepkg.BesideRateScope:     {":8080 {; rate_limit 3/m ...; }"},
-		directivepkg.BesideRequestsScope: {":8080 {; rate_limit {client_ip} 3r/m ...; }"},
-		directivepkg.BesideNameScope:     {":8080 {; rate_limit robots ... 3/m; }"},
+	within := map[*directive.Scope][]string{ // a hint may need others beside it
+		directive.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
+		directive.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
+		directive.ZoneScope:           {":8080 {; rate_limit {; zone a {; ...; }; }; }", ":8080 {; rate_limit {; zone a {; events 5; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; events 5; ...; }; }; }"},
+		directive.DistributedScope:    {":8080 {; rate_limit {; zone a {; window 1m; events 5; }; distributed {; ...; }; }; }"},
+		directive.GlobalScope:         {"{; rate_limit {; ...; }; }; :8080 {; respond ok; }"},
+		directive.BesideScope:         {":8080 {; rate_limit ...; }", ":8080 {; rate_limit ... second; }", ":8080 {; rate_limit ... {; size 5; }; }", ":8080 {; rate_limit @a ... {; key static; }; @a path /a; }"},
+		directive.BesideRateScope:     {":8080 {; rate_limit 3/m ...; }"},
+		directive.BesideRequestsScope: {":8080 {; rate_limit {client_ip} 3r/m ...; }"},
+		directive.BesideNameScope:     {":8080 {; rate_limit robots ... 3/m; }"},
 	}
-	for _, h := range directivepkg.Hints {
+	for _, h := range directive.Hints {
 		written := []string{""}
 		for pattern := range strings.FieldsSeq(h.Written) {
 			var longer []string
 			for word := range strings.SplitSeq(pattern, "|") {
-				if s := directivepkg.Slot.FindStringSubmatch(word); s != nil {
+				if s := directive.Slot.FindStringSubmatch(word); s != nil {
 					if word = hintSamples[s[1]]; word == "" {
 						t.Fatalf("no sample of %s", s[0])
 					}

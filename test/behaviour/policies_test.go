@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 )
 
 // shownPolicy is a limit with a policy, and what tells of it: a text where options are listed
@@ -139,7 +139,7 @@ func TestOptionsAreShown(t *testing.T) {
 		"factor": "size", "concurrency": "algorithm", "min_interval": "path", "limit": "parent",
 	}
 	shown := jsonNames(reflect.TypeFor[adminjson.Limit]())
-	for _, option := range configpkg.LimitOptions {
+	for _, option := range config.LimitOptions {
 		if !shown[option] && !shown[other[option]] {
 			t.Errorf("%s is not shown", option)
 		}
@@ -167,7 +167,7 @@ func TestPeekInDryRun(t *testing.T) {
 func jsonNames(of reflect.Type) map[string]bool {
 	names := make(map[string]bool)
 	for _, f := range reflect.VisibleFields(of) {
-		if name := configpkg.JsonName(f); name != "" {
+		if name := config.JsonName(f); name != "" {
 			names[name] = true
 		}
 	}

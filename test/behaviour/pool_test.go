@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -241,7 +241,7 @@ func TestBorrowWith(t *testing.T) {
 // there is one.
 func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	t.Helper()
-	b, app := bucketAt(t, limit), statepkg.Process.Newest()
+	b, app := bucketAt(t, limit), state.Process.Newest()
 	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now()), Cost: 1}
 	var err error
 	if app.Redis != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -16,30 +16,30 @@ func TestRates(t *testing.T) {
 	t.Setenv("UNITS", "60")
 	const µs = time.Microsecond
 	tests := []struct {
-		limit configpkg.Limit
+		limit config.Limit
 		want  limiter.Limit
 	}{
-		{configpkg.Limit{Rate: "60/1s"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
-		{configpkg.Limit{Rate: "1/1s"}, limiter.Limit{Size: 1, DripInterval: time.Second, DripSize: 1}},
-		{configpkg.Limit{Rate: "7/1s"}, limiter.Limit{Size: 7, DripInterval: 142_858 * µs, DripSize: 1}},
-		{configpkg.Limit{Rate: "10/1m"}, limiter.Limit{Size: 10, DripInterval: 6 * time.Second, DripSize: 1}},
-		{configpkg.Limit{Rate: "1000/1h"}, limiter.Limit{Size: 1000, DripInterval: 3600 * time.Millisecond, DripSize: 1}},
-		{configpkg.Limit{Rate: "3/1d"}, limiter.Limit{Size: 3, DripInterval: 8 * time.Hour, DripSize: 1}},
-		{configpkg.Limit{Rate: "3/1d12h"}, limiter.Limit{Size: 3, DripInterval: 12 * time.Hour, DripSize: 1}},
-		{configpkg.Limit{Rate: "1000000/1s"}, limiter.Limit{Size: 1_000_000, DripInterval: µs, DripSize: 1}},
-		{configpkg.Limit{Rate: "5000000/1s"}, limiter.Limit{Size: 5_000_000, DripInterval: µs, DripSize: 5}},
-		{configpkg.Limit{Rate: "999/1s"}, limiter.Limit{Size: 999, DripInterval: 10_011 * µs, DripSize: 10}},
-		{configpkg.Limit{Rate: "562949953421312/1us"}, limiter.Limit{Size: 1 << 49, DripInterval: µs, DripSize: 1 << 49}},
-		{configpkg.Limit{Rate: "{env.RATE}"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
-		{configpkg.Limit{Rate: "{env.UNITS}/1m"}, limiter.Limit{Size: 60, DripInterval: time.Second, DripSize: 1}},
-		{configpkg.Limit{Rate: "60/1s", Size: "10"}, limiter.Limit{Size: 10, DripInterval: 50_000 * µs, DripSize: 3}},
-		{configpkg.Limit{Rate: "60/1s", Size: "2"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
-		{configpkg.Limit{Rate: "60/1s", Factor: "0.5"}, limiter.Limit{Size: 120, DripInterval: 50_000 * µs, DripSize: 3}},
-		{configpkg.Limit{Rate: "60/1s", Factor: "30"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
+		{config.Limit{Rate: "60/1s"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
+		{config.Limit{Rate: "1/1s"}, limiter.Limit{Size: 1, DripInterval: time.Second, DripSize: 1}},
+		{config.Limit{Rate: "7/1s"}, limiter.Limit{Size: 7, DripInterval: 142_858 * µs, DripSize: 1}},
+		{config.Limit{Rate: "10/1m"}, limiter.Limit{Size: 10, DripInterval: 6 * time.Second, DripSize: 1}},
+		{config.Limit{Rate: "1000/1h"}, limiter.Limit{Size: 1000, DripInterval: 3600 * time.Millisecond, DripSize: 1}},
+		{config.Limit{Rate: "3/1d"}, limiter.Limit{Size: 3, DripInterval: 8 * time.Hour, DripSize: 1}},
+		{config.Limit{Rate: "3/1d12h"}, limiter.Limit{Size: 3, DripInterval: 12 * time.Hour, DripSize: 1}},
+		{config.Limit{Rate: "1000000/1s"}, limiter.Limit{Size: 1_000_000, DripInterval: µs, DripSize: 1}},
+		{config.Limit{Rate: "5000000/1s"}, limiter.Limit{Size: 5_000_000, DripInterval: µs, DripSize: 5}},
+		{config.Limit{Rate: "999/1s"}, limiter.Limit{Size: 999, DripInterval: 10_011 * µs, DripSize: 10}},
+		{config.Limit{Rate: "562949953421312/1us"}, limiter.Limit{Size: 1 << 49, DripInterval: µs, DripSize: 1 << 49}},
+		{config.Limit{Rate: "{env.RATE}"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
+		{config.Limit{Rate: "{env.UNITS}/1m"}, limiter.Limit{Size: 60, DripInterval: time.Second, DripSize: 1}},
+		{config.Limit{Rate: "60/1s", Size: "10"}, limiter.Limit{Size: 10, DripInterval: 50_000 * µs, DripSize: 3}},
+		{config.Limit{Rate: "60/1s", Size: "2"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
+		{config.Limit{Rate: "60/1s", Factor: "0.5"}, limiter.Limit{Size: 120, DripInterval: 50_000 * µs, DripSize: 3}},
+		{config.Limit{Rate: "60/1s", Factor: "30"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
 		// The drip is determined before the size is known.
-		{configpkg.Limit{Rate: "60/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 16_667 * µs, DripSize: 1}},
-		{configpkg.Limit{Rate: "999/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 10_011 * µs, DripSize: 10}},
-		{configpkg.Limit{Rate: "60/1s", Factor: "{n}"}, limiter.Limit{Size: 15, DripInterval: 16_667 * µs, DripSize: 1}},
+		{config.Limit{Rate: "60/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 16_667 * µs, DripSize: 1}},
+		{config.Limit{Rate: "999/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 10_011 * µs, DripSize: 10}},
+		{config.Limit{Rate: "60/1s", Factor: "{n}"}, limiter.Limit{Size: 15, DripInterval: 16_667 * µs, DripSize: 1}},
 	}
 	for i := range tests {
 		tc := &tests[i]

@@ -25,7 +25,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -684,7 +684,7 @@ func recipeAllowList(r recipe) {
 	s.from("127.0.0.2")
 	r.want("an address in the list", s.statuses(20, "GET", "/"), "map[200:20]")
 	r.want("its fields", s.get("/"), "200")
-	r.want("buckets", statepkg.Process.Newest().Memory.Len(), 1)
+	r.want("buckets", state.Process.Newest().Memory.Len(), 1)
 }
 
 func recipePlans(r recipe) {

@@ -14,7 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -28,41 +28,41 @@ func TestParseAddress(t *testing.T) {
 	}
 	tests := []struct {
 		address string
-		want    configpkg.Address
+		want    config.Address
 	}{
-		{"localhost:6379", configpkg.Address{Form: configpkg.FormHostPort, Server: "localhost:6379"}},
-		{"192.0.2.1:7000", configpkg.Address{Form: configpkg.FormHostPort, Server: "192.0.2.1:7000"}},
-		{"[::1]:6379", configpkg.Address{Form: configpkg.FormHostPort, Server: "[::1]:6379"}},
-		{"[fe80::1%eth0]:6379", configpkg.Address{Form: configpkg.FormHostPort, Server: "[fe80::1%eth0]:6379"}},
-		{"redis.example.com:1", configpkg.Address{Form: configpkg.FormHostPort, Server: "redis.example.com:1"}},
-		{"a:65535", configpkg.Address{Form: configpkg.FormHostPort, Server: "a:65535"}},
-		{"localhost", configpkg.Address{Form: configpkg.FormHostPort, Server: "localhost:1234"}},
-		{"192.0.2.1", configpkg.Address{Form: configpkg.FormHostPort, Server: "192.0.2.1:1234"}},
-		{"[::1]", configpkg.Address{Form: configpkg.FormHostPort, Server: "[::1]:1234"}},
-		{"/run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock"}},
-		{"/run/redis 1:2.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis 1:2.sock"}},
-		{"unix//run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock"}},
-		{"unix/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: filepath.Join(wd, "redis.sock")}},
-		{"redis://a", configpkg.Address{Form: configpkg.FormRedis, Server: "a:1234"}},
-		{"redis://a/", configpkg.Address{Form: configpkg.FormRedis, Server: "a:1234"}},
-		{"redis://[::1]", configpkg.Address{Form: configpkg.FormRedis, Server: "[::1]:1234"}},
-		{"redis://a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000"}},
-		{"redis://a:7000/3", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Db: 3}},
-		{"redis://[::1]:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "[::1]:7000"}},
-		{"redis://u@a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Username: "u"}},
-		{"redis://:p@a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Password: "p"}},
-		{"redis://u:p@a:7000/15", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Username: "u", Password: "p", Db: 15}},
-		{"redis://u%3A:p%40%2F%25@a:7000", configpkg.Address{Form: configpkg.FormRedis, Server: "a:7000", Username: "u:", Password: "p@/%", Db: 0}},
-		{"rediss://a", configpkg.Address{Form: configpkg.FormRediss, Server: "a:1234"}},
-		{"rediss://[::1]:7000", configpkg.Address{Form: configpkg.FormRediss, Server: "[::1]:7000"}},
-		{"rediss://u:p@a:7000/15", configpkg.Address{Form: configpkg.FormRediss, Server: "a:7000", Username: "u", Password: "p", Db: 15}},
-		{"unix:///run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock"}},
-		{"unix://u:p@/run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock", Username: "u", Password: "p", Db: 0}},
-		{"unix://:p@/run/redis.sock", configpkg.Address{Form: configpkg.FormUnix, Server: "/run/redis.sock", Password: "p"}},
+		{"localhost:6379", config.Address{Form: config.FormHostPort, Server: "localhost:6379"}},
+		{"192.0.2.1:7000", config.Address{Form: config.FormHostPort, Server: "192.0.2.1:7000"}},
+		{"[::1]:6379", config.Address{Form: config.FormHostPort, Server: "[::1]:6379"}},
+		{"[fe80::1%eth0]:6379", config.Address{Form: config.FormHostPort, Server: "[fe80::1%eth0]:6379"}},
+		{"redis.example.com:1", config.Address{Form: config.FormHostPort, Server: "redis.example.com:1"}},
+		{"a:65535", config.Address{Form: config.FormHostPort, Server: "a:65535"}},
+		{"localhost", config.Address{Form: config.FormHostPort, Server: "localhost:1234"}},
+		{"192.0.2.1", config.Address{Form: config.FormHostPort, Server: "192.0.2.1:1234"}},
+		{"[::1]", config.Address{Form: config.FormHostPort, Server: "[::1]:1234"}},
+		{"/run/redis.sock", config.Address{Form: config.FormUnix, Server: "/run/redis.sock"}},
+		{"/run/redis 1:2.sock", config.Address{Form: config.FormUnix, Server: "/run/redis 1:2.sock"}},
+		{"unix//run/redis.sock", config.Address{Form: config.FormUnix, Server: "/run/redis.sock"}},
+		{"unix/redis.sock", config.Address{Form: config.FormUnix, Server: filepath.Join(wd, "redis.sock")}},
+		{"redis://a", config.Address{Form: config.FormRedis, Server: "a:1234"}},
+		{"redis://a/", config.Address{Form: config.FormRedis, Server: "a:1234"}},
+		{"redis://[::1]", config.Address{Form: config.FormRedis, Server: "[::1]:1234"}},
+		{"redis://a:7000", config.Address{Form: config.FormRedis, Server: "a:7000"}},
+		{"redis://a:7000/3", config.Address{Form: config.FormRedis, Server: "a:7000", Db: 3}},
+		{"redis://[::1]:7000", config.Address{Form: config.FormRedis, Server: "[::1]:7000"}},
+		{"redis://u@a:7000", config.Address{Form: config.FormRedis, Server: "a:7000", Username: "u"}},
+		{"redis://:p@a:7000", config.Address{Form: config.FormRedis, Server: "a:7000", Password: "p"}},
+		{"redis://u:p@a:7000/15", config.Address{Form: config.FormRedis, Server: "a:7000", Username: "u", Password: "p", Db: 15}},
+		{"redis://u%3A:p%40%2F%25@a:7000", config.Address{Form: config.FormRedis, Server: "a:7000", Username: "u:", Password: "p@/%", Db: 0}},
+		{"rediss://a", config.Address{Form: config.FormRediss, Server: "a:1234"}},
+		{"rediss://[::1]:7000", config.Address{Form: config.FormRediss, Server: "[::1]:7000"}},
+		{"rediss://u:p@a:7000/15", config.Address{Form: config.FormRediss, Server: "a:7000", Username: "u", Password: "p", Db: 15}},
+		{"unix:///run/redis.sock", config.Address{Form: config.FormUnix, Server: "/run/redis.sock"}},
+		{"unix://u:p@/run/redis.sock", config.Address{Form: config.FormUnix, Server: "/run/redis.sock", Username: "u", Password: "p", Db: 0}},
+		{"unix://:p@/run/redis.sock", config.Address{Form: config.FormUnix, Server: "/run/redis.sock", Password: "p"}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.address, func(t *testing.T) {
-			if got, err := configpkg.ParseAddress(caddy.NewReplacer(), tc.address, "1234"); err != nil || got != tc.want {
+			if got, err := config.ParseAddress(caddy.NewReplacer(), tc.address, "1234"); err != nil || got != tc.want {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tc.want)
 			}
 		})
@@ -138,7 +138,7 @@ func TestParseAddressErrors(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.address, func(t *testing.T) {
-			got, err := configpkg.ParseAddress(caddy.NewReplacer(), tc.address, "1234")
+			got, err := config.ParseAddress(caddy.NewReplacer(), tc.address, "1234")
 			if err == nil {
 				t.Fatalf("got %+v, want an error", got)
 			}
@@ -167,13 +167,13 @@ func TestRedisOptions(t *testing.T) {
 	}
 	tests := []struct {
 		name  string
-		redis configpkg.Redis
+		redis config.Redis
 		want  limiter.RedisOptions
 	}{
-		{"defaults", configpkg.Redis{Addresses: []string{"a:1"}}, with(func(*limiter.RedisOptions) {})},
+		{"defaults", config.Redis{Addresses: []string{"a:1"}}, with(func(*limiter.RedisOptions) {})},
 		{
 			"all options of a server",
-			configpkg.Redis{
+			config.Redis{
 				Addresses: []string{"/s"}, Username: "u", Password: "p", DB: "3",
 				KeyPrefix: "x", KeySecret: "k", Timeout: "1s",
 			},
@@ -184,7 +184,7 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"all options of sentinels",
-			configpkg.Redis{
+			config.Redis{
 				Addresses: []string{"a:1", "b:1"}, MasterName: "m", SentinelUsername: "su", SentinelPassword: "sp",
 				Username: "u", Password: "p", DB: "3",
 			},
@@ -196,32 +196,32 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"one sentinel, by a URL",
-			configpkg.Redis{Addresses: []string{"redis://a"}, MasterName: "m"},
+			config.Redis{Addresses: []string{"redis://a"}, MasterName: "m"},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.MasterName = []string{"a:26379"}, "m" }),
 		},
 		{
 			"sentinels without ports",
-			configpkg.Redis{Addresses: []string{"a", "b:1"}, MasterName: "m"},
+			config.Redis{Addresses: []string{"a", "b:1"}, MasterName: "m"},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.MasterName = []string{"a:26379", "b:1"}, "m" }),
 		},
 		{
 			"a cluster without ports",
-			configpkg.Redis{Addresses: []string{"a", "b:1"}},
+			config.Redis{Addresses: []string{"a", "b:1"}},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.Cluster = []string{"a:6379", "b:1"}, true }),
 		},
 		{
 			"seed of a cluster",
-			configpkg.Redis{Addresses: []string{"a:1"}, Cluster: true},
+			config.Redis{Addresses: []string{"a:1"}, Cluster: true},
 			with(func(opt *limiter.RedisOptions) { opt.Cluster = true }),
 		},
 		{
 			"several servers",
-			configpkg.Redis{Addresses: []string{"a:1", "b:1", "a:2"}},
+			config.Redis{Addresses: []string{"a:1", "b:1", "a:2"}},
 			with(func(opt *limiter.RedisOptions) { opt.Addresses, opt.Cluster = []string{"a:1", "b:1", "a:2"}, true }),
 		},
 		{
 			"several servers, some with the user and password",
-			configpkg.Redis{Addresses: []string{"redis://a", "redis://u@b", "redis://:p@c", "redis://u:p@d/0"}},
+			config.Redis{Addresses: []string{"redis://a", "redis://u@b", "redis://:p@c", "redis://u:p@d/0"}},
 			with(func(opt *limiter.RedisOptions) {
 				opt.Addresses, opt.Cluster = []string{"a:6379", "b:6379", "c:6379", "d:6379"}, true
 				opt.Username, opt.Password = "u", "p"
@@ -229,22 +229,22 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"least timeout",
-			configpkg.Redis{Addresses: []string{"a:1"}, Timeout: "1ms"},
+			config.Redis{Addresses: []string{"a:1"}, Timeout: "1ms"},
 			with(func(opt *limiter.RedisOptions) { opt.Timeout = time.Millisecond }),
 		},
 		{
 			"password beside the address's user",
-			configpkg.Redis{Addresses: []string{"redis://u@a:1"}, Password: "p"},
+			config.Redis{Addresses: []string{"redis://u@a:1"}, Password: "p"},
 			with(func(opt *limiter.RedisOptions) { opt.Username, opt.Password = "u", "p" }),
 		},
 		{
 			"the same database twice",
-			configpkg.Redis{Addresses: []string{"redis://a:1/3"}, DB: "3"},
+			config.Redis{Addresses: []string{"redis://a:1/3"}, DB: "3"},
 			with(func(opt *limiter.RedisOptions) { opt.DB = 3 }),
 		},
 		{
 			"placeholders in all texts",
-			configpkg.Redis{
+			config.Redis{
 				Addresses:        []string{"{env.RATE_LIMIT_TEST_HOST}:1"},
 				Username:         "{env.RATE_LIMIT_TEST_USER}",
 				Password:         "{env.RATE_LIMIT_TEST_PASSWORD}",
@@ -262,26 +262,26 @@ func TestRedisOptions(t *testing.T) {
 		},
 		{
 			"file",
-			configpkg.Redis{Addresses: []string{"a:1"}, Password: "{file." + file + "}"},
+			config.Redis{Addresses: []string{"a:1"}, Password: "{file." + file + "}"},
 			with(func(opt *limiter.RedisOptions) { opt.Password = "in a file" }),
 		},
 		{
 			"address that is a placeholder",
-			configpkg.Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_URL}"}},
+			config.Redis{Addresses: []string{"{env.RATE_LIMIT_TEST_URL}"}},
 			with(func(opt *limiter.RedisOptions) {
 				opt.Addresses, opt.Username, opt.Password, opt.DB = []string{"a:7000"}, "u", "p", 2
 			}),
 		},
 		{
 			"placeholder in the password of a URL",
-			configpkg.Redis{Addresses: []string{"redis://u:x@{env.RATE_LIMIT_TEST_PASSWORD}@a:1"}},
+			config.Redis{Addresses: []string{"redis://u:x@{env.RATE_LIMIT_TEST_PASSWORD}@a:1"}},
 			with(func(opt *limiter.RedisOptions) {
 				opt.Username, opt.Password = "u", "x@s3cret {env.RATE_LIMIT_TEST_USER}"
 			}),
 		},
 		{
 			"escaped braces",
-			configpkg.Redis{Addresses: []string{"a:1"}, Password: `\{p\}`},
+			config.Redis{Addresses: []string{"a:1"}, Password: `\{p\}`},
 			with(func(opt *limiter.RedisOptions) { opt.Password = "{p}" }),
 		},
 	}
@@ -309,7 +309,7 @@ func TestSecretInURL(t *testing.T) {
 			"unix://:{env.RATE_LIMIT_TEST_SECRET}@/run":  "/run",
 			"unix://u:{env.RATE_LIMIT_TEST_SECRET}@/run": "/run",
 		} {
-			got, err := configpkg.ParseAddress(caddy.NewReplacer(), address, "6379")
+			got, err := config.ParseAddress(caddy.NewReplacer(), address, "6379")
 			switch {
 			case err != nil && strings.Contains(err.Error(), "canary"):
 				t.Errorf("%s with %q: error %q shows the secret", address, secret, err)

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
@@ -108,7 +108,7 @@ func TestReloadMendsRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			subscribe(t)
-			statepkg.Process.Process = telemetry.New(telemetry.Options{}) // which looks by itself
+			state.Process.Process = telemetry.New(telemetry.Options{}) // which looks by itself
 			s := startConfig(t, setup{global: listening("a") + tc.bad, site: oneLimit})
 			s.get("/")
 			lost := waitForEvents(t, telemetry.EventRedisLost, 1)
@@ -168,13 +168,13 @@ func TestPasswordInFile(t *testing.T) {
 				eventually(t, "a decision by Redis "+when, func() bool { return s.get("/").body == "redis" })
 			}
 			byRedis("at first")
-			store := statepkg.Process.Newest().Redis
+			store := state.Process.Newest().Redis
 			rotate("{second}")
 			byRedis("on a connection that there is")
 			if err := s.load(setup{global: global, site: oneLimit + "\nheader X y"}); err != nil {
 				t.Fatal(err)
 			}
-			if statepkg.Process.Newest().Redis != store {
+			if state.Process.Newest().Redis != store {
 				t.Error("a reload after the password has changed made new connections")
 			}
 			disconnect()
@@ -288,10 +288,10 @@ func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 		return time.Since(start)
 	}
 	silent := setup{global: redisGlobal(hole.Addr), site: oneLimit}
-	if took := load(silent); took < statepkg.ConnectWait || took > statepkg.ConnectWait+2*time.Second {
+	if took := load(silent); took < state.ConnectWait || took > state.ConnectWait+2*time.Second {
 		t.Errorf("a config whose Redis does not answer took %v", took)
 	}
-	if took := load(setup{global: silent.global, site: "header X y\n" + oneLimit}); took >= statepkg.ConnectWait {
+	if took := load(setup{global: silent.global, site: "header X y\n" + oneLimit}); took >= state.ConnectWait {
 		t.Errorf("a config whose Redis is known took %v", took)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -42,7 +42,7 @@ func TestClientTLS(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			opt, _, err := (&configpkg.Redis{Addresses: []string{tc.address}, TLS: tc.tls}).Options(caddy.Context{})
+			opt, _, err := (&config.Redis{Addresses: []string{tc.address}, TLS: tc.tls}).Options(caddy.Context{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -138,7 +138,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 	if s.addr != before {
 		t.Errorf("after a rejected config the site moved from %s to %s", before, s.addr)
 	}
-	if n, _ := statepkg.Process.Stores.References(statepkg.MemoryKey); n != 1 {
+	if n, _ := state.Process.Stores.References(state.MemoryKey); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
 	}
 }
@@ -165,8 +165,8 @@ func TestReloadSharesConnections(t *testing.T) {
 	// Held, so that the garbage collector does not close connections instead.
 	var held []any
 	defer runtime.KeepAlive(&held)
-	statepkg.Process.Stores.Range(func(key, store any) bool {
-		if key != statepkg.MemoryKey {
+	state.Process.Stores.Range(func(key, store any) bool {
+		if key != state.MemoryKey {
 			held = append(held, store)
 		}
 		return true

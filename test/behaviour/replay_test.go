@@ -17,7 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
@@ -412,7 +412,7 @@ func decidesAsCaddy(t *testing.T, s *server, limits string, status map[string]in
 	s.entries() // all are logged
 	var want []string
 	for _, path := range paths {
-		c := statepkg.Process.Counters(path)
+		c := state.Process.Counters(path)
 		n := c.Totals()
 		c.Release()
 		denied := n.Of(telemetry.Denied, telemetry.Banned)

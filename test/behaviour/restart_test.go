@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
@@ -201,9 +201,9 @@ func TestRestartIntoRedis(t *testing.T) {
 // Guards that a configuration that is only looked at reads and locks nothing.
 func TestValidateLeavesFileAlone(t *testing.T) {
 	dir := filepath.Join(tempDir(t), "none")
-	original := statepkg.Process.DataDir
-	statepkg.Process.DataDir = func() string { return dir }
-	t.Cleanup(func() { statepkg.Process.DataDir = original })
+	original := state.Process.DataDir
+	state.Process.DataDir = func() string { return dir }
+	t.Cleanup(func() { state.Process.DataDir = original })
 	if err := validateCaddyfile(":8080 {\n" + quota + "\n}"); err != nil {
 		t.Fatal(err)
 	}
@@ -220,19 +220,19 @@ func TestFileThroughReloads(t *testing.T) {
 	if a := s.get("/"); a.StatusCode != http.StatusOK {
 		t.Fatal(a)
 	}
-	path := filepath.Join(statepkg.Process.DataDir(), "rate_limit", "buckets-1")
+	path := filepath.Join(state.Process.DataDir(), "rate_limit", "buckets-1")
 	if err := s.load(setup{site: "respond ok"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the file", func() bool { _, err := os.Stat(path); return err == nil })
-	statepkg.Process.IdleMemory.Store(nil)
+	state.Process.IdleMemory.Store(nil)
 	if err := s.load(setup{site: quota}); err != nil {
 		t.Fatal(err)
 	}
 	if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "8" {
 		t.Errorf("after a configuration without limits: %v", a)
 	}
-	if saved := statepkg.Process.Newest().Saved(); saved.IsZero() {
+	if saved := state.Process.Newest().Saved(); saved.IsZero() {
 		t.Error("nothing tells when it was saved")
 	}
 	if err := s.load(setup{site: quota, global: "rate_limit {\nmemory {\npersist off\n}\n}"}); err != nil {

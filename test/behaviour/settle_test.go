@@ -24,7 +24,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
@@ -328,7 +328,7 @@ func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
 	b := bucketAt(t, limit)
 	at := *b.Constant
 	at.Name, at.Key = b.Name, key
-	got, err := statepkg.Process.Newest().Memory.Peek(context.Background(), at)
+	got, err := state.Process.Newest().Memory.Peek(context.Background(), at)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
-	statepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
@@ -27,9 +27,9 @@ import (
 // storesInUse returns how many references there are to stores in the process, and to
 // all in Redis.
 func storesInUse() (memory, redis int) {
-	statepkg.Process.Stores.Range(func(key, _ any) bool {
+	state.Process.Stores.Range(func(key, _ any) bool {
 		// References would wait for Range.
-		if key == statepkg.MemoryKey {
+		if key == state.MemoryKey {
 			memory++
 		} else {
 			redis++
@@ -37,7 +37,7 @@ func storesInUse() (memory, redis int) {
 		return true
 	})
 	if memory > 0 {
-		memory, _ = statepkg.Process.Stores.References(statepkg.MemoryKey)
+		memory, _ = state.Process.Stores.References(state.MemoryKey)
 	}
 	return memory, redis
 }
@@ -174,7 +174,7 @@ func TestStoreIsShared(t *testing.T) {
 func TestStoreKeyCoversAllOptions(t *testing.T) {
 	t.Parallel()
 	var plain limiter.RedisOptions
-	keys := map[statepkg.RedisStoreKey]string{statepkg.NewRedisStoreKey(plain, nil, ""): "no option"}
+	keys := map[state.RedisStoreKey]string{state.NewRedisStoreKey(plain, nil, ""): "no option"}
 	fields := reflect.TypeFor[limiter.RedisOptions]()
 	for i := range fields.NumField() {
 		name := fields.Field(i).Name
@@ -198,7 +198,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		default:
 			t.Fatalf("%s: no value for a %T", name, field)
 		}
-		key := statepkg.NewRedisStoreKey(opt, nil, "")
+		key := state.NewRedisStoreKey(opt, nil, "")
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -216,7 +216,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 		"ff": {Password: "\xff"}, "fe": {Password: "\xfe"},
 		"one address": {Addresses: []string{"a b"}}, "two": {Addresses: []string{"a", "b"}},
 	} {
-		key := statepkg.NewRedisStoreKey(opt, nil, "")
+		key := state.NewRedisStoreKey(opt, nil, "")
 		if other, found := keys[key]; found {
 			t.Errorf("%s and %s make the same key", name, other)
 		}
@@ -319,9 +319,9 @@ func TestStoreOutlivesRequests(t *testing.T) {
 		routes: `[` + limits("first") + `,{"handle":[{"handler":"rate_limit_test_gate"}]},` + limits("second") +
 			`,{"handle":[{"handler":"static_response","body":"admitted"}]}]`,
 	})
-	var old *statepkg.Redis
-	statepkg.Process.Stores.Range(func(_, store any) bool {
-		if store, ok := store.(*statepkg.Redis); ok {
+	var old *state.Redis
+	state.Process.Stores.Range(func(_, store any) bool {
+		if store, ok := store.(*state.Redis); ok {
 			old = store
 		}
 		return true
@@ -345,7 +345,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 	if err := s.load(setup{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * statepkg.Process.RedisCloseDelay) // nothing is to happen
+	time.Sleep(50 * state.Process.RedisCloseDelay) // nothing is to happen
 	close(gates.open)
 	if got := <-results; got.err != nil || got.status != 200 {
 		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
@@ -362,57 +362,57 @@ func TestStoreOutlivesRequests(t *testing.T) {
 // Guards that a store which was used again is kept for the whole time when that
 // is over, though the time that it was kept before ends meanwhile.
 func TestIdleMemoryIsKeptAgain(t *testing.T) {
-	original := statepkg.Process.IdleMemoryTime
+	original := state.Process.IdleMemoryTime
 	t.Cleanup(func() {
-		statepkg.Process.IdleMemoryTime = original
-		statepkg.Process.IdleMemory.Store(nil)
+		state.Process.IdleMemoryTime = original
+		state.Process.IdleMemory.Store(nil)
 	})
-	statepkg.Process.IdleMemory.Store(nil)
+	state.Process.IdleMemory.Store(nil)
 	app := provisionApp(t, `{}`)
-	for _, statepkg.Process.IdleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
+	for _, state.Process.IdleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
 		before := app.Compiled().Memory
 		cleanUp(t, app)
-		if statepkg.Process.IdleMemoryTime == time.Hour {
+		if state.Process.IdleMemoryTime == time.Hour {
 			time.Sleep(50 * time.Millisecond) // nothing is to happen
 		}
 		app = provisionApp(t, `{}`)
-		if app.Compiled().Memory != before && statepkg.Process.IdleMemoryTime == time.Hour {
+		if app.Compiled().Memory != before && state.Process.IdleMemoryTime == time.Hour {
 			t.Error("got another store")
 		}
-		if statepkg.Process.IdleMemory.Load() != nil {
+		if state.Process.IdleMemory.Load() != nil {
 			t.Error("a store that is in use is kept besides")
 		}
 	}
 }
 
 // Guards that limits stay, in the process and with a Redis that can't be reached,
-// where a configuration without them was loaded in between, for idleMemoryTime
+// where a configuration without them was loaded in between, for IdleMemoryTime
 // and no longer.
 func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 	for name, global := range map[string]string{"memory": "rate_limit {\nmemory {\npersist off\n}\n}", "redis": redisGlobal("127.0.0.1:1", slowly)} {
 		t.Run(name, func(t *testing.T) {
 			c := setup{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
 			s := startConfig(t, c)
-			original := statepkg.Process.IdleMemoryTime
-			t.Cleanup(func() { statepkg.Process.IdleMemoryTime = original })
+			original := state.Process.IdleMemoryTime
+			t.Cleanup(func() { state.Process.IdleMemoryTime = original })
 			for i, want := range []int{200, 200, 429, 429, 200} {
 				if a := s.get("/"); a.StatusCode != want {
 					t.Errorf("got %s, want %d", a, want)
 				}
 				over := i == 3 // the time that the store is kept
 				if over {
-					statepkg.Process.IdleMemoryTime = 0
+					state.Process.IdleMemoryTime = 0
 				}
 				if err := s.load(setup{site: "respond admitted"}); err != nil {
 					t.Fatal(err)
 				}
-				if n, used := statepkg.Process.Stores.References(statepkg.MemoryKey); used {
+				if n, used := state.Process.Stores.References(state.MemoryKey); used {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
 				s.run(step{want: "200"})
 				if over {
-					eventually(t, "the store to be released", func() bool { return statepkg.Process.IdleMemory.Load() == nil })
-					statepkg.Process.IdleMemoryTime = original
+					eventually(t, "the store to be released", func() bool { return state.Process.IdleMemory.Load() == nil })
+					state.Process.IdleMemoryTime = original
 				}
 				if err := s.load(c); err != nil {
 					t.Fatal(err)
@@ -436,9 +436,9 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 // more requests, also after reloads, and that no goroutine stays behind for a config that
 // has ended.
 func TestMemoryIsSwept(t *testing.T) {
-	original := statepkg.Process.SweepInterval
-	statepkg.Process.SweepInterval = time.Millisecond
-	t.Cleanup(func() { statepkg.Process.SweepInterval = original })
+	original := state.Process.SweepInterval
+	state.Process.SweepInterval = time.Millisecond
+	t.Cleanup(func() { state.Process.SweepInterval = original })
 	sweepers := func() int {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
@@ -475,15 +475,15 @@ func TestMemoryIsSwept(t *testing.T) {
 // Guards that a store which can't be made, even by a panic, leaves the pool of
 // stores as it was: the next configuration gets what it asks for.
 func TestFailedStoreLeavesPool(t *testing.T) {
-	for name, open := range map[string]func() (statepkg.SharedMemory, error){
-		"panic": func() (statepkg.SharedMemory, error) { panic("as the test wants it") },
-		"error": func() (statepkg.SharedMemory, error) {
-			return statepkg.SharedMemory{}, errors.New("as the test wants it")
+	for name, open := range map[string]func() (state.SharedMemory, error){
+		"panic": func() (state.SharedMemory, error) { panic("as the test wants it") },
+		"error": func() (state.SharedMemory, error) {
+			return state.SharedMemory{}, errors.New("as the test wants it")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := new(statepkg.Stores)
-			if _, err := statepkg.OpenStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
+			a := new(state.Stores)
+			if _, err := state.OpenStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
 				t.Errorf("got error %v", err)
 			}
 			if len(a.Keys) > 0 {
@@ -492,14 +492,14 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				store, err := statepkg.OpenStore(a, "test", func() (statepkg.SharedMemory, error) {
-					m := statepkg.Process.NewMemory()
-					return statepkg.Sweep(m, persist.New(m, caddy.Exiting)), nil
+				store, err := state.OpenStore(a, "test", func() (state.SharedMemory, error) {
+					m := state.Process.MakeMemory()
+					return state.Sweep(m, persist.New(m, caddy.Exiting)), nil
 				})
 				if err != nil || store.Memory == nil {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}
-				statepkg.Process.Stores.Range(func(any, any) bool { return true })
+				state.Process.Stores.Range(func(any, any) bool { return true })
 				if err := a.Release(); err != nil {
 					t.Error(err)
 				}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	compilepkg "github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 )
 
 // documentClashes has TestClashesAreDocumented write the table instead of comparing it.
@@ -21,7 +21,7 @@ func TestClashesAreDocumented(t *testing.T) {
 	const file, begin, end = "docs/directive.md", "<!-- begin: clashes -->\n", "<!-- end: clashes -->"
 	with := make(map[string][]string)
 	var options []string
-	for _, c := range compilepkg.Conflicts {
+	for _, c := range compile.Conflicts {
 		if with[c.Option] == nil {
 			options = append(options, c.Option)
 		}
@@ -62,7 +62,7 @@ func TestClashesAreErrors(t *testing.T) {
 		"concurrency auto": "concurrency auto", "cost": "cost 2", "factor": "factor 2", "max_keys": "max_keys 9", "track_top": "track_top 9",
 		"limit": "limit within {; size 1; }", "hold": "count status 401; hold off", "cost 0": "cost 0",
 	}
-	for _, c := range compilepkg.Conflicts {
+	for _, c := range compile.Conflicts {
 		t.Run(c.Option+" with "+c.With, func(t *testing.T) {
 			options := []string{blocks[c.Option]}
 			if with := blocks[c.With]; with != "" {

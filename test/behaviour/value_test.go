@@ -14,7 +14,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
@@ -47,11 +47,11 @@ func TestNumberJSON(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.text, func(t *testing.T) {
-			got, err := json.Marshal(configpkg.Number(tc.text))
+			got, err := json.Marshal(config.Number(tc.text))
 			if err != nil || string(got) != tc.want {
 				t.Errorf("written as %s, %v, want %s", got, err, tc.want)
 			}
-			var again configpkg.Number
+			var again config.Number
 			if err := json.Unmarshal([]byte(tc.want), &again); err != nil || string(again) != tc.text {
 				t.Errorf("read as %q, %v, want %q", again, err, tc.text)
 			}
@@ -63,10 +63,10 @@ func TestNumberJSON(t *testing.T) {
 // none.
 func TestNumberFromJSON(t *testing.T) {
 	t.Parallel()
-	for in, want := range map[string]configpkg.Number{
+	for in, want := range map[string]config.Number{
 		`5`: "5", `"5"`: "5", `0.50`: "0.50", `""`: "", `null`: "", `"{a}"`: "{a}",
 	} {
-		got := configpkg.Number("before")
+		got := config.Number("before")
 		if err := json.Unmarshal([]byte(in), &got); err != nil || got != want {
 			t.Errorf("%s is read as %q, %v, want %q", in, got, err, want)
 		}
@@ -84,7 +84,7 @@ func TestNumberKeepsText(t *testing.T) {
 			rapid.StringMatching(`[-+0-9.eE{}xX_ ]{1,8}`),
 			rapid.String(),
 		).Draw(t, "text")
-		written, err := json.Marshal(configpkg.Number(text))
+		written, err := json.Marshal(config.Number(text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func TestNumberKeepsText(t *testing.T) {
 		if written, err = json.Marshal(between); err != nil {
 			t.Fatal(err)
 		}
-		var again configpkg.Number
+		var again config.Number
 		if err := json.Unmarshal(written, &again); err != nil || string(again) != text {
 			t.Fatalf("%q has become %q, %v", text, again, err)
 		}
@@ -107,19 +107,19 @@ func TestNumberKeepsText(t *testing.T) {
 func TestDurationJSON(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"1s", "500ms", "1d", "5", "", "{http.vars.rate}", "1 s", "\"", "\n"} {
-		written, err := json.Marshal(configpkg.Duration(text))
+		written, err := json.Marshal(config.Duration(text))
 		if err != nil {
 			t.Fatal(err)
 		}
-		var again configpkg.Duration
+		var again config.Duration
 		if err := json.Unmarshal(written, &again); err != nil || string(again) != text || written[0] != '"' {
 			t.Errorf("%q is written as %s and read as %q, %v", text, written, again, err)
 		}
 	}
-	for in, want := range map[string]configpkg.Duration{
+	for in, want := range map[string]config.Duration{
 		`1500`: "1500ns", `0`: "0ns", `-5`: "-5ns", `1.5`: "1.5ns", `null`: "",
 	} {
-		got := configpkg.Duration("before")
+		got := config.Duration("before")
 		if err := json.Unmarshal([]byte(in), &got); err != nil || got != want {
 			t.Errorf("%s is read as %q, %v, want %q", in, got, err, want)
 		}
@@ -451,7 +451,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 		f.Add(text)
 	}
 	limits := make(map[string]*rule.Limit)
-	for option, l := range map[string]*configpkg.Limit{
+	for option, l := range map[string]*config.Limit{
 		"size":      {Size: "{n}"},
 		"drip_size": {Size: "10", DripSize: "{n}"},
 		"drip_rate": {Size: "10", DripRate: "{n}"},

@@ -19,7 +19,7 @@ import (
 	"strings"
 	"testing"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 )
 
 // TestCaddyWebsite guards that Caddy's website can list and document this package: its
@@ -43,7 +43,7 @@ func TestCaddyWebsite(t *testing.T) {
 	if want := []string{"admin.api.rate_limit", "http.handlers.rate_limit", "rate_limit"}; !slices.Equal(ids, want) {
 		t.Errorf("found modules %q, want %q", ids, want)
 	}
-	if options < len(configpkg.LimitOptions)+len(configpkg.BlockOptions) {
+	if options < len(config.LimitOptions)+len(config.BlockOptions) {
 		t.Errorf("found only %d options", options)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	configpkg "github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -267,7 +267,7 @@ func TestChargeInOrder(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var limits []*rule.Limit
 			for i := range tc.first {
-				l, _ := readyLimit(t, &configpkg.Limit{Name: strconv.Itoa(i), Size: "1"})
+				l, _ := readyLimit(t, &config.Limit{Name: strconv.Itoa(i), Size: "1"})
 				limits = append(limits, l)
 			}
 			q, err := rule.Evaluate(newSiteRequest().Request, limits, time.Time{})
