@@ -17,7 +17,7 @@ const (
 	// renewEvery is after which time what is held is renewed, if nothing else was answered.
 	renewEvery = 5 * time.Second
 
-	// tellEvery is how often what has not been answered is sent again.
+	// resendEvery is how often what has not been answered is sent again.
 	resendEvery = 100 * time.Millisecond
 
 	// sendTogether is how many calls that are due are sent at once, with sendPause after them,

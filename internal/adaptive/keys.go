@@ -13,7 +13,7 @@ const (
 	idle       = time.Minute // after which the controller of a key is forgotten
 )
 
-// Controllers are those of one limit: one for each key, and for keys beyond maxKeys one that
+// Controllers are the controllers of one limit: one for each key, and for keys beyond maxKeys one that
 // they share. A key that has not been asked for in a while starts anew.
 type Controllers struct {
 	Options Options
@@ -86,7 +86,7 @@ func (s *Controllers) Peek(key string, now time.Time) State {
 	return New(s.Options, now).State(now)
 }
 
-// State returns what all controllers together do at now. The verdict is that of the slowest.
+// State returns what all controllers together do at now. The verdict is the verdict of the slowest.
 func (s *Controllers) State(now time.Time) State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +97,7 @@ func (s *Controllers) State(now time.Time) State {
 	if s.rest != nil {
 		all.add(s.rest.State(now))
 	}
-	if all.Keys == 0 { // no request of late
+	if all.Keys == 0 { // no request recently
 		all.add(New(s.Options, now).State(now))
 	}
 	all.Keys = len(s.byKey)

@@ -48,9 +48,9 @@ type meter struct {
 	share      [Classes]float64
 	most       [Classes]float64 // of these
 	shared     time.Duration    // when the shares were set
-	peak       float64          // in progress of late
+	peak       float64          // in progress, recently
 	mean       time.Duration    // of the last window; 0 without answers
-	rate       float64          // of answers a second, likewise
+	rate       float64          // of answers per second in it
 	verdict    Verdict          // on it
 
 	started [spans + 1]int // requests that count, by the span in which they have started

@@ -10,12 +10,12 @@ import (
 // Cheap answers of one route would hide another one that drowns: the mean of all stays good. So
 // each route, which is a method and the first segment of a path, is measured alone too. What it may
 // have in progress is limited only while there is evidence that it is overloaded, or what is slow
-// by nature would be cut: it has to be above the latency, and far above its own least of late.
+// by nature would be cut: it has to be above the latency, and far above its own least recently.
 const (
 	routes        = 64 // routes of the same number by a hash are one
 	routeCounted  = 8  // latencies for which a request of a route counts
 	risen         = 4  // times the least mean of a route
-	risenFailing  = 3  // likewise, if most of its requests fail slowly
+	risenFailing  = 3  // the same, if most of its requests fail slowly
 	failing       = 5  // slow failures are enough for that, if there are as many answers at most
 	leastGrows    = 10 * time.Minute
 	calm          = 30 * time.Second // without turning away, after which a route is not limited
@@ -39,7 +39,7 @@ type route struct {
 	presence time.Duration // sum of the times for which requests were in progress, since the last mean
 	answered int           // since then
 	lost     int           // slow failures, in the window
-	least    float64       // mean of late, in seconds
+	least    float64       // recent mean, in seconds
 	leastAt  time.Duration
 	ratio    float64 // of the last mean to the least before
 }
@@ -62,7 +62,7 @@ func (c *Controller) routeOf(r Route, at time.Duration) *route {
 	return c.routes[i]
 }
 
-// advance has the time be now. rate is that of all answers.
+// advance has the time be now. rate is the rate of all answers.
 func (r *route) advance(now time.Duration, rate float64) {
 	if passed := now - r.lasted; passed > 0 {
 		r.presence += time.Duration(r.present) * passed

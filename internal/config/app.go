@@ -1,6 +1,6 @@
 package config
 
-// AppConfig has the options of the app.
+// App has the options of the app.
 type App struct {
 	// The Redis in which to keep the buckets, so that all Caddy instances that use
 	// it enforce the same limits.

@@ -8,7 +8,7 @@ import (
 )
 
 // LimitOptions are the names of the options of a Limit in a Caddyfile, in the order of
-// its fields: those of its JSON, but for its name and auto, which are no options, and its limits.
+// its fields: the names in JSON, except name and auto, which are no options, and its limits.
 var LimitOptions = func() (names []string) {
 	for i := range reflect.TypeFor[Limit]().NumField() {
 		switch name := JsonName(reflect.TypeFor[Limit]().Field(i)); name {
@@ -31,7 +31,7 @@ func JsonName(f reflect.StructField) string {
 	return name
 }
 
-// OptionsOf returns the options of the struct that of points to that are texts, or those that
+// OptionsOf returns the options that are texts, of the struct that of points to, or the options that
 // are on or off, by name.
 func OptionsOf[T string | bool](of any) map[string]*T {
 	options := make(map[string]*T)

@@ -17,7 +17,7 @@ func UnmarshalBlock(text []byte, b *config.Block) error {
 	return unmarshalStrictly(text, b, fieldNames(b, new(config.Limit), new(config.Auto), new(config.Zone)))
 }
 
-// UnmarshalApp decodes the options of the app, as unmarshalBlock does those of a block.
+// UnmarshalApp decodes the options of the app, as UnmarshalBlock does those of a block.
 func UnmarshalApp(text []byte, a *config.App) error {
 	return unmarshalStrictly(text, a, fieldNames(a, new(config.Redis), new(config.Memory)))
 }

@@ -305,7 +305,7 @@ func (s *Queues) poll(key queueKey, l *queue) {
 	}
 }
 
-// wake gives the next request a turn, and its client's next turn is after those of all others. If
+// wake gives the next request a turn, and its client's next turn is after the turns of all others. If
 // none waits, a request that has a turn may have another one.
 func (s *Queues) wake(l *queue, t turn) {
 	if l.ring.Len() == 0 {

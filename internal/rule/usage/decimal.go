@@ -14,7 +14,7 @@ type decimal struct {
 	exponent int32
 }
 
-// maxExponent is the largest that is told from larger ones, and that of the smallest numbers:
+// maxExponent is the largest exponent that is distinguished from larger ones, and, negative, the smallest:
 // beyond it, a number is more than any bucket holds, or the smallest that there is.
 const maxExponent = 100
 

@@ -112,7 +112,7 @@ func encodingOf(h http.Header) string {
 }
 
 // decode reads from r until it ends, or the text is longer than any, and notes whether all was
-// read. It runs beside what writes the body, since decoders wait for what they read.
+// read. It runs concurrently with what writes the body, since decoders wait for what they read.
 func (b *Body) decode(r *io.PipeReader, open func(*bufio.Reader) (io.Reader, error)) {
 	defer close(b.decoded)
 	defer r.Close()                  // what is written from now on is ignored

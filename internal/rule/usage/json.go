@@ -218,7 +218,7 @@ func (s *scanner) skipped(b []byte) int {
 
 // structural returns the index of the first quote, brace or bracket in b, or of a byte that
 // looks alike, or the length of b. Eight bytes at a time make it several times faster, and
-// most of what embeddings send is numbers that nobody wants.
+// most of what embeddings send is numbers that no path leads to.
 func structural(b []byte) int {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	i := 0
