@@ -157,3 +157,16 @@ func TestClusterVariants(t *testing.T) {
 		})
 	}
 }
+
+// TestForgottenNodesMeetAgain guards that nodes come to know each other when one of two
+// has given up the first handshake: it forgets the other one, which still knows it.
+func TestForgottenNodesMeetAgain(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, 2)
+	do(t, c.Nodes[0], "cluster", "forget", c.ids[c.Nodes[1]])
+	if _, err := c.view(c.Nodes[0]); err == nil {
+		t.Fatal("nothing was forgotten: the test proves nothing")
+	}
+	c.introduce(t, c.Nodes)
+	c.WaitOK(t)
+}
