@@ -15,6 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -33,13 +34,13 @@ func TestSoft(t *testing.T) {
 				return "rate_limit a {\nkey all\ncost {query.cost}\n" + options + option + "\n}\n" +
 					"header >X-Over {http.rate_limit.over}\nrespond admitted"
 			}
-			s := startSite(t, "handle /soft {\n"+site(fmt.Sprintf("size %d\nsoft %d", size, soft))+"\n}\n"+
+			s := sitetest.Start(t, "handle /soft {\n"+site(fmt.Sprintf("size %d\nsoft %d", size, soft))+"\n}\n"+
 				"handle /hard {\n"+strings.Replace(site(fmt.Sprintf("size %d", size+soft)), "rate_limit a", "rate_limit b", 1)+"\n}")
 			random := rand.New(rand.NewPCG(1, 2))
 			marked := 0
 			for i := range 300 {
 				cost := 1 + random.IntN(4)
-				got, model := s.get(fmt.Sprint("/soft?cost=", cost)), s.get(fmt.Sprint("/hard?cost=", cost))
+				got, model := s.Get(fmt.Sprint("/soft?cost=", cost)), s.Get(fmt.Sprint("/hard?cost=", cost))
 				level := size + soft - field(t, model.Header.Get("X-RateLimit-Remaining"))
 				over := ""
 				if model.StatusCode == 200 && level > size {
@@ -51,7 +52,7 @@ func TestSoft(t *testing.T) {
 					got.Header.Get("X-Over"), got.Header.Get("Retry-After"), got.Header.Get("X-RateLimit-Clear")); is != want {
 					t.Fatalf("request %d, cost %d: got %s, want %s", i, cost, is, want)
 				}
-				s.clock.advance(time.Duration(random.IntN(2000)) * ms)
+				s.Clock.Advance(time.Duration(random.IntN(2000)) * ms)
 			}
 			if marked < 20 {
 				t.Errorf("only %d requests are above the size", marked)
@@ -113,9 +114,9 @@ func sendTogether(t *testing.T, all []*reloadable, n int, denied func(res *http.
 func TestMaxDelay(t *testing.T) {
 	const size, drip, waiting = 5, 20 * time.Millisecond, 200
 	server := redistest.Start(t)
-	all, _ := nodes(t, 3, setup{
-		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
-		site: fmt.Sprintf("rate_limit api {\nkey all\nsize %d\ndrip_rate %v\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", size, drip, waiting*drip),
+	all, _ := nodes(t, 3, sitetest.Config{
+		Admin: "localhost:0", Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
+		Site: fmt.Sprintf("rate_limit api {\nkey all\nsize %d\ndrip_rate %v\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", size, drip, waiting*drip),
 	})
 	denied, last := 0, time.Duration(0) // and when the last one was
 	admitted := sendTogether(t, all, 300, func(_ *http.Response, after time.Duration) {
@@ -131,7 +132,7 @@ func TestMaxDelay(t *testing.T) {
 		if earliest := time.Duration(i-size) * drip; p.after < earliest {
 			t.Errorf("request %d passed after %v, which is %v too early", i+1, p.after, earliest-p.after)
 		}
-		if p.waited > waiting*drip+patience/10 {
+		if p.waited > waiting*drip+sitetest.Patience/10 {
 			t.Errorf("request %d waited %v", i+1, p.waited)
 		}
 	}
@@ -143,9 +144,9 @@ func TestMaxDelay(t *testing.T) {
 func TestMaxDelayInOrder(t *testing.T) {
 	const size, drip, requests = 2, 40 * time.Millisecond, 40
 	server := redistest.Start(t)
-	all, _ := nodes(t, 3, setup{
-		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
-		site: fmt.Sprintf("rate_limit api {\nkey {header.User}\nsize %d\ndrip_rate %v\nmax_delay 1m\n}\nrespond admitted", size, drip),
+	all, _ := nodes(t, 3, sitetest.Config{
+		Admin: "localhost:0", Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
+		Site: fmt.Sprintf("rate_limit api {\nkey {header.User}\nsize %d\ndrip_rate %v\nmax_delay 1m\n}\nrespond admitted", size, drip),
 	})
 	for _, n := range all {
 		n.asks("first") // which comes with the script
@@ -161,10 +162,10 @@ func TestMaxDelayInOrder(t *testing.T) {
 				t.Errorf("request %d got %d after %v, which is %v too early", i+1, status, after, earliest-after)
 			}
 		})
-		eventually(t, "Redis decides", func() bool { return server.CommandStat(t, "evalsha") > before })
+		sitetest.Eventually(t, "Redis decides", func() bool { return server.CommandStat(t, "evalsha") > before })
 	}
 	passing.Wait()
-	if took, all := time.Since(start), time.Duration(requests-size)*drip; took > all+patience/2 {
+	if took, all := time.Since(start), time.Duration(requests-size)*drip; took > all+sitetest.Patience/2 {
 		t.Errorf("the last one passed after %v, want %v", took, all)
 	}
 }
@@ -173,7 +174,7 @@ func TestMaxDelayInOrder(t *testing.T) {
 // and none together with others that take more than the size at a moment, whose cost, size or
 // drips are those of the request: such a request is denied at once, and charged nothing.
 func TestMaxDelayOfCosts(t *testing.T) {
-	s := startSite(t, "rate_limit a {\nkey all\nsize {query.size}\ndrip_rate 1h\ndrip_size {query.drip}\ncost {query.cost}\nmax_delay 100h\nmax_waiting 1\n}\nrespond admitted")
+	s := sitetest.Start(t, "rate_limit a {\nkey all\nsize {query.size}\ndrip_rate 1h\ndrip_size {query.drip}\ncost {query.cost}\nmax_delay 100h\nmax_waiting 1\n}\nrespond admitted")
 	for _, tc := range []struct {
 		query string
 		want  int
@@ -186,7 +187,7 @@ func TestMaxDelayOfCosts(t *testing.T) {
 		{"size=4&drip=3&cost=3", 200},
 		{"size=4&drip=3&cost=3", 429}, // and here five
 	} {
-		got := s.get("/?" + tc.query)
+		got := s.Get("/?" + tc.query)
 		if got.StatusCode != tc.want {
 			t.Errorf("%s: got %d, want %d", tc.query, got.StatusCode, tc.want)
 		}
@@ -219,9 +220,9 @@ func TestMaxDelayWarmUp(t *testing.T) {
 	}
 
 	server := redistest.Start(t)
-	all, _ := nodes(t, 3, setup{
-		admin: "localhost:0", global: redisGlobal(server.Addr, slowly),
-		site: fmt.Sprintf("rate_limit api {\nkey all\nalgorithm warm_up\nrate 50/s\nwarm_up 1s\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", delay),
+	all, _ := nodes(t, 3, sitetest.Config{
+		Admin: "localhost:0", Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
+		Site: fmt.Sprintf("rate_limit api {\nkey all\nalgorithm warm_up\nrate 50/s\nwarm_up 1s\nmax_delay %v\n}\nrespond {http.rate_limit.delayed}", delay),
 	})
 	denied := 0
 	admitted := sendTogether(t, all, requests, func(res *http.Response, after time.Duration) {
@@ -239,7 +240,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 		if p.after < earliest[i] {
 			t.Errorf("request %d passed after %v, which is %v too early", i+1, p.after, earliest[i]-p.after)
 		}
-		if p.waited > delay+patience/10 {
+		if p.waited > delay+sitetest.Patience/10 {
 			t.Errorf("request %d waited %v", i+1, p.waited)
 		}
 	}
@@ -258,8 +259,8 @@ func TestWarmUpDelays(t *testing.T) {
 	ask := func(at time.Duration, cost string, denied bool, wait time.Duration) *rule.Request {
 		t.Helper()
 		now = at
-		r := newSiteRequest()
-		r.replacer.Set("cost", cost)
+		r := sitetest.NewRequest()
+		r.Replacer.Set("cost", cost)
 		q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, time.Time{})
 		if err != nil {
 			t.Fatal(err)
@@ -295,15 +296,15 @@ func TestWarmUpDelays(t *testing.T) {
 // charged and make room for others to wait, and that a denied request does not count as
 // one that waits.
 func TestMaxWaiting(t *testing.T) {
-	s := startSite(t, "rate_limit a {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 10h\nmax_waiting 3\n}\nrespond admitted")
-	if a := s.get("/"); a.StatusCode != 200 {
+	s := sitetest.Start(t, "rate_limit a {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 10h\nmax_waiting 3\n}\nrespond admitted")
+	if a := s.Get("/"); a.StatusCode != 200 {
 		t.Fatalf("got %s", a)
 	}
 	leave := make(chan struct{})
 	var waiting sync.WaitGroup
 	ask := func() {
 		waiting.Go(func() {
-			req, err := http.NewRequest("GET", s.url("/"), nil)
+			req, err := http.NewRequest("GET", s.URL("/"), nil)
 			if err != nil {
 				t.Error(err)
 				return
@@ -311,36 +312,36 @@ func TestMaxWaiting(t *testing.T) {
 			cancelled := make(chan struct{})
 			req.Cancel = cancelled //nolint:staticcheck // the simplest
 			go func() { <-leave; close(cancelled) }()
-			if res, err := s.client.Do(req); err == nil {
+			if res, err := s.Client.Do(req); err == nil {
 				res.Body.Close()
 				t.Errorf("got %s, want to wait", res.Status)
 			}
 		})
 	}
-	l := handlers()[0].Compiled().Limits[0]
+	l := sitetest.Handlers()[0].Compiled().Limits[0]
 	for n := range 3 {
 		ask()
-		eventually(t, "a request waits", func() bool { return l.Waiting.Len() == int64(n+1) })
+		sitetest.Eventually(t, "a request waits", func() bool { return l.Waiting.Len() == int64(n+1) })
 	}
 	for range 5 {
-		if a := s.get("/"); a.StatusCode != 429 || a.Header.Get("X-RateLimit-Remaining") != "0" {
+		if a := s.Get("/"); a.StatusCode != 429 || a.Header.Get("X-RateLimit-Remaining") != "0" {
 			t.Errorf("got %s, want a denial", a)
 		}
 	}
 	close(leave)
 	waiting.Wait()
-	eventually(t, "none waits", func() bool { return l.Waiting.Len() == 0 })
+	sitetest.Eventually(t, "none waits", func() bool { return l.Waiting.Len() == 0 })
 	leave = make(chan struct{})
 	ask()
-	eventually(t, "another may wait", func() bool { return l.Waiting.Len() == 1 })
+	sitetest.Eventually(t, "another may wait", func() bool { return l.Waiting.Len() == 1 })
 	close(leave)
 	waiting.Wait()
 	if n := collected(t)[`delayed_total{limit="a"}`]; n != "4" {
 		t.Errorf("%s requests were delayed, want 4", n)
 	}
-	s.requests.Add(4)
+	s.Requests.Add(4)
 	left := 0
-	for _, e := range s.entries() {
+	for _, e := range s.Entries() {
 		if e["msg"] == "handled request" && e["status"] == 499.0 {
 			left++
 		}
@@ -355,36 +356,36 @@ func TestMaxWaiting(t *testing.T) {
 // nothing is kept of limits for which none may wait any more.
 func TestMaxWaitingOnAllSites(t *testing.T) {
 	const limit = "rate_limit shared {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 10h\nmax_waiting 3\n}\n"
-	c := setup{site: "handle /a {\n" + limit + "respond a\n}\nhandle /b {\n" + limit + "respond b\n}\n"}
-	s := startConfig(t, c)
-	s.get("/a")
+	c := sitetest.Config{Site: "handle /a {\n" + limit + "respond a\n}\nhandle /b {\n" + limit + "respond b\n}\n"}
+	s := sitetest.StartConfig(t, c)
+	s.Get("/a")
 	ctx, leave := context.WithCancel(t.Context())
 	var requests sync.WaitGroup
-	waits := func(n int64) bool { return handlers()[0].Compiled().Limits[0].Waiting.Len() == n }
+	waits := func(n int64) bool { return sitetest.Handlers()[0].Compiled().Limits[0].Waiting.Len() == n }
 	for n, path := range []string{"/a", "/b", "/a"} {
 		if n == 2 {
-			if err := s.load(c); err != nil {
+			if err := s.Load(c); err != nil {
 				t.Fatal(err)
 			}
 		}
-		target := s.url(path)
+		target := s.URL(path)
 		requests.Go(func() {
 			if status, _ := ask(ctx, target); status != 0 {
 				t.Errorf("got %d, want to wait", status)
 			}
 		})
-		eventually(t, "a request waits", func() bool { return waits(int64(n + 1)) })
+		sitetest.Eventually(t, "a request waits", func() bool { return waits(int64(n + 1)) })
 	}
 	for _, path := range []string{"/a", "/b"} {
-		if a := s.get(path); a.StatusCode != 429 {
+		if a := s.Get(path); a.StatusCode != 429 {
 			t.Errorf("%s: got %s, want a denial", path, a)
 		}
 	}
 	leave()
 	requests.Wait()
-	eventually(t, "none waits", func() bool { return waits(0) })
-	c.site = strings.ReplaceAll(strings.ReplaceAll(c.site, "max_delay 10h", ""), "max_waiting 3", "")
-	if err := s.load(c); err != nil {
+	sitetest.Eventually(t, "none waits", func() bool { return waits(0) })
+	c.Site = strings.ReplaceAll(strings.ReplaceAll(c.Site, "max_delay 10h", ""), "max_waiting 3", "")
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
 	if n := state.Process.Waiting.Len(); n > 0 {
@@ -395,15 +396,15 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 // TestDryRunAbove guards that a dry run neither delays requests nor marks those above its
 // size, but counts them.
 func TestDryRunAbove(t *testing.T) {
-	s := startSite(t, "rate_limit {\nlog\nlimit slow {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 2h\ndry_run\n}\n"+
+	s := sitetest.Start(t, "rate_limit {\nlog\nlimit slow {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 2h\ndry_run\n}\n"+
 		"limit high {\nkey all\nsize 1\ndrip_rate 1h\nsoft 3\ndry_run\n}\n}\n"+
 		"respond \"{http.rate_limit.over},{http.rate_limit.dry_run}\"")
 	for i, want := range []string{",", ",", ",", ",slow", ",slow"} { // what the latter deny is charged to neither
-		if a := s.get("/"); a.String() != "200" || a.body != want {
-			t.Errorf("request %d: got %s %q, want 200 %q", i, a, a.body, want)
+		if a := s.Get("/"); a.String() != "200" || a.Text != want {
+			t.Errorf("request %d: got %s %q, want 200 %q", i, a, a.Text, want)
 		}
 	}
-	logged, _ := s.lastAccess()["rate_limit"].(map[string]any)
+	logged, _ := s.LastAccess()["rate_limit"].(map[string]any)
 	if logged["over"] != nil || logged["delayed"] != nil {
 		t.Errorf("the access log has %v", logged)
 	}
@@ -424,13 +425,13 @@ func TestDenialStatus(t *testing.T) {
 		"through error routes": "handle_errors {\nrespond {err.status_code} {err.status_code}\n}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, limits+errors)
-			s.get("/?drip=1h")
-			if a := s.get("/?drip=1h"); a.StatusCode != 503 || a.Header.Get("Retry-After") != "3600" {
-				t.Errorf("got %s %q, want 503", a, a.body)
+			s := sitetest.Start(t, limits+errors)
+			s.Get("/?drip=1h")
+			if a := s.Get("/?drip=1h"); a.StatusCode != 503 || a.Header.Get("Retry-After") != "3600" {
+				t.Errorf("got %s %q, want 503", a, a.Text)
 			}
-			if a := s.get("/?drip=1s"); a.StatusCode != 403 || a.Header.Get("Retry-After") != "60" || errors == "" && a.body != "" {
-				t.Errorf("got %s %q, want 403", a, a.body)
+			if a := s.Get("/?drip=1s"); a.StatusCode != 403 || a.Header.Get("Retry-After") != "60" || errors == "" && a.Text != "" {
+				t.Errorf("got %s %q, want 403", a, a.Text)
 			}
 		})
 	}

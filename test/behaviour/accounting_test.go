@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestCountDeniedInOrder guards that limits which are asked in order count a denied
@@ -19,21 +20,21 @@ func TestCountDeniedInOrder(t *testing.T) {
 	}
 	site := block("/all", before+denies+behind) + block("/before", before) + block("/denies", denies) + block("/behind", behind)
 	for name, global := range map[string]string{
-		"memory": "", "Redis": redisGlobal(redistest.Start(t).Addr, "timeout 1s"),
+		"memory": "", "Redis": sitetest.RedisGlobal(redistest.Start(t).Addr, "timeout 1s"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, setup{global: global, site: site})
+			s := sitetest.StartConfig(t, sitetest.Config{Global: global, Site: site})
 			for i, want := range []int{200, 200, 429, 429, 429} {
-				if a := s.get("/all"); a.StatusCode != want {
+				if a := s.Get("/all"); a.StatusCode != want {
 					t.Fatalf("request %d: %s, want %d", i, a, want)
 				}
 			}
 			for path, want := range map[string]string{"/before": "94", "/behind": "47"} {
-				if got := s.get(path).Header.Get("X-RateLimit-Remaining"); got != want {
+				if got := s.Get(path).Header.Get("X-RateLimit-Remaining"); got != want {
 					t.Errorf("%s: room for %s after this request, want %s", path, got, want)
 				}
 			}
-			if a := s.get("/denies"); a.StatusCode != 429 {
+			if a := s.Get("/denies"); a.StatusCode != 429 {
 				t.Errorf("/denies: %s", a)
 			}
 		})

@@ -29,6 +29,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // admin sends requests to an admin endpoint.
@@ -42,7 +43,7 @@ type admin struct {
 
 // newAdmin returns a client of the admin endpoint at an address.
 func newAdmin(t testing.TB, addr string) *admin {
-	client := &http.Client{Transport: caddytest.FreshConnections(""), Timeout: patience}
+	client := &http.Client{Transport: caddytest.FreshConnections(""), Timeout: sitetest.Patience}
 	return &admin{t: t, addr: addr, scheme: "http", header: http.Header{}, client: client}
 }
 
@@ -185,24 +186,24 @@ const adminSite = `
 `
 
 // startWithAdmin runs a Caddy with c and an admin endpoint.
-func startWithAdmin(t testing.TB, c setup) (*server, *admin) {
+func startWithAdmin(t testing.TB, c sitetest.Config) (*sitetest.Site, *admin) {
 	t.Helper()
 	addr := redistest.FreeAddr(t)
-	c.admin = strings.Replace(c.admin, "{addr}", addr, 1)
-	if c.admin == "" {
-		c.admin = addr
+	c.Admin = strings.Replace(c.Admin, "{addr}", addr, 1)
+	if c.Admin == "" {
+		c.Admin = addr
 	}
-	return startConfig(t, c), newAdmin(t, addr)
+	return sitetest.StartConfig(t, c), newAdmin(t, addr)
 }
 
 // TestAdminStatusAndLimits guards that both show what the running config has and
 // outcomes of requests.
 func TestAdminStatusAndLimits(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: adminSite})
+	s, a := startWithAdmin(t, sitetest.Config{Site: adminSite})
 	for range 2 {
-		s.get("/api/search", "User: u")
+		s.Get("/api/search", "User: u")
 	}
-	s.get("/api/x", "User: u")
+	s.Get("/api/x", "User: u")
 	status := a.ask("GET", "status", "")
 	wantJSON(t, status, `{"configured": true, "store": "memory", "on_error": "fallback", "servers": [],
 		"memory": {"buckets": 2, "max_keys": 1000000}}`)
@@ -243,7 +244,7 @@ func TestAdminStatusAndLimits(t *testing.T) {
 // TestAdminWithoutLimits guards that the API says so when the running config has no
 // limits.
 func TestAdminWithoutLimits(t *testing.T) {
-	_, a := startWithAdmin(t, setup{site: "respond admitted"})
+	_, a := startWithAdmin(t, sitetest.Config{Site: "respond admitted"})
 	wantJSON(t, a.ask("GET", "status", ""), `{"configured": false, "servers": [], "limits": []}`)
 	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": []}`)
 	for _, path := range []string{"peek", "reset"} {
@@ -260,7 +261,7 @@ func TestAdminWithoutLimits(t *testing.T) {
 // line that says what would be right, and that no key gets into the log.
 func TestAdminBadRequests(t *testing.T) {
 	const secret = "s3cret"
-	s, a := startWithAdmin(t, setup{unnamed: true, site: adminSite})
+	s, a := startWithAdmin(t, sitetest.Config{Unnamed: true, Site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
 	const body = `an object such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 	const replaced = `key: U+FFFD stands for what is not UTF-8, so it is unknown which key is meant; use it quoted as top and bans show it, such as "\xff", or "\ufffd" for U+FFFD itself`
@@ -373,9 +374,9 @@ func TestAdminBadRequests(t *testing.T) {
 }
 
 // wantNotLogged checks that a text is nowhere in the log.
-func wantNotLogged(t *testing.T, s *server, text string) {
+func wantNotLogged(t *testing.T, s *sitetest.Site, text string) {
 	t.Helper()
-	log, err := os.ReadFile(s.logPath)
+	log, err := os.ReadFile(s.LogPath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,9 +438,9 @@ func TestAdminPeekAndReset(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, a := startWithAdmin(t, setup{site: adminSite})
+			s, a := startWithAdmin(t, sitetest.Config{Site: adminSite})
 			for range 2 {
-				s.get(c.path, c.header...)
+				s.Get(c.path, c.header...)
 			}
 			for range 2 { // the second is as the first
 				wantJSON(t, a.ask("POST", "peek", c.body), c.peek)
@@ -447,7 +448,7 @@ func TestAdminPeekAndReset(t *testing.T) {
 			wantJSON(t, a.ask("POST", "reset", c.body), c.peek)
 			wantJSON(t, a.ask("POST", "peek", c.body), `{"level": 0, "clear": 0}`)
 			wantJSON(t, a.ask("POST", "reset", c.body), `{"level": 0, "clear": 0}`)
-			s.run(step{path: c.path, header: c.header, want: c.again})
+			s.Run(sitetest.Step{Path: c.path, Header: c.header, Want: c.again})
 		})
 	}
 }
@@ -497,11 +498,11 @@ func TestAdminAllLimits(t *testing.T) {
 		{"clients without an address", `{"address": ""}`, 10, []string{all}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s, a := startWithAdmin(t, setup{site: adminSite})
+			s, a := startWithAdmin(t, sitetest.Config{Site: adminSite})
 			for _, path := range []string{"/api/x", "/old", "/pair", "/all", "/one", "/two"} {
-				s.get(path, "User: u")
+				s.Get(path, "User: u")
 			}
-			s.get("/user")
+			s.Get("/user")
 			check := func(answer map[string]any, asked int, holds []string) {
 				t.Helper()
 				if answer["checked"] != float64(asked) {
@@ -547,8 +548,8 @@ func TestAdminAllLimits(t *testing.T) {
 // asked by the number that it has in header fields.
 func TestAdminLimitsWithoutName(t *testing.T) {
 	const unnamed = "route {\nrate_limit {\nsize 5\nheaders ratelimit-11\n}\nrate_limit {\nsize 9\nheaders ratelimit-11\n}\n}\nrespond ok"
-	s, a := startWithAdmin(t, setup{site: unnamed, unnamed: true})
-	if got, want := s.get("/").Header.Get("RateLimit"), `"default";r=4;t=4, "default#2";r=8;t=8`; got != want {
+	s, a := startWithAdmin(t, sitetest.Config{Site: unnamed, Unnamed: true})
+	if got, want := s.Get("/").Header.Get("RateLimit"), `"default";r=4;t=4, "default#2";r=8;t=8`; got != want {
 		t.Fatalf("RateLimit: got %s, want %s", got, want)
 	}
 	wantJSON(t, a.ask("GET", "limits", "")["limits"], `[{"path": "default", "name": "default", "size": 5}, {"path": "default", "name": "default#2", "size": 9}]`)
@@ -601,10 +602,10 @@ func TestAdminAlgorithms(t *testing.T) {
 	site := "rate_limit {" + strings.Replace(algorithmLimits, "day Asia/Tokyo", "year Asia/Tokyo", 1) + "\n}\nrespond admitted"
 	for store, global := range map[string]string{
 		"memory": "",
-		"redis":  redisGlobal(redistest.Start(t).Addr, slowly),
+		"redis":  sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout),
 	} {
 		t.Run(store, func(t *testing.T) {
-			s, a := startWithAdmin(t, setup{global: global, site: site})
+			s, a := startWithAdmin(t, sitetest.Config{Global: global, Site: site})
 			wantJSON(t, a.ask("GET", "limits", "")["limits"], `[
 				{"path": "leaky", "algorithm": "leaky_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
 				{"path": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
@@ -613,11 +614,11 @@ func TestAdminAlgorithms(t *testing.T) {
 				{"path": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": null, "window_start": null, "period": "year Asia/Tokyo"},
 				{"path": "slides", "algorithm": "sliding_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": null, "period": null}]`)
 			for range 3 {
-				if got := s.get("/"); got.StatusCode != http.StatusOK {
+				if got := s.Get("/"); got.StatusCode != http.StatusOK {
 					t.Fatalf("got %s", got)
 				}
 			}
-			denied := s.get("/")
+			denied := s.Get("/")
 			if denied.StatusCode != http.StatusTooManyRequests {
 				t.Fatalf("the fourth request got %s", denied)
 			}
@@ -634,14 +635,14 @@ func TestAdminAlgorithms(t *testing.T) {
 			}
 			for i, path := range paths {
 				if i > 0 { // the others still deny
-					if got := s.get("/"); got.StatusCode != http.StatusTooManyRequests {
+					if got := s.Get("/"); got.StatusCode != http.StatusTooManyRequests {
 						t.Errorf("before the reset of %s: got %s", path, got)
 					}
 				}
 				wantJSON(t, a.ask("POST", "reset", body(path)), `{"level": 3, "remaining": 0}`)
 				wantJSON(t, a.ask("POST", "peek", body(path)), `{"level": 0, "remaining": 3, "clear": 0, "retry_after": 0}`)
 			}
-			if got := s.get("/"); got.StatusCode != http.StatusOK {
+			if got := s.Get("/"); got.StatusCode != http.StatusOK {
 				t.Errorf("after all resets: got %s", got)
 			}
 			for _, path := range paths {
@@ -654,17 +655,17 @@ func TestAdminAlgorithms(t *testing.T) {
 // TestAdminTop guards that the keys that ask most are listed as they can be given to
 // peek, over reloads, and that nothing is kept of limits that do not track them.
 func TestAdminTop(t *testing.T) {
-	c := setup{site: adminSite}
+	c := sitetest.Config{Site: adminSite}
 	s, a := startWithAdmin(t, c)
 	for range 12 {
-		s.get("/api/x", "User: busy")
+		s.Get("/api/x", "User: busy")
 	}
-	s.get("/api/x", "User: calm\" <é")
-	s.get("/api/x")
+	s.Get("/api/x", "User: calm\" <é")
+	s.Get("/api/x")
 	for range 4 {
-		s.get("/pair", "User: u")
+		s.Get("/pair", "User: u")
 	}
-	s.get("/old")
+	s.Get("/old")
 	check := func() {
 		t.Helper()
 		wantJSON(t, a.ask("GET", "top?limit=api", ""), `{"limit": "api", "by": "requests", "requests": 14, "denied": 2, "entries": [
@@ -675,15 +676,15 @@ func TestAdminTop(t *testing.T) {
 		wantJSON(t, a.ask("GET", "top?limit=pair", ""), `{"entries": [{"key": "u,127.0.0.1", "requests": 4, "denied": 1}]}`)
 	}
 	check()
-	c.admin = a.addr
-	if err := s.load(c); err != nil {
+	c.Admin = a.addr
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
 	check()
 	if n := state.Process.Tops.Len(); n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
-	if err := s.load(setup{admin: a.addr, site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
+	if err := s.Load(sitetest.Config{Admin: a.addr, Site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
 		t.Fatal(err)
 	}
 	if n := state.Process.Tops.Len(); n > 0 {
@@ -695,7 +696,7 @@ func TestAdminTop(t *testing.T) {
 // those of several placeholders too, and that no others are marked: not those with U+FFFD,
 // nor those that were cut within a character.
 func TestAdminTopNotUTF8(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: `
+	s, a := startWithAdmin(t, sitetest.Config{Site: `
 		rate_limit one {
 			key {query.k}
 			size 5
@@ -710,7 +711,7 @@ func TestAdminTopNotUTF8(t *testing.T) {
 	long := strings.Repeat("%C3%A9", 200) // of 400 bytes
 	for i, query := range []string{"k=%ff", "k=%ef%bf%bd&l=a", "k=a&l=%ff", "k=x" + long + "&l=b"} {
 		for range 4 - i {
-			s.get("/?" + query)
+			s.Get("/?" + query)
 		}
 	}
 	type entry struct {
@@ -747,9 +748,9 @@ func TestAdminTopNotUTF8(t *testing.T) {
 // TestAdminTopStream guards that a stream goes on line by line, shows what is new,
 // and ends when a config is loaded or the client leaves.
 func TestAdminTopStream(t *testing.T) {
-	c := setup{site: adminSite}
+	c := sitetest.Config{Site: adminSite}
 	s, a := startWithAdmin(t, c)
-	c.admin = a.addr
+	c.Admin = a.addr
 	open := func() *http.Response {
 		t.Helper()
 		res, err := a.client.Get("http://" + a.addr + "/rate_limit/top?limit=api&watch=100ms")
@@ -774,14 +775,14 @@ func TestAdminTopStream(t *testing.T) {
 	if got := next().Requests; got != 0 {
 		t.Errorf("at first there were %d requests", got)
 	}
-	s.get("/api/x", "User: u")
-	eventually(t, "the request in the stream", func() bool { return next().Requests == 1 })
-	if err := s.load(setup{site: "rate_limit {\nsize {env.RATE_LIMIT_TEST_UNSET}\n}", admin: a.addr}); err == nil {
+	s.Get("/api/x", "User: u")
+	sitetest.Eventually(t, "the request in the stream", func() bool { return next().Requests == 1 })
+	if err := s.Load(sitetest.Config{Site: "rate_limit {\nsize {env.RATE_LIMIT_TEST_UNSET}\n}", Admin: a.addr}); err == nil {
 		t.Fatal("a bad config was accepted")
 	}
 	next() // of the config that still runs
 	start := time.Now()
-	if err := s.load(c); err != nil {
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
 	for lines.Scan() {
@@ -796,20 +797,20 @@ func TestAdminTopStream(t *testing.T) {
 // TestAdminAfterFailedReload guards that the API goes on to show the running config
 // when another one was rejected, wherever it failed.
 func TestAdminAfterFailedReload(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: "rate_limit good {\nsize 5\ndrip_rate 1h\n}\nrespond admitted"})
+	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit good {\nsize 5\ndrip_rate 1h\n}\nrespond admitted"})
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	s.get("/")
-	for name, c := range map[string]setup{
-		"bad option":         {site: "rate_limit bad {\nsize 1\ncost {env.RATE_LIMIT_TEST_UNSET}\n}"},
-		"bad matcher behind": {site: "rate_limit bad {\nsize 1\n}\n@bad path_regexp [\nrespond @bad x"},
-		"port that is taken": {site: "rate_limit bad {\nsize 1\n}", sites: "http://" + taken.Addr().String() + " {\n}"},
+	s.Get("/")
+	for name, c := range map[string]sitetest.Config{
+		"bad option":         {Site: "rate_limit bad {\nsize 1\ncost {env.RATE_LIMIT_TEST_UNSET}\n}"},
+		"bad matcher behind": {Site: "rate_limit bad {\nsize 1\n}\n@bad path_regexp [\nrespond @bad x"},
+		"port that is taken": {Site: "rate_limit bad {\nsize 1\n}", Sites: "http://" + taken.Addr().String() + " {\n}"},
 	} {
-		c.admin = a.addr
-		if err := s.load(c); err == nil {
+		c.Admin = a.addr
+		if err := s.Load(c); err == nil {
 			t.Fatalf("%s: the config was accepted", name)
 		}
 		wantJSON(t, a.ask("GET", "status", ""), `{"configured": true, "limits": [{"path": "good", "admitted": 1}]}`)
@@ -820,11 +821,11 @@ func TestAdminAfterFailedReload(t *testing.T) {
 
 // TestAdminOnUnixSocket guards that the API does not depend on how it is reached.
 func TestAdminOnUnixSocket(t *testing.T) {
-	socket := filepath.Join(tempDir(t), "admin")
-	s := startConfig(t, setup{site: adminSite, admin: "unix/" + socket})
+	socket := filepath.Join(sitetest.TempDir(t), "admin")
+	s := sitetest.StartConfig(t, sitetest.Config{Site: adminSite, Admin: "unix/" + socket})
 	a := newAdmin(t, "caddy")
 	a.client.Transport = caddytest.FreshConnections(socket)
-	s.get("/old")
+	s.Get("/old")
 	wantJSON(t, a.ask("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`), `{"level": 1}`)
 	wantJSON(t, a.ask("GET", "status", ""), `{"store": "memory"}`)
 }
@@ -832,7 +833,7 @@ func TestAdminOnUnixSocket(t *testing.T) {
 // TestAdminEnforcesOrigin guards that Caddy's checks of the origin apply to the API
 // too: a page in a browser must not empty buckets.
 func TestAdminEnforcesOrigin(t *testing.T) {
-	_, a := startWithAdmin(t, setup{site: adminSite, admin: "{addr} {\nenforce_origin\n}"})
+	_, a := startWithAdmin(t, sitetest.Config{Site: adminSite, Admin: "{addr} {\nenforce_origin\n}"})
 	for origin, want := range map[string]int{"": 403, "http://evil.example": 403, "http://" + a.addr: 200} {
 		a.header = http.Header{}
 		if origin != "" {
@@ -847,12 +848,12 @@ func TestAdminEnforcesOrigin(t *testing.T) {
 // TestAdminUnderLoad guards that all endpoints answer while requests are decided and
 // configs are loaded.
 func TestAdminUnderLoad(t *testing.T) {
-	c := setup{site: adminSite}
+	c := sitetest.Config{Site: adminSite}
 	s, a := startWithAdmin(t, c)
-	c.admin = a.addr
+	c.Admin = a.addr
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	site := s.addr
+	site := s.Addr
 	for range 2 {
 		wg.Go(func() {
 			for i := 0; ; i++ {
@@ -880,7 +881,7 @@ func TestAdminUnderLoad(t *testing.T) {
 	}
 	ask(20)
 	for range 3 {
-		if err := s.load(c); err != nil {
+		if err := s.Load(c); err != nil {
 			t.Fatal(err)
 		}
 		ask(3)
@@ -892,14 +893,14 @@ func TestAdminUnderLoad(t *testing.T) {
 // TestAdminRemote guards that the API is served by the remote admin endpoint too,
 // where a client can be allowed to read and not to change.
 func TestAdminRemote(t *testing.T) {
-	c := setup{site: adminSite, global: "skip_install_trust"}
+	c := sitetest.Config{Site: adminSite, Global: "skip_install_trust"}
 	s, local := startWithAdmin(t, c)
-	c.admin = local.addr
+	c.Admin = local.addr
 	certificate, key := newClientCertificate(t)
 	remote := redistest.FreeAddr(t)
 
 	var root map[string]any
-	if err := json.Unmarshal(c.json(t, redistest.FreeAddr(t), s.logPath), &root); err != nil {
+	if err := json.Unmarshal(c.JSON(t, redistest.FreeAddr(t), s.LogPath), &root); err != nil {
 		t.Fatal(err)
 	}
 	settings := root["admin"].(map[string]any)
@@ -928,7 +929,7 @@ func TestAdminRemote(t *testing.T) {
 		InsecureSkipVerify: true, // the certificate of the server is not what is tested
 		Certificates:       []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: key}},
 	}}
-	eventually(t, "a certificate of the remote endpoint", func() bool {
+	sitetest.Eventually(t, "a certificate of the remote endpoint", func() bool {
 		res, err := a.client.Get("https://" + remote + "/rate_limit/status")
 		if err != nil {
 			return false

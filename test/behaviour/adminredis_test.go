@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // hourly is a site whose limit admits three requests and no more during a test.
 const hourly = "rate_limit api {\nkey {header.User}\nsize 3\ndrip_rate 1h\n}\nrespond admitted"
 
 // nodes starts processes of one config.
-func nodes(t *testing.T, n int, c setup) (all []*reloadable, admins []*admin) {
+func nodes(t *testing.T, n int, c sitetest.Config) (all []*reloadable, admins []*admin) {
 	t.Helper()
 	for range n {
 		p := startAdmin(t, c)
@@ -54,19 +55,19 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 		"documented rights": func(t *testing.T) string {
 			server := redistest.Start(t)
 			server.SetUser(t, "+evalsha", "+eval", "+get", "+set", "+time")
-			return redisGlobal(server.Addr, slowly, "username limiter", "password pass")
+			return sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout, "username limiter", "password pass")
 		},
 		"cluster": func(t *testing.T) string {
 			cluster := redistest.StartCluster(t, 3)
-			return redisGlobal(strings.Join(cluster.Addrs(), " "), slowly, "cluster")
+			return sitetest.RedisGlobal(strings.Join(cluster.Addrs(), " "), sitetest.LongTimeout, "cluster")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			all, admins := nodes(t, 3, setup{global: global(t), site: hourly})
+			all, admins := nodes(t, 3, sitetest.Config{Global: global(t), Site: hourly})
 			for _, a := range admins {
 				// A node that first meets a server, which does not know its script,
 				// takes the server for one that may have lost what the node knows.
-				eventually(t, "connections to all servers", func() bool {
+				sitetest.Eventually(t, "connections to all servers", func() bool {
 					for _, s := range a.ask("GET", "status", "")["servers"].([]any) {
 						if s.(map[string]any)["connections"].(map[string]any)["idle"].(float64) == 0 {
 							return false
@@ -100,7 +101,7 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 				}
 				start := time.Now()
 				for _, node := range all[1:] {
-					eventually(t, "a reset to be seen", func() bool { return node.asks(user) == 200 })
+					sitetest.Eventually(t, "a reset to be seen", func() bool { return node.asks(user) == 200 })
 				}
 				if took := time.Since(start); took > 5*time.Second { // a second, and what a busy machine takes
 					t.Errorf("%s: a reset was seen by all after %v", user, took)
@@ -125,9 +126,9 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 // that all is well again when it is back.
 func TestAdminWithoutRedis(t *testing.T) {
 	server := redistest.Start(t)
-	s, a := startWithAdmin(t, setup{global: redisGlobal(server.Addr), site: hourly})
+	s, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr), Site: hourly})
 	const body = `{"limit": "api", "key": "u"}`
-	s.get("/", "User: u")
+	s.Get("/", "User: u")
 	wantJSON(t, a.ask("POST", "peek", body), `{"from": "redis", "level": 1, "node": {"remembered": false}}`)
 	server.Kill()
 	if status, text := a.send("POST", "reset", `{"limit": "api", "key": "nobody"}`); status != http.StatusServiceUnavailable {
@@ -147,15 +148,15 @@ func TestAdminWithoutRedis(t *testing.T) {
 			t.Errorf("%s without Redis: got %d %s", path, status, text)
 		}
 	}
-	eventually(t, "an open breaker", func() bool {
-		s.get("/", "User: another")
+	sitetest.Eventually(t, "an open breaker", func() bool {
+		s.Get("/", "User: another")
 		servers := a.ask("GET", "status", "")["servers"].([]any)
 		server := servers[0].(map[string]any)
 		return server["state"] == "down" && server["breaker"] != "closed" && server["down"].(float64) > 0 && server["reason"] != ""
 	})
 	server.Restart(t)
-	eventually(t, "Redis to be used again", func() bool {
-		s.get("/", "User: another")
+	sitetest.Eventually(t, "Redis to be used again", func() bool {
+		s.Get("/", "User: another")
 		status, _ := a.send("POST", "reset", body)
 		return status == http.StatusOK
 	})

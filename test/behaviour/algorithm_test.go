@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -60,10 +61,10 @@ func TestAlgorithms(t *testing.T) {
 		tc := &tests[i]
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			l, _ := readyLimit(t, &tc.limit)
-			r := newSiteRequest()
-			r.replacer.Set("n", 4)
-			r.replacer.Set("d", "3s")
-			r.replacer.Set("one", "1")
+			r := sitetest.NewRequest()
+			r.Replacer.Set("n", 4)
+			r.Replacer.Set("d", "3s")
+			r.Replacer.Set("one", "1")
 			q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, now)
 			if err != nil {
 				t.Fatal(err)
@@ -81,7 +82,7 @@ func TestAlgorithms(t *testing.T) {
 // denial holds until it ends, and the next one begins at a multiple of its length or
 // with the first request. A block may mix algorithms.
 func TestWindowsOfSite(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit /clock minute {
 			algorithm fixed_window
 			size 2
@@ -107,27 +108,27 @@ func TestWindowsOfSite(t *testing.T) {
 		}
 		respond admitted
 	`)
-	s.run(
-		step{path: "/clock", after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=45.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=45`},
-		step{path: "/clock", after: 15 * time.Second, want: `200 limit=2 remaining=0 clear=30.000 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=30`},
-		step{
-			path: "/clock", after: 29999 * ms,
-			want: `429 limit=2 remaining=0 clear=0.001 reset=0.001 retry-after=1 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=1`,
+	s.Run(
+		sitetest.Step{Path: "/clock", After: 15 * time.Second, Want: `200 limit=2 remaining=1 clear=45.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=45`},
+		sitetest.Step{Path: "/clock", After: 15 * time.Second, Want: `200 limit=2 remaining=0 clear=30.000 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=30`},
+		sitetest.Step{
+			Path: "/clock", After: 29999 * ms,
+			Want: `429 limit=2 remaining=0 clear=0.001 reset=0.001 retry-after=1 policy="minute";q=2;w=60 ratelimit="minute";r=0;t=1`,
 		},
-		step{path: "/clock", after: ms, want: `200 limit=2 remaining=1 clear=60.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=60`},
-		step{path: "/first", after: 45 * time.Second, want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
-		step{path: "/first", after: 20 * time.Second, want: `429 retry-after=40 policy="first";q=1;w=60 ratelimit="first";r=0;t=40`},
-		step{path: "/first", after: 40 * time.Second, want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
-		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=15, "both/burst";r=0;t=10`},
-		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
-		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+		sitetest.Step{Path: "/clock", After: ms, Want: `200 limit=2 remaining=1 clear=60.000 policy="minute";q=2;w=60 ratelimit="minute";r=1;t=60`},
+		sitetest.Step{Path: "/first", After: 45 * time.Second, Want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
+		sitetest.Step{Path: "/first", After: 20 * time.Second, Want: `429 retry-after=40 policy="first";q=1;w=60 ratelimit="first";r=0;t=40`},
+		sitetest.Step{Path: "/first", After: 40 * time.Second, Want: `200 policy="first";q=1;w=60 ratelimit="first";r=0;t=60`},
+		sitetest.Step{Path: "/both", Want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=15, "both/burst";r=0;t=10`},
+		sitetest.Step{Path: "/both", Want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
+		sitetest.Step{Path: "/both", After: 15 * time.Second, Want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
 	)
 }
 
 // Guards what clients see of sliding windows: the last window counts less and less,
 // the denial holds until exactly then, and the fields tell of the window.
 func TestSlidingWindowsOfSite(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit minute {
 			algorithm sliding_window
 			size 2
@@ -137,21 +138,21 @@ func TestSlidingWindowsOfSite(t *testing.T) {
 		respond admitted
 	`)
 	const policy = ` policy="minute";q=2;w=60 ratelimit="minute"`
-	s.run(
-		step{after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=105.000` + policy + `;r=1;t=45`},
+	s.Run(
+		sitetest.Step{After: 15 * time.Second, Want: `200 limit=2 remaining=1 clear=105.000` + policy + `;r=1;t=45`},
 		// Two at the end of the window count as two for half a minute, as one to its end.
-		step{after: 15 * time.Second, want: `200 limit=2 remaining=0 clear=90.000` + policy + `;r=0;t=31`},
-		step{want: `429 limit=2 remaining=0 clear=90.000 reset=30.001 retry-after=31` + policy + `;r=0;t=31`},
-		step{after: 30 * time.Second, want: `429 limit=2 remaining=0 clear=60.000 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
-		step{after: ms, want: `200 limit=2 remaining=0 clear=119.999` + policy + `;r=0;t=30`},
-		step{after: 30 * time.Second, want: `200 limit=2 remaining=0 clear=89.999` + policy + `;r=0;t=30`},
+		sitetest.Step{After: 15 * time.Second, Want: `200 limit=2 remaining=0 clear=90.000` + policy + `;r=0;t=31`},
+		sitetest.Step{Want: `429 limit=2 remaining=0 clear=90.000 reset=30.001 retry-after=31` + policy + `;r=0;t=31`},
+		sitetest.Step{After: 30 * time.Second, Want: `429 limit=2 remaining=0 clear=60.000 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		sitetest.Step{After: ms, Want: `200 limit=2 remaining=0 clear=119.999` + policy + `;r=0;t=30`},
+		sitetest.Step{After: 30 * time.Second, Want: `200 limit=2 remaining=0 clear=89.999` + policy + `;r=0;t=30`},
 	)
 }
 
 // Guards what clients see of logs: each request leaves exactly a window after it came,
 // the denial holds until then, and the fields tell of that.
 func TestSlidingLogsOfSite(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit /log minute {
 			algorithm sliding_log
 			size 2
@@ -171,16 +172,16 @@ func TestSlidingLogsOfSite(t *testing.T) {
 		respond admitted
 	`)
 	const policy = ` policy="minute";q=2;w=60 ratelimit="minute"`
-	s.run(
-		step{path: "/log", after: 15 * time.Second, want: `200 limit=2 remaining=1 clear=60.000` + policy + `;r=1;t=60`},
-		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
-		step{path: "/log", want: `429 limit=2 remaining=0 clear=60.000 reset=20.000 retry-after=20` + policy + `;r=0;t=20`},
-		step{path: "/log", after: 19999 * ms, want: `429 limit=2 remaining=0 clear=40.001 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
-		step{path: "/log", after: ms, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=40`},
-		step{path: "/log", after: 40 * time.Second, want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
-		step{path: "/both", want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
-		step{path: "/both", want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
-		step{path: "/both", after: 15 * time.Second, want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=0;t=45, "both/burst";r=0;t=10`},
+	s.Run(
+		sitetest.Step{Path: "/log", After: 15 * time.Second, Want: `200 limit=2 remaining=1 clear=60.000` + policy + `;r=1;t=60`},
+		sitetest.Step{Path: "/log", After: 40 * time.Second, Want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		sitetest.Step{Path: "/log", Want: `429 limit=2 remaining=0 clear=60.000 reset=20.000 retry-after=20` + policy + `;r=0;t=20`},
+		sitetest.Step{Path: "/log", After: 19999 * ms, Want: `429 limit=2 remaining=0 clear=40.001 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		sitetest.Step{Path: "/log", After: ms, Want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=40`},
+		sitetest.Step{Path: "/log", After: 40 * time.Second, Want: `200 limit=2 remaining=0 clear=60.000` + policy + `;r=0;t=20`},
+		sitetest.Step{Path: "/both", Want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1;t=60, "both/burst";r=0;t=10`},
+		sitetest.Step{Path: "/both", Want: `429 retry-after=10 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=1, "both/burst";r=0;t=10`},
+		sitetest.Step{Path: "/both", After: 15 * time.Second, Want: `200 policy="both";q=2;w=60, "both/burst";q=1;w=10 ratelimit="both";r=0;t=45, "both/burst";r=0;t=10`},
 	)
 }
 
@@ -189,7 +190,7 @@ func TestSlidingLogsOfSite(t *testing.T) {
 // the fields tell of the rate and of the next free moment. One that costs several
 // units makes the next wait for all of them.
 func TestWarmUpOfSite(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit two {
 			algorithm warm_up
 			rate 2/1s
@@ -201,15 +202,15 @@ func TestWarmUpOfSite(t *testing.T) {
 	`)
 	const policy = ` policy="two";q=2;w=1 ratelimit="two"`
 	one, two := []string{"X-Cost: 1"}, []string{"X-Cost: 2"}
-	s.run(
-		step{header: one, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
-		step{header: one, after: 1374 * ms, want: `429 limit=2 remaining=0 clear=0.501 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
-		step{header: one, after: ms, want: `200 limit=2 remaining=0 clear=2.125` + policy + `;r=0;t=2`},
-		step{header: one, after: 1125 * ms, want: `200 limit=2 remaining=0 clear=2.375` + policy + `;r=0;t=1`},
-		step{header: one, after: 875 * ms, want: `200 limit=2 remaining=0 clear=2.625` + policy + `;r=0;t=1`},
-		step{header: two, after: 625 * ms, want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
-		step{header: one, after: 1000 * ms, want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
-		step{header: one, after: 4000 * ms, want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
+	s.Run(
+		sitetest.Step{Header: one, Want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
+		sitetest.Step{Header: one, After: 1374 * ms, Want: `429 limit=2 remaining=0 clear=0.501 reset=0.001 retry-after=1` + policy + `;r=0;t=1`},
+		sitetest.Step{Header: one, After: ms, Want: `200 limit=2 remaining=0 clear=2.125` + policy + `;r=0;t=2`},
+		sitetest.Step{Header: one, After: 1125 * ms, Want: `200 limit=2 remaining=0 clear=2.375` + policy + `;r=0;t=1`},
+		sitetest.Step{Header: one, After: 875 * ms, Want: `200 limit=2 remaining=0 clear=2.625` + policy + `;r=0;t=1`},
+		sitetest.Step{Header: two, After: 625 * ms, Want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
+		sitetest.Step{Header: one, After: 1000 * ms, Want: `200 limit=2 remaining=0 clear=4.000` + policy + `;r=0;t=1`},
+		sitetest.Step{Header: one, After: 4000 * ms, Want: `200 limit=2 remaining=0 clear=1.875` + policy + `;r=0;t=2`},
 	)
 }
 
@@ -218,7 +219,7 @@ func TestWarmUpOfSite(t *testing.T) {
 // The fields tell of what is left after counting. With min_interval, its bucket counts
 // too. Of several limits of a request, those with room count a denial by another.
 func TestCountDenied(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit /bucket bucket {
 			size 3
 			drip_rate 10s
@@ -259,37 +260,37 @@ func TestCountDenied(t *testing.T) {
 		}
 		respond admitted
 	`)
-	minute := func() { s.clock.advance(time.Minute - s.clock.read()%time.Minute) }
-	s.run(
-		step{path: "/bucket", want: `200 limit=3 remaining=2 clear=10.000`},
-		step{path: "/bucket", want: `200 limit=3 remaining=1 clear=20.000`},
-		step{path: "/bucket", want: `200 limit=3 remaining=0 clear=30.000`},
-		step{path: "/bucket", after: 10*time.Second - ms, want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
-		step{path: "/bucket", after: 10*time.Second - ms, want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
-		step{path: "/bucket", after: 10 * time.Second, want: `200 limit=3 remaining=0 clear=30.000`},
+	minute := func() { s.Clock.Advance(time.Minute - s.Clock.Now()%time.Minute) }
+	s.Run(
+		sitetest.Step{Path: "/bucket", Want: `200 limit=3 remaining=2 clear=10.000`},
+		sitetest.Step{Path: "/bucket", Want: `200 limit=3 remaining=1 clear=20.000`},
+		sitetest.Step{Path: "/bucket", Want: `200 limit=3 remaining=0 clear=30.000`},
+		sitetest.Step{Path: "/bucket", After: 10*time.Second - ms, Want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+		sitetest.Step{Path: "/bucket", After: 10*time.Second - ms, Want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+		sitetest.Step{Path: "/bucket", After: 10 * time.Second, Want: `200 limit=3 remaining=0 clear=30.000`},
 	)
 	minute()
-	s.run(
-		step{path: "/fixed", want: `200 limit=1 remaining=0 clear=60.000`},
-		step{path: "/fixed", after: 59 * time.Second, want: `429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1`},
-		step{path: "/fixed", after: time.Second, want: `200 limit=1 remaining=0 clear=60.000`},
+	s.Run(
+		sitetest.Step{Path: "/fixed", Want: `200 limit=1 remaining=0 clear=60.000`},
+		sitetest.Step{Path: "/fixed", After: 59 * time.Second, Want: `429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1`},
+		sitetest.Step{Path: "/fixed", After: time.Second, Want: `200 limit=1 remaining=0 clear=60.000`},
 	)
 	minute()
-	s.run(
-		step{path: "/both", want: `200 limit=1 remaining=0 clear=10.000`},
-		step{path: "/both", after: time.Second, want: `429 limit=1 remaining=0 clear=19.000 reset=9.000 retry-after=9`},
-		step{path: "/both", after: time.Second, want: `429 limit=1 remaining=0 clear=28.000 reset=8.000 retry-after=8`},
-		step{path: "/both", after: 4 * time.Second, want: `429 limit=1 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+	s.Run(
+		sitetest.Step{Path: "/both", Want: `200 limit=1 remaining=0 clear=10.000`},
+		sitetest.Step{Path: "/both", After: time.Second, Want: `429 limit=1 remaining=0 clear=19.000 reset=9.000 retry-after=9`},
+		sitetest.Step{Path: "/both", After: time.Second, Want: `429 limit=1 remaining=0 clear=28.000 reset=8.000 retry-after=8`},
+		sitetest.Step{Path: "/both", After: 4 * time.Second, Want: `429 limit=1 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
 	)
 	for _, path := range []string{"/bucket", "/sliding", "/warm", "/interval"} {
-		s.clock.advance(10 * time.Minute)
+		s.Clock.Advance(10 * time.Minute)
 		minute()
-		for s.send("GET", path).StatusCode == http.StatusOK { // until it is full
+		for s.Send("GET", path).StatusCode == http.StatusOK { // until it is full
 		}
-		var last answer
+		var last sitetest.Answer
 		for range 100 {
-			s.clock.advance(950 * ms)
-			if last = s.send("GET", path); last.StatusCode != http.StatusTooManyRequests {
+			s.Clock.Advance(950 * ms)
+			if last = s.Send("GET", path); last.StatusCode != http.StatusTooManyRequests {
 				t.Fatalf("%s: a client that keeps asking: %s", path, last)
 			}
 		}
@@ -297,8 +298,8 @@ func TestCountDenied(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %s", path, last)
 		}
-		s.clock.advance(time.Duration(wait) * time.Second)
-		if a := s.send("GET", path); a.StatusCode != http.StatusOK {
+		s.Clock.Advance(time.Duration(wait) * time.Second)
+		if a := s.Send("GET", path); a.StatusCode != http.StatusOK {
 			t.Errorf("%s: after waiting %d s: %s", path, wait, a)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -39,7 +40,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	const few = "rate_limit {\nmemory {\nmax_keys 10\n}\n}"
 	const many = "rate_limit {\nmemory {\nmax_keys 1000000\n}\n}"
 	site := "rate_limit {\nsize 9\n}\nrespond admitted"
-	s := startConfig(t, setup{global: few, site: site})
+	s := sitetest.StartConfig(t, sitetest.Config{Global: few, Site: site})
 	keys := 0
 	bounded := func() bool {
 		t.Helper()
@@ -69,10 +70,10 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	}
 	cleanUp(t, validated)
 
-	rejected := setup{global: many, site: site}
+	rejected := sitetest.Config{Global: many, Site: site}
 	for n := range 10 { // apps start in any order
 		var root map[string]any
-		if err := json.Unmarshal(rejected.json(t, redistest.FreeAddr(t), s.logPath), &root); err != nil {
+		if err := json.Unmarshal(rejected.JSON(t, redistest.FreeAddr(t), s.LogPath), &root); err != nil {
 			t.Fatal(err)
 		}
 		if n%2 == 0 {
@@ -97,13 +98,13 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	if !bounded() {
 		t.Error("max_keys of a rejected configuration is in force")
 	}
-	if err := s.load(setup{global: many, site: site}); err != nil {
+	if err := s.Load(sitetest.Config{Global: many, Site: site}); err != nil {
 		t.Fatal(err)
 	}
 	if bounded() {
 		t.Error("max_keys of the new configuration is not in force")
 	}
-	if err := s.load(setup{site: site}); err != nil {
+	if err := s.Load(sitetest.Config{Site: site}); err != nil {
 		t.Fatal(err)
 	}
 	if bounded() {

@@ -17,18 +17,19 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // loadOf returns what the limit of a path that follows the load does now.
 func loadOf(t testing.TB, path string) adaptive.State {
 	t.Helper()
-	return bucketAt(t, path).Limit.Load.Controllers.State(time.Now())
+	return sitetest.BucketAt(t, path).Limit.Load.Controllers.State(time.Now())
 }
 
 // blocking returns an upstream that answers requests for /slow when they are released.
 func blocking(t testing.TB) (upstream string, arrived <-chan struct{}, release func()) {
 	in, out := make(chan struct{}), make(chan struct{})
-	upstream = newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	upstream = sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			in <- struct{}{}
 			<-out
@@ -44,7 +45,7 @@ func blocking(t testing.TB) (upstream string, arrived <-chan struct{}, release f
 // block, and is told of by the access log, metrics, status and peek, and is none in progress.
 func TestAuto(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s, a := startWithAdmin(t, setup{site: `
+	s, a := startWithAdmin(t, sitetest.Config{Site: `
 		rate_limit {
 			log
 			limit up {
@@ -64,20 +65,20 @@ func TestAuto(t *testing.T) {
 		handle_errors 503 {
 			respond "{http.rate_limit.by} {http.rate_limit.limit} {http.rate_limit.denied}" 503
 		}`})
-	if got := s.get("/"); got.StatusCode != 200 || got.Header.Get("X-RateLimit-Remaining") != "8" {
+	if got := s.Get("/"); got.StatusCode != 200 || got.Header.Get("X-RateLimit-Remaining") != "8" {
 		t.Errorf("got %s, want it admitted, with what is left of the other limit", got)
 	}
 	var slow sync.WaitGroup
-	slow.Go(func() { s.get("/slow") })
+	slow.Go(func() { s.Get("/slow") })
 	<-arrived
 	for i := range 3 {
-		got := s.get([]string{"/", "/", "/bots"}[i])
+		got := s.Get([]string{"/", "/", "/bots"}[i])
 		wait, _ := strconv.Atoi(got.Header.Get("Retry-After"))
-		if got.StatusCode != 503 || got.body != "load up true" || wait < 1 || wait > 4 || got.Header.Get("X-RateLimit-Limit") != "9" {
-			t.Errorf("got %s %q, want status 503, by load, and a time to retry", got, got.body)
+		if got.StatusCode != 503 || got.Text != "load up true" || wait < 1 || wait > 4 || got.Header.Get("X-RateLimit-Limit") != "9" {
+			t.Errorf("got %s %q, want status 503, by load, and a time to retry", got, got.Text)
 		}
 	}
-	logged, _ := s.lastAccess()["rate_limit"].(map[string]any)
+	logged, _ := s.LastAccess()["rate_limit"].(map[string]any)
 	if logged["result"] != "denied" || logged["by"] != "load" || logged["limit"] != "up" || logged["retry_after"] == nil {
 		t.Errorf("the access log has %v", logged)
 	}
@@ -104,7 +105,7 @@ func TestAuto(t *testing.T) {
 	if n := loadOf(t, "up").InProgress; n != 0 {
 		t.Errorf("%d in progress at the end", n)
 	}
-	if got := s.get("/"); got.StatusCode != 200 {
+	if got := s.Get("/"); got.StatusCode != 200 {
 		t.Errorf("got %s when nothing is in progress", got)
 	}
 }
@@ -113,7 +114,7 @@ func TestAuto(t *testing.T) {
 // that one that is turned away settles what it holds of others.
 func TestAutoBesideOthers(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			limit up {
 				key {query.tenant}
@@ -129,19 +130,19 @@ func TestAutoBesideOthers(t *testing.T) {
 		}
 		reverse_proxy `+upstream)
 	var slow sync.WaitGroup
-	slow.Go(func() { s.get("/slow?tenant=a") })
+	slow.Go(func() { s.Get("/slow?tenant=a") })
 	<-arrived
 	for range 3 {
-		if got := s.get("/?tenant=a"); got.StatusCode != 503 || got.body != "Too busy. Retry after "+got.Header.Get("Retry-After")+" s.\n" {
-			t.Errorf("got %s %q beside a request of the same tenant", got, got.body)
+		if got := s.Get("/?tenant=a"); got.StatusCode != 503 || got.Text != "Too busy. Retry after "+got.Header.Get("Retry-After")+" s.\n" {
+			t.Errorf("got %s %q beside a request of the same tenant", got, got.Text)
 		}
 	}
 	if held := levelOf(t, "inflight", "all").Held; held != 1 {
 		t.Errorf("%d units are held, want 1: those that were turned away have let go", held)
 	}
-	slow.Go(func() { s.get("/slow?tenant=b") })
+	slow.Go(func() { s.Get("/slow?tenant=b") })
 	<-arrived
-	if got := s.get("/?tenant=c"); got.StatusCode != 429 {
+	if got := s.Get("/?tenant=c"); got.StatusCode != 429 {
 		t.Errorf("got %s, want 429 by the other limit", got)
 	}
 	if load := loadOf(t, "up"); load.InProgress != 2 || load.Keys != 2 {
@@ -155,19 +156,19 @@ func TestAutoBesideOthers(t *testing.T) {
 // where on_error admits a request on which Redis has not decided.
 func TestAutoWithoutRedis(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s := startConfig(t, setup{
-		global: redisGlobal(redistest.FreeAddr(t), "timeout 10ms"),
-		site:   "rate_limit {\non_error allow\nlimit api {\nkey all\nrate 1/h\n}\nlimit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\n}\nreverse_proxy " + upstream,
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(redistest.FreeAddr(t), "timeout 10ms"),
+		Site:   "rate_limit {\non_error allow\nlimit api {\nkey all\nrate 1/h\n}\nlimit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\n}\nreverse_proxy " + upstream,
 	})
 	for range 2 {
-		if got := s.get("/"); got.StatusCode != 200 {
+		if got := s.Get("/"); got.StatusCode != 200 {
 			t.Errorf("got %s, want it admitted without Redis", got)
 		}
 	}
 	var slow sync.WaitGroup
-	slow.Go(func() { s.get("/slow") })
+	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	if got := s.get("/"); got.StatusCode != 503 || loadOf(t, "up").Shed[adaptive.Normal] != 1 {
+	if got := s.Get("/"); got.StatusCode != 503 || loadOf(t, "up").Shed[adaptive.Normal] != 1 {
 		t.Errorf("got %s, want it shed", got)
 	}
 	release()
@@ -180,11 +181,11 @@ func TestAutoWithoutRedis(t *testing.T) {
 // TestAutoDryRun guards that a dry run denies nothing, and tells what it would have shed.
 func TestAutoDryRun(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s := startSite(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\ndry_run\n}\nheader >X-Dry {http.rate_limit.dry_run}\nreverse_proxy "+upstream)
+	s := sitetest.Start(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\ndry_run\n}\nheader >X-Dry {http.rate_limit.dry_run}\nreverse_proxy "+upstream)
 	var slow sync.WaitGroup
-	slow.Go(func() { s.get("/slow") })
+	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	if got := s.get("/"); got.StatusCode != 200 || got.Header.Get("X-Dry") != "up" || got.Header.Get("Retry-After") != "" {
+	if got := s.Get("/"); got.StatusCode != 200 || got.Header.Get("X-Dry") != "up" || got.Header.Get("Retry-After") != "" {
 		t.Errorf("got %s, want it admitted, and marked as one that would be denied", got)
 	}
 	if load := loadOf(t, "up"); load.Shed[adaptive.Normal] != 1 || load.InProgress != 1 {
@@ -197,13 +198,13 @@ func TestAutoDryRun(t *testing.T) {
 // TestAutoClasses guards that matchers say how important a request is, high before low.
 func TestAutoClasses(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s := startSite(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\nhigh path /checkout* /both\nlow header User-Agent *bot*\n}\n}\nreverse_proxy "+upstream)
+	s := sitetest.Start(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\nhigh path /checkout* /both\nlow header User-Agent *bot*\n}\n}\nreverse_proxy "+upstream)
 	var slow sync.WaitGroup
-	slow.Go(func() { s.get("/slow") })
+	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	s.get("/checkout/1")
-	s.get("/both", "User-Agent: a bot")
-	s.get("/", "User-Agent: a bot")
+	s.Get("/checkout/1")
+	s.Get("/both", "User-Agent: a bot")
+	s.Get("/", "User-Agent: a bot")
 	if got, want := loadOf(t, "up").Shed, [...]uint64{2, 0, 1}; got != want {
 		t.Errorf("shed by class %v, want %v", got, want)
 	}
@@ -215,7 +216,7 @@ func TestAutoClasses(t *testing.T) {
 // events are none in progress, also until body, and that none is forgotten, whatever comes of it.
 func TestAutoLeaves(t *testing.T) {
 	body := make(chan struct{})
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/up":
 			upgrade(t, w, r)
@@ -247,19 +248,19 @@ func TestAutoLeaves(t *testing.T) {
 		}
 	})
 	for _, until := range []string{"header", "body"} {
-		s := startSite(t, "rate_limit up-"+until+" {\nconcurrency auto {\nuntil "+until+"\n}\n}\n"+
+		s := sitetest.Start(t, "rate_limit up-"+until+" {\nconcurrency auto {\nuntil "+until+"\n}\n}\n"+
 			"handle /panic {\nroute {\ntest_silent panic\n}\n}\nhandle /hijack {\nroute {\ntest_silent hijack\n}\n}\nhandle /nothing {\nerror 404\n}\nhandle /dead {\nreverse_proxy localhost:1\n}\n"+
 			"handle {\nreverse_proxy "+upstream+" {\nflush_interval -1\n}\n}")
 		none := func(what string) {
 			t.Helper()
-			eventually(t, what+" until "+until+" is in progress no more", func() bool { return loadOf(t, "up-"+until).InProgress == 0 })
+			sitetest.Eventually(t, what+" until "+until+" is in progress no more", func() bool { return loadOf(t, "up-"+until).InProgress == 0 })
 		}
-		conn, err := net.Dial("tcp", s.addr)
+		conn, err := net.Dial("tcp", s.Addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		fmt.Fprintf(conn, "GET /up HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+		fmt.Fprintf(conn, "GET /up HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.Addr)
 		if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
 			t.Fatalf("%v, %v", res, err)
 		}
@@ -268,7 +269,7 @@ func TestAutoLeaves(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		t.Cleanup(cancel)
 		begin := func(path string) io.ReadCloser {
-			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.url(path), http.NoBody)
+			req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.URL(path), http.NoBody)
 			res, err := http.DefaultClient.Do(req)
 			if err != nil {
 				t.Fatal(err)
@@ -288,11 +289,11 @@ func TestAutoLeaves(t *testing.T) {
 		none("a body")
 		sending.Close()
 		for _, path := range []string{"/", "/break", "/abort", "/500", "/panic", "/hijack", "/nothing", "/dead"} {
-			ask(ctx, s.url(path))
+			ask(ctx, s.URL(path))
 			none(path)
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
-		ask(ctx, s.url("/leave"))
+		ask(ctx, s.URL("/leave"))
 		cancel()
 		none("a request whose client left")
 	}
@@ -302,19 +303,19 @@ func TestAutoLeaves(t *testing.T) {
 // starts anew with other options.
 func TestAutoStaysThroughReloads(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	c := setup{site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream + " {\nstream_close_delay 1h\n}"}
-	s := startConfig(t, c)
+	c := sitetest.Config{Site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream + " {\nstream_close_delay 1h\n}"}
+	s := sitetest.StartConfig(t, c)
 	var slow sync.WaitGroup
-	slow.Go(func() { s.get("/slow") })
+	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	if err := s.load(c); err != nil {
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
 	if load := loadOf(t, "up"); load.InProgress != 1 {
 		t.Errorf("%+v after a reload, want 1 in progress", load)
 	}
-	c.site = strings.Replace(c.site, "max 1", "max 2", 1)
-	if err := s.load(c); err != nil {
+	c.Site = strings.Replace(c.Site, "max 1", "max 2", 1)
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
 	if load := loadOf(t, "up"); load.InProgress != 0 || load.Limit != 2 {
@@ -332,17 +333,17 @@ func TestAutoStaysThroughReloads(t *testing.T) {
 func TestShedEvents(t *testing.T) {
 	move := subscribe(t)
 	upstream, arrived, release := blocking(t)
-	s := startConfig(t, setup{global: listening("a"), site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream})
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream})
 	var slow sync.WaitGroup
-	slow.Go(func() { s.get("/slow") })
+	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	s.get("/")
-	s.get("/")
+	s.Get("/")
+	s.Get("/")
 	move(time.Second)
 	if e := waitForEvents(t, telemetry.EventShed, 1)[0]; e.data["limit"] != "up" || e.data["count"] != uint64(2) {
 		t.Errorf("got %v, want 2 at up", e)
 	}
-	s.get("/")
+	s.Get("/")
 	move(time.Second)
 	if e := waitForEvents(t, telemetry.EventShed, 2)[1]; e.data["count"] != uint64(1) {
 		t.Errorf("got %v, want 1", e)

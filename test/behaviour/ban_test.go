@@ -14,6 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // bans is a limit of one request that bans for a minute, then for ten.
@@ -22,7 +23,7 @@ const bans = "key {header.User}\nsize 1\ndrip_rate 1s\nban 1m 10m\n"
 // TestBan guards what a client sees of bans: each is as long as its option says, all
 // fields tell when it ends, requests do not make it longer, and it is forgotten in time.
 func TestBan(t *testing.T) {
-	s := startSite(t, "rate_limit login {\n"+bans+"status 403\n}\n"+
+	s := sitetest.Start(t, "rate_limit login {\n"+bans+"status 403\n}\n"+
 		`respond "banned={http.rate_limit.banned}"`+"\nhandle_errors {\nrespond `{err.status_code} banned={http.rate_limit.banned} limit={http.rate_limit.limit}`\n}")
 	const (
 		free = "200 limit=1 remaining=0 clear=1.000"
@@ -30,42 +31,42 @@ func TestBan(t *testing.T) {
 	)
 	denied := func(seconds int) string { return fmt.Sprintf(in, seconds) }
 	user := []string{"User: a"}
-	s.run(
-		step{header: user, want: free, body: "banned="},
-		step{header: user, want: denied(60), body: "403 banned=login limit=login"},
-		step{after: 30 * time.Second, header: user, want: denied(30), body: "403 banned=login limit=login"},
-		step{after: 29 * time.Second, header: user, want: denied(1)},
-		step{header: []string{"User: b"}, want: free},
-		step{after: time.Second, header: user, want: free, body: "banned="},
-		step{header: user, want: denied(600)},
-		step{after: 10 * time.Minute, header: user, want: free},
-		step{header: user, want: denied(600)}, // the last is repeated
-		step{after: 19*time.Minute + 59*time.Second, header: user, want: free},
-		step{header: user, want: denied(600)}, // and remembered for as long as it takes
-		step{after: 20 * time.Minute, header: user, want: free},
-		step{header: user, want: denied(60)},
+	s.Run(
+		sitetest.Step{Header: user, Want: free, Text: "banned="},
+		sitetest.Step{Header: user, Want: denied(60), Text: "403 banned=login limit=login"},
+		sitetest.Step{After: 30 * time.Second, Header: user, Want: denied(30), Text: "403 banned=login limit=login"},
+		sitetest.Step{After: 29 * time.Second, Header: user, Want: denied(1)},
+		sitetest.Step{Header: []string{"User: b"}, Want: free},
+		sitetest.Step{After: time.Second, Header: user, Want: free, Text: "banned="},
+		sitetest.Step{Header: user, Want: denied(600)},
+		sitetest.Step{After: 10 * time.Minute, Header: user, Want: free},
+		sitetest.Step{Header: user, Want: denied(600)}, // the last is repeated
+		sitetest.Step{After: 19*time.Minute + 59*time.Second, Header: user, Want: free},
+		sitetest.Step{Header: user, Want: denied(600)}, // and remembered for as long as it takes
+		sitetest.Step{After: 20 * time.Minute, Header: user, Want: free},
+		sitetest.Step{Header: user, Want: denied(60)},
 	)
 }
 
 // TestBanInFields guards that the fields of the IETF's draft tell when a ban ends.
 func TestBanInFields(t *testing.T) {
-	s := startSite(t, "rate_limit login {\n"+bans+"headers ratelimit-11\n}\nrespond free")
-	s.run(
-		step{want: `200 policy="login";q=1;w=1 ratelimit="login";r=0;t=1`},
-		step{want: `429 retry-after=60 policy="login";q=1;w=1 ratelimit="login";r=0;t=60`},
-		step{after: 10 * time.Second, want: `429 retry-after=50 policy="login";q=1;w=1 ratelimit="login";r=0;t=50`},
+	s := sitetest.Start(t, "rate_limit login {\n"+bans+"headers ratelimit-11\n}\nrespond free")
+	s.Run(
+		sitetest.Step{Want: `200 policy="login";q=1;w=1 ratelimit="login";r=0;t=1`},
+		sitetest.Step{Want: `429 retry-after=60 policy="login";q=1;w=1 ratelimit="login";r=0;t=60`},
+		sitetest.Step{After: 10 * time.Second, Want: `429 retry-after=50 policy="login";q=1;w=1 ratelimit="login";r=0;t=50`},
 	)
 }
 
 // TestBanAfter guards that a ban begins with as many denials as ban_after says.
 func TestBanAfter(t *testing.T) {
-	s := startSite(t, "rate_limit login {\n"+bans+"ban_after 3\n}\nrespond free")
+	s := sitetest.Start(t, "rate_limit login {\n"+bans+"ban_after 3\n}\nrespond free")
 	const short = "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
-	s.run(
-		step{want: "200 limit=1 remaining=0 clear=1.000"},
-		step{want: short},
-		step{want: short},
-		step{want: "429 limit=1 remaining=0 clear=60.000 reset=60.000 retry-after=60"},
+	s.Run(
+		sitetest.Step{Want: "200 limit=1 remaining=0 clear=1.000"},
+		sitetest.Step{Want: short},
+		sitetest.Step{Want: short},
+		sitetest.Step{Want: "429 limit=1 remaining=0 clear=60.000 reset=60.000 retry-after=60"},
 	)
 }
 
@@ -107,12 +108,12 @@ func TestBanWith(t *testing.T) {
 	} {
 		for _, redis := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, redis %t", name, redis), func(t *testing.T) {
-				c := setup{site: strings.Replace(tc.site, "respond", "header X-Banned {http.rate_limit.banned}\nrespond", 1) +
+				c := sitetest.Config{Site: strings.Replace(tc.site, "respond", "header X-Banned {http.rate_limit.banned}\nrespond", 1) +
 					"\nhandle_errors {\nheader X-Banned {http.rate_limit.banned}\nrespond {err.status_code}\n}"}
 				if redis {
-					c.global = redisGlobal(redistest.Start(t).Addr, slowly)
+					c.Global = sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout)
 				}
-				s := startConfig(t, c)
+				s := sitetest.StartConfig(t, c)
 				for i, want := range strings.Fields(tc.want) {
 					if after, ok := strings.CutPrefix(want, "+"); ok {
 						if redis {
@@ -122,10 +123,10 @@ func TestBanWith(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						s.clock.advance(d)
+						s.Clock.Advance(d)
 						continue
 					}
-					a := s.get("/")
+					a := s.Get("/")
 					got := fmt.Sprint(a.StatusCode)
 					if a.StatusCode == 429 {
 						got += "/" + a.Header.Get("Retry-After") + "/" + a.Header.Get("X-Banned")
@@ -142,17 +143,17 @@ func TestBanWith(t *testing.T) {
 // TestBanInDryRun guards that the ban of a dry run shows nowhere but where dry runs do, and
 // that the admin API lists it as one.
 func TestBanInDryRun(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "dry_run\n}\n" +
+	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "dry_run\n}\n" +
 		`respond "dry_run={http.rate_limit.dry_run} banned={http.rate_limit.banned}"`})
 	user := []string{"User: a"}
-	s.run(
-		step{header: user, want: "200", body: "dry_run= banned="},
-		step{header: user, want: "200", body: "dry_run=login banned="},
-		step{after: 59 * time.Second, header: user, want: "200", body: "dry_run=login banned="},
-		step{header: user, want: "200", body: "dry_run=login banned="},
+	s.Run(
+		sitetest.Step{Header: user, Want: "200", Text: "dry_run= banned="},
+		sitetest.Step{Header: user, Want: "200", Text: "dry_run=login banned="},
+		sitetest.Step{After: 59 * time.Second, Header: user, Want: "200", Text: "dry_run=login banned="},
+		sitetest.Step{Header: user, Want: "200", Text: "dry_run=login banned="},
 	)
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [{"limit": "login", "key": "a", "left": 1, "dry_run": true}]}`)
-	s.run(step{after: time.Second, header: user, want: "200", body: "dry_run= banned="})
+	s.Run(sitetest.Step{After: time.Second, Header: user, Want: "200", Text: "dry_run= banned="})
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": []}`)
 }
 
@@ -161,17 +162,17 @@ func TestBanInDryRun(t *testing.T) {
 // key only if the limit tracks keys.
 func TestBanIsObserved(t *testing.T) {
 	subscribe(t)
-	s, a := startWithAdmin(t, setup{
-		global: strings.Replace(listening("a"), "events {", "events {\non "+telemetry.EventBanned+" test_subscriber a", 1),
-		site: "rate_limit login {\n" + bans + "track_top 10\n}\n" +
+	s, a := startWithAdmin(t, sitetest.Config{
+		Global: strings.Replace(listening("a"), "events {", "events {\non "+telemetry.EventBanned+" test_subscriber a", 1),
+		Site: "rate_limit login {\n" + bans + "track_top 10\n}\n" +
 			"rate_limit other {\nkey {header.Other}\nsize 1\nban 1h\nlog\n}\nrespond ok",
 	})
 	for range 4 {
-		s.get("/", "User: a")
+		s.Get("/", "User: a")
 	}
-	s.get("/", "User: b", "Other: b")
-	s.get("/", "User: c", "Other: b")
-	if e := s.lastAccess(); fmt.Sprint(e["rate_limit"].(map[string]any)["banned"]) != "other" {
+	s.Get("/", "User: b", "Other: b")
+	s.Get("/", "User: c", "Other: b")
+	if e := s.LastAccess(); fmt.Sprint(e["rate_limit"].(map[string]any)["banned"]) != "other" {
 		t.Errorf("access log: %v", e["rate_limit"])
 	}
 	wantSamples(t, collected(t), map[string]string{
@@ -203,24 +204,24 @@ func TestBanOnReload(t *testing.T) {
 	site := func(options string) string {
 		return "rate_limit login {\nkey {header.User}\n" + options + "\n}\nrespond free"
 	}
-	c := setup{site: site("size 1\ndrip_rate 1s\nban 1m 10m")}
+	c := sitetest.Config{Site: site("size 1\ndrip_rate 1s\nban 1m 10m")}
 	s, a := startWithAdmin(t, c)
-	c.admin = a.addr
+	c.Admin = a.addr
 	load := func(options string) {
 		t.Helper()
-		c.site = site(options)
-		if err := s.load(c); err != nil {
+		c.Site = site(options)
+		if err := s.Load(c); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.get("/", "User: a")
-	s.get("/", "User: a")
-	s.clock.advance(10 * time.Second)
+	s.Get("/", "User: a")
+	s.Get("/", "User: a")
+	s.Clock.Advance(10 * time.Second)
 	load("size 5\ndrip_rate 2s\nban 1m 10m\nban_after 2\ncount status 401")
-	s.run(step{header: []string{"User: a"}, want: "429 limit=5 remaining=0 clear=50.000 reset=50.000 retry-after=50"})
+	s.Run(sitetest.Step{Header: []string{"User: a"}, Want: "429 limit=5 remaining=0 clear=50.000 reset=50.000 retry-after=50"})
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [{"limit": "login", "key": "a", "left": 50}]}`)
 	load("size 5\ndrip_rate 2s")
-	s.run(step{header: []string{"User: a"}, want: "200 limit=5 remaining=4 clear=2.000"})
+	s.Run(sitetest.Step{Header: []string{"User: a"}, Want: "200 limit=5 remaining=4 clear=2.000"})
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": []}`)
 	if n := state.Process.Bans.Len(); n > 0 {
 		t.Errorf("%d lists of bans are kept for a config that does not ban", n)
@@ -231,15 +232,15 @@ func TestBanOnReload(t *testing.T) {
 // Redis, where others find it, and back.
 func TestBanSurvivesStoreChange(t *testing.T) {
 	server := redistest.Start(t)
-	memory := setup{site: "rate_limit login {\nkey {header.User}\nsize 1\ndrip_rate 100ms\nban 1h\n}\nrespond free"}
+	memory := sitetest.Config{Site: "rate_limit login {\nkey {header.User}\nsize 1\ndrip_rate 100ms\nban 1h\n}\nrespond free"}
 	redis := memory
-	redis.global = redisGlobal(server.Addr, slowly)
+	redis.Global = sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout)
 	p, other := startAdmin(t, memory), startAdmin(t, redis)
-	eventually(t, "a ban", func() bool {
+	sitetest.Eventually(t, "a ban", func() bool {
 		p.asks("a")
 		return p.asks("a") == 429
 	})
-	for _, c := range []setup{redis, memory, redis} {
+	for _, c := range []sitetest.Config{redis, memory, redis} {
 		p.load(c)
 		for range 3 {
 			if status := p.asks("a"); status != 429 {
@@ -255,7 +256,7 @@ func TestBanSurvivesStoreChange(t *testing.T) {
 // TestAdminBans guards that the admin API lists bans, places and lifts them, that peek shows
 // them and reset lifts them, of keys and of clients without one.
 func TestAdminBans(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "}\nrate_limit drips {\nkey {header.Other}\nsize 1\ndrip_rate {header.Drip}\nban 1h\n}\nrespond free"})
+	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "}\nrate_limit drips {\nkey {header.Other}\nsize 1\ndrip_rate {header.Drip}\nban 1h\n}\nrespond free"})
 	user, nobody := []string{"User: a", "Drip: 1h"}, []string{"Drip: 1h"}
 	const key, address = `{"limit": "login", "key": "a"}`, `{"limit": "login", "address": "127.0.0.1"}`
 	ban := func(of, duration string) map[string]any {
@@ -267,16 +268,16 @@ func TestAdminBans(t *testing.T) {
 	wantJSON(t, ban(key, "1m"), `{"left": 7200}`) // which it does not shorten
 	wantJSON(t, ban(address, "1d"), `{"limit": "login", "address": "127.0.0.1", "left": 86400}`)
 	wantJSON(t, ban(`{"limit": "drips", "key": "x"}`, "10m"), `{"limit": "drips", "left": 600}`) // whatever it drips
-	if got := s.get("/", user...).Header.Get("Retry-After"); got != "7200" {
+	if got := s.Get("/", user...).Header.Get("Retry-After"); got != "7200" {
 		t.Errorf("a key that is banned may retry after %s", got)
 	}
-	if got := s.get("/", nobody...).Header.Get("Retry-After"); got != "86400" {
+	if got := s.Get("/", nobody...).Header.Get("Retry-After"); got != "86400" {
 		t.Errorf("a client without key that is banned may retry after %s", got)
 	}
-	if got := s.get("/", "User: b", "Other: x", "Drip: 1m").Header.Get("Retry-After"); got != "600" {
+	if got := s.Get("/", "User: b", "Other: x", "Drip: 1m").Header.Get("Retry-After"); got != "600" {
 		t.Errorf("a key with another drip rate may retry after %s", got)
 	}
-	s.clock.advance(100 * time.Second)
+	s.Clock.Advance(100 * time.Second)
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [
 		{"limit": "login", "address": "127.0.0.1", "left": 86300}, {"limit": "login", "key": "a", "left": 7100}, {"limit": "drips", "key": "x", "left": 500}]}`)
 	wantJSON(t, a.ask("GET", "bans?limit=drips", ""), `{"bans": [{"limit": "drips", "key": "x", "left": 500}]}`)
@@ -286,7 +287,7 @@ func TestAdminBans(t *testing.T) {
 	wantJSON(t, a.ask("POST", "unban", key), `{"left": 0}`)
 	wantJSON(t, a.ask("POST", "peek", key), `{"remaining": 1, "retry_after": 0}`)
 	wantJSON(t, a.ask("POST", "reset", address), `{"banned": 86300}`)
-	s.run(step{header: append(user, "Other: y"), want: "200 limit=1 remaining=0 clear=3600.000"})
+	s.Run(sitetest.Step{Header: append(user, "Other: y"), Want: "200 limit=1 remaining=0 clear=3600.000"})
 	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [{"limit": "drips", "key": "x"}]}`)
 	for _, l := range a.ask("GET", "limits", "")["limits"].([]any) {
 		if l.(map[string]any)["path"] == "login" {
@@ -301,7 +302,7 @@ func TestAdminBans(t *testing.T) {
 // TestAdminBadBans guards that each mistake is answered by one line that says what would be
 // right.
 func TestAdminBadBans(t *testing.T) {
-	_, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
+	_, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
 	const such = `an object such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
 	const duration = `duration: not valid; use a text from "1s" to "6000d", such as "10m"`
 	const bare = `limit: none given; use the path of a limit with ban, such as "login"`
@@ -345,7 +346,7 @@ func TestAdminBadBans(t *testing.T) {
 // outage and the loss of Redis's data, and that lifting it on one lifts it on all.
 func TestBanOnSeveralNodes(t *testing.T) {
 	server := redistest.Start(t)
-	c := setup{global: redisGlobal(server.Addr, slowly), site: "rate_limit login {\nkey {header.User}\nsize 2\ndrip_rate 10ms\nban 1h\n}\nrespond free"}
+	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: "rate_limit login {\nkey {header.User}\nsize 2\ndrip_rate 10ms\nban 1h\n}\nrespond free"}
 	all, admins := nodes(t, 3, c)
 	banned := func(user string) {
 		t.Helper()
@@ -358,7 +359,7 @@ func TestBanOnSeveralNodes(t *testing.T) {
 	for i, node := range all { // to connect
 		node.asks(fmt.Sprint("user ", i))
 	}
-	eventually(t, "a ban", func() bool { return all[0].asks("a") == 429 })
+	sitetest.Eventually(t, "a ban", func() bool { return all[0].asks("a") == 429 })
 	time.Sleep(30 * time.Millisecond) // the bucket itself has room again
 	banned("a")
 	for _, a := range admins {
@@ -382,7 +383,7 @@ func TestBanOnSeveralNodes(t *testing.T) {
 			return node.asks(user) != 200
 		})
 	}
-	eventually(t, "b to be let in", func() bool { return free("b") })
+	sitetest.Eventually(t, "b to be let in", func() bool { return free("b") })
 	wantJSON(t, admins[2].ask("GET", "bans", ""), `{"bans": [{"key": "a"}]}`)
 
 	server.Kill()
@@ -397,7 +398,7 @@ func TestBanOnSeveralNodes(t *testing.T) {
 		t.Errorf("bans without Redis: got %d %s", status, text)
 	}
 	server.Restart(t)
-	eventually(t, "Redis to be used again", func() bool {
+	sitetest.Eventually(t, "Redis to be used again", func() bool {
 		for i, node := range all {
 			node.asks("another")
 			if status, _ := admins[i].send("POST", "peek", `{"limit": "login", "key": "a"}`); status != 200 {
@@ -409,11 +410,11 @@ func TestBanOnSeveralNodes(t *testing.T) {
 	banned("a")
 	banned("c")
 
-	eventually(t, "a to be let in", func() bool { // each instance may tell Redis once more what it had lost
+	sitetest.Eventually(t, "a to be let in", func() bool { // each instance may tell Redis once more what it had lost
 		admins[2].ask("POST", "reset", `{"limit": "login", "key": "a"}`)
 		return free("a")
 	})
-	c.site = strings.Replace(c.site, "ban 1h", "", 1)
+	c.Site = strings.Replace(c.Site, "ban 1h", "", 1)
 	all[0].load(c)
 	if status := all[0].asks("c"); status != 200 {
 		t.Errorf("without the option: got %d", status)
@@ -425,7 +426,7 @@ func TestBanOnSeveralNodes(t *testing.T) {
 func TestBanAtOnce(t *testing.T) {
 	site := "rate_limit login {\nkey all\nsize 3\ndrip_rate 1ms\ncount status 401\nban 1h\n}\nrespond 401"
 	eachNode(t, site, func(t *testing.T, urls []string) {
-		eventually(t, "a ban", func() bool {
+		sitetest.Eventually(t, "a ban", func() bool {
 			redistest.Together(t, 32, func(i int) { ask(t.Context(), urls[i%len(urls)]) })
 			_, h := ask(t.Context(), urls[0])
 			return fieldstest.Number(h.Get("Retry-After")) > 60
@@ -462,11 +463,11 @@ other  192.0.2.1     1  leaky_bucket     9  1 each 1s
 
 // TestBanCommands guards what the commands about bans print.
 func TestBanCommands(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: "rate_limit login {\n" + bans + "match not path /free\n}\nrate_limit {\nsize 9\n}\nrespond free"})
+	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "match not path /free\n}\nrate_limit {\nsize 9\n}\nrespond free"})
 	address := "--address=" + a.addr
 	runCommand(t, "bans", address).want(t, 0, "No key is banned, as far as this Caddy knows.\n")
-	s.get("/", "User: a")
-	s.get("/", "User: a")
+	s.Get("/", "User: a")
+	s.Get("/", "User: a")
 	runCommand(t, "ban", address, "login", "b\x1b", "2h").want(t, 0, "Banned \"b\\x1b\" at limit login for 2h0m0s.\n")
 	runCommand(t, "ban", address, "login", "--client-ip", "192.0.2.1", "90s").want(t, 0, "Banned 192.0.2.1 (no key) at limit login for 1m30s.\n")
 	runCommand(t, "bans", address).want(t, 0, ""+
@@ -474,7 +475,7 @@ func TestBanCommands(t *testing.T) {
 		"login  \"b\\x1b\"             2h0m0s      127.0.0.1  not (path /free)\n"+
 		"login  192.0.2.1 (no key)  1m30s       127.0.0.1  not (path /free)\n"+
 		"login  a                   1m0s        127.0.0.1  not (path /free)\n")
-	if a := s.get("/free", "User: a"); a.StatusCode != 200 {
+	if a := s.Get("/free", "User: a"); a.StatusCode != 200 {
 		t.Errorf("a request that the limit does not match: %s", a)
 	}
 	runCommand(t, "peek", address, "login", "a").want(t, 0, ""+

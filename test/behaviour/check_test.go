@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // basicAuth is a directive that authenticates.
@@ -204,8 +205,8 @@ func TestCheckSharedInJSON(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		file := filepath.Join(tempDir(t), "caddy.json")
-		if err := os.WriteFile(file, givenNames.ReplaceAllLiteral(text, nil), 0o600); err != nil {
+		file := filepath.Join(sitetest.TempDir(t), "caddy.json")
+		if err := os.WriteFile(file, sitetest.GivenNames.ReplaceAllLiteral(text, nil), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		r := runCommand(t, "check", "--config", file)
@@ -288,7 +289,7 @@ func TestCheckRefuses(t *testing.T) {
 // not create the files of logs.
 func TestCheckCreatesNoLogs(t *testing.T) {
 	t.Parallel()
-	dir := tempDir(t)
+	dir := sitetest.TempDir(t)
 	log := "log {\noutput file " + dir + "/%s.log\n}\n"
 	config := "{\n" + fmt.Sprintf(log, "global") + "}\nhttp://:8080 {\n" + fmt.Sprintf(log, "site") + dryLimit("a") + "}"
 	runCommand(t, "check", "--config", configFile(t, config)).want(t, 0, "No problems found.\n")
@@ -313,7 +314,7 @@ func TestCheckAsksRedis(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := redistest.Start(t, tc.args...)
-			file := configFile(t, "{\n"+redisGlobal(r.Addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}")
+			file := configFile(t, "{\n"+sitetest.RedisGlobal(r.Addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}")
 			got := runCommand(t, "check", "--config", file, "--redis")
 			status := 2
 			if tc.want == "No problems found.\n" {
@@ -325,7 +326,7 @@ func TestCheckAsksRedis(t *testing.T) {
 		})
 	}
 	gone := redistest.FreeAddr(t)
-	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+sitetest.RedisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
 	if text := strings.ReplaceAll(got.out, "\n  ", " "); got.status != 2 || !strings.Contains(text, "\n1 warning.\n") ||
 		!strings.HasPrefix(text, "redis: It was not checked: redis at "+gone+" can't be connected to: dial tcp "+gone+": connect: connection refused. Run this") {
 		t.Errorf("with a Redis that is gone: got %+v", got)
@@ -372,7 +373,7 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 3 {
-				got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(tc.addr, tc.options...)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+				got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+sitetest.RedisGlobal(tc.addr, tc.options...)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
 				text := strings.ReplaceAll(got.out, "\n  ", " ")
 				for _, want := range tc.want {
 					if !strings.Contains(text, want) {
@@ -395,8 +396,8 @@ func TestCheckNamesServers(t *testing.T) {
 		global  string
 		servers []string
 	}{
-		"cluster":   {redisGlobal(cluster.Nodes[0].Addr, "cluster"), cluster.Addrs()},
-		"sentinels": {redisGlobal(sentinel.Sentinels[0].Addr, "master_name "+redistest.MasterName), []string{redistest.MasterName}},
+		"cluster":   {sitetest.RedisGlobal(cluster.Nodes[0].Addr, "cluster"), cluster.Addrs()},
+		"sentinels": {sitetest.RedisGlobal(sentinel.Sentinels[0].Addr, "master_name "+redistest.MasterName), []string{redistest.MasterName}},
 	} {
 		want := ""
 		for _, server := range slices.Sorted(slices.Values(tc.servers)) {
@@ -432,7 +433,7 @@ func TestCheckTriesRedis(t *testing.T) {
 			}
 			return ""
 		})
-		got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+redisGlobal(addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+		got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+sitetest.RedisGlobal(addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
 		if want = strings.ReplaceAll(want, "%s", addr); !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), want) {
 			t.Errorf("without %q: %+v, want %q", lacks, got, want)
 		}
@@ -468,10 +469,10 @@ func TestCheckTriesRights(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)
 			server.SetUser(t, append(slices.Clone(base), logs...)...)
-			global := "{\n" + redisGlobal(server.Addr, "username limiter", "password pass") + "\n}\n"
+			global := "{\n" + sitetest.RedisGlobal(server.Addr, "username limiter", "password pass") + "\n}\n"
 			runCommand(t, "check", "--redis", "--config", configFile(t, global+"http://:8080 {\n"+dryLimit("a", tc.options)+"}")) // the script is there from now on
 			server.SetUser(t, tc.rights...)
-			file := configFile(t, "{\n"+redisGlobal(server.Addr, "username limiter", "password pass")+"\n}\nhttp://:8080 {\n"+dryLimit("a", tc.options)+"}")
+			file := configFile(t, "{\n"+sitetest.RedisGlobal(server.Addr, "username limiter", "password pass")+"\n}\nhttp://:8080 {\n"+dryLimit("a", tc.options)+"}")
 			got := runCommand(t, "check", "--config", file, "--redis")
 			if !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), tc.want) {
 				t.Errorf("got %+v, want %q", got, tc.want)
@@ -489,15 +490,15 @@ func TestUnusableRedis(t *testing.T) {
 		}
 		return ""
 	})
-	s := startConfig(t, setup{global: redisGlobal(addr), site: "rate_limit {\nsize 1000\n}\nrespond ok"})
+	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(addr), Site: "rate_limit {\nsize 1000\n}\nrespond ok"})
 	for range 20 {
-		if a := s.get("/"); a.StatusCode != 200 {
+		if a := s.Get("/"); a.StatusCode != 200 {
 			t.Errorf("%+v", a)
 		}
 	}
-	var lines []entry
+	var lines []sitetest.Entry
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if lines = s.log("error", "rate_limit"); len(lines) == 0 {
+		if lines = s.Log("error", "rate_limit"); len(lines) == 0 {
 			return errors.New("no line")
 		}
 		return nil

@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // ran is what a command came to.
@@ -31,13 +32,13 @@ type ran struct {
 // empty directory.
 func runCommand(t testing.TB, args ...string) ran {
 	t.Helper()
-	return runCommandIn(t, tempDir(t), args...)
+	return runCommandIn(t, sitetest.TempDir(t), args...)
 }
 
 // runCommandIn is runCommand in a given directory.
 func runCommandIn(t testing.TB, dir string, args ...string) ran {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), sitetest.Patience)
 	defer cancel()
 	cmd := caddytest.Command(ctx, append([]string{"rate-limit"}, args...)...)
 	cmd.Dir, cmd.Env = dir, append(cmd.Env, "COLUMNS=")
@@ -66,7 +67,7 @@ func (r ran) want(t testing.TB, status int, text string) {
 // configFile writes a Caddyfile.
 func configFile(t testing.TB, text string) string {
 	t.Helper()
-	file := filepath.Join(tempDir(t), "Caddyfile")
+	file := filepath.Join(sitetest.TempDir(t), "Caddyfile")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -108,13 +109,13 @@ func requestCounts(t *testing.T, status ran) (counts [5]int) {
 // TestCommandsAskCaddy guards what the commands show of a running Caddy, and that
 // reset empties a bucket.
 func TestCommandsAskCaddy(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: cliSite})
+	s, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
 	address := "--address=" + a.addr
 	before := requestCounts(t, runCommand(t, "status", address))
 	for range 3 {
-		s.get("/search")
+		s.Get("/search")
 	}
-	s.get("/", "X-Tenant: acme", "X-Region: eu")
+	s.Get("/", "X-Tenant: acme", "X-Region: eu")
 
 	runCommand(t, "peek", address, "api", "127.0.0.1").want(t, 0, ""+
 		"limit        api\n"+
@@ -188,10 +189,10 @@ func TestCommandsAskCaddy(t *testing.T) {
 // TestCommandsAskAllLimits guards that one command shows why a client is denied, with
 // the limits that it could not ask, and that another lets the client in.
 func TestCommandsAskAllLimits(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: cliSite})
+	s, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
 	address := "--address=" + a.addr
 	for range 3 {
-		s.get("/search")
+		s.Get("/search")
 	}
 	const not = "" +
 		"SKIPPED  WHY\n" +
@@ -201,7 +202,7 @@ func TestCommandsAskAllLimits(t *testing.T) {
 		"api         127.0.0.1  2 of 5          3  0s           20s\n" +
 		"api/search  127.0.0.1  2 of 2          0  10s          20s\n\n" + not
 	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, buckets)
-	s.get("/", "X-Tenant: acme", "X-Region: eu")
+	s.Get("/", "X-Tenant: acme", "X-Region: eu")
 	runCommand(t, "peek", address, "--key", "acme", "--key", "eu").want(t, 0, ""+
 		"LIMIT   KEY      LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n"+
 		"tenant  acme,eu  1 of 3          2  0s           1s\n\n"+
@@ -214,7 +215,7 @@ func TestCommandsAskAllLimits(t *testing.T) {
 	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "SKIPPED") || r.errors != "Error: no limit has a bucket for what was given\n" {
 		t.Errorf("a key of no limit: %+v", r)
 	}
-	if got := s.get("/search"); got.StatusCode != http.StatusOK {
+	if got := s.Get("/search"); got.StatusCode != http.StatusOK {
 		t.Errorf("after reset: %s", got)
 	}
 }
@@ -223,15 +224,15 @@ func TestCommandsAskAllLimits(t *testing.T) {
 // Caddy has, says so and exits with status 2, and that the client is let in.
 func TestResetWithoutRedis(t *testing.T) {
 	redis := redistest.Start(t)
-	s, a := startWithAdmin(t, setup{global: redisGlobal(redis.Addr, slowly), site: hourly})
-	eventually(t, "Redis to decide", func() bool {
-		s.get("/", "User: u")
+	s, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout), Site: hourly})
+	sitetest.Eventually(t, "Redis to decide", func() bool {
+		s.Get("/", "User: u")
 		return strings.Contains(runCommand(t, "peek", "--address", a.addr, "api", "u").out, "level        3 of 3\n")
 	})
 	redis.Kill()
 	denied := func(when string, want bool) {
 		t.Helper()
-		if got := s.get("/", "User: u"); (got.StatusCode == http.StatusTooManyRequests) != want {
+		if got := s.Get("/", "User: u"); (got.StatusCode == http.StatusTooManyRequests) != want {
 			t.Errorf("%s: got %s", when, got)
 		}
 	}
@@ -257,9 +258,9 @@ func TestResetWithoutRedis(t *testing.T) {
 // with status 2.
 func TestStatusOfLostRedis(t *testing.T) {
 	nobody := redistest.FreeAddr(t)
-	s, a := startWithAdmin(t, setup{global: redisGlobal(nobody), site: cliSite})
-	eventually(t, "redis to be found unavailable", func() bool {
-		s.get("/")
+	s, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(nobody), Site: cliSite})
+	sitetest.Eventually(t, "redis to be found unavailable", func() bool {
+		s.Get("/")
 		return strings.Contains(runCommand(t, "status", "--address", a.addr).out, "  down for ")
 	})
 	for want, args := range map[string][]string{"  down for ": {"status"}, `"state": "down"`: {"status", "--json"}} {
@@ -306,14 +307,14 @@ func TestHelp(t *testing.T) {
 // TestCommandsRefuseBadInput guards the one line that a command says to input that
 // it can't use, and exit status 1.
 func TestCommandsRefuseBadInput(t *testing.T) {
-	singleGoroutine(t)
-	_, a := startWithAdmin(t, setup{site: cliSite})
+	sitetest.SingleGoroutine(t)
+	_, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
 	address := "--address=" + a.addr
 	nobody := redistest.FreeAddr(t)
 	off := configFile(t, "{\nadmin off\n}\n:8080 {\n}\n")
 	bad := configFile(t, ":8080 {\nrate_limit {\nsize none\n}\n}\n")
 	good := configFile(t, ":8080 {\n"+cliSite+"\n}\n")
-	garbage := filepath.Join(tempDir(t), "config.json")
+	garbage := filepath.Join(sitetest.TempDir(t), "config.json")
 	if err := os.WriteFile(garbage, []byte("no JSON"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -384,7 +385,7 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 func TestCommandsFindCaddyfile(t *testing.T) {
 	t.Parallel()
 	file, log := configFile(t, strings.Replace(replaySite, "example.com", "http://:8080", 1)), replayLog(t)
-	here, elsewhere := filepath.Dir(file), tempDir(t)
+	here, elsewhere := filepath.Dir(file), sitetest.TempDir(t)
 	for _, tc := range []struct {
 		name string
 		dir  string
@@ -417,8 +418,8 @@ func TestCommandsFindCaddyfile(t *testing.T) {
 // TestCommandsEscapeKeys guards that keys, which clients choose, are escaped: they
 // could drive the operator's terminal.
 func TestCommandsEscapeKeys(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: "rate_limit api {\nsize 5\nkey {query.k}\ntrack_top 5\n}\nrespond ok"})
-	s.get("/?k=%1b%5b2J%e2%80%ae")
+	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit api {\nsize 5\nkey {query.k}\ntrack_top 5\n}\nrespond ok"})
+	s.Get("/?k=%1b%5b2J%e2%80%ae")
 	for _, args := range [][]string{{"top", "--by", "requests"}, {"top", "--by", "requests", "--json"}} {
 		r := runCommand(t, append(args, "--address", a.addr)...)
 		if r.status != 0 || strings.ContainsAny(r.out, "\x1b\u202e") || !strings.Contains(r.out, `\u202e`) {
@@ -429,7 +430,7 @@ func TestCommandsEscapeKeys(t *testing.T) {
 
 // TestCommandsComplete guards that limits are completed by asking the server.
 func TestCommandsComplete(t *testing.T) {
-	_, a := startWithAdmin(t, setup{site: cliSite, sites: "http://127.0.0.1:" + freePort(t) + " {\n" + cliSite + "\n}"})
+	_, a := startWithAdmin(t, sitetest.Config{Site: cliSite, Sites: "http://127.0.0.1:" + freePort(t) + " {\n" + cliSite + "\n}"})
 	for _, args := range [][]string{{"peek", ""}, {"reset", ""}, {"top", "--limit", ""}} {
 		want := "api\napi/search\ntenant\n:4\n"
 		if args[0] == "top" {
@@ -467,8 +468,8 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 	}
 	respond ok`
 	port := freePort(t)
-	s, a := startWithAdmin(t, setup{unnamed: true, site: site, sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
-	s.get("/one")
+	s, a := startWithAdmin(t, sitetest.Config{Unnamed: true, Site: site, Sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
+	s.Get("/one")
 	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
 		"LIMIT      ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    MATCH      BUCKETS  ADMITTED  DENIED\n"+
 		"default    leaky_bucket     7  1 each 1s          1  {http.vars.client_ip}  127.0.0.1, a.localhost  path /one        1         1       0\n"+
@@ -480,7 +481,7 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 // TestLimitsShowMatchers guards that limits shows all that a request must match for a
 // limit to apply: of its routes, of the limits around it and of its own.
 func TestLimitsShowMatchers(t *testing.T) {
-	_, a := startWithAdmin(t, setup{site: `
+	_, a := startWithAdmin(t, sitetest.Config{Site: `
 	@api {
 		path /api/* /v2/*
 		not method GET HEAD
@@ -522,7 +523,7 @@ func TestLimitsShowMatchers(t *testing.T) {
 // TestCommandsFailOnFullDisks guards that a command whose output can't be written
 // exits with status 1.
 func TestCommandsFailOnFullDisks(t *testing.T) {
-	_, a := startWithAdmin(t, setup{site: cliSite})
+	_, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
 	file, log := configFile(t, "http://:8080 {\n"+cliSite+"\n}"), logFile(t, logLine(0, "192.0.2.1", "/"))
 	for _, args := range [][]string{
 		{"status", "--address", a.addr},
@@ -556,20 +557,20 @@ func TestCommandsFailOnFullDisks(t *testing.T) {
 func TestPeekOfFullConcurrency(t *testing.T) {
 	for name, global := range map[string]func() string{
 		"memory": func() string { return "" },
-		"redis":  func() string { return redisGlobal(redistest.Start(t).Addr, slowly) },
+		"redis":  func() string { return sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			arrived, done := make(chan struct{}, 2), make(chan struct{})
-			upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) {
+			upstream := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) {
 				arrived <- struct{}{}
 				<-done
 			})
-			s, a := startWithAdmin(t, setup{global: global(), site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
+			s, a := startWithAdmin(t, sitetest.Config{Global: global(), Site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
 			peek := func() map[string]any { return a.ask("POST", "peek", `{"limit": "inflight"}`) }
 			ended := make(chan struct{})
 			for range 2 {
 				go func() {
-					_, _ = ask(context.WithoutCancel(t.Context()), s.url("/"))
+					_, _ = ask(context.WithoutCancel(t.Context()), s.URL("/"))
 					ended <- struct{}{}
 				}()
 				<-arrived
@@ -583,7 +584,7 @@ func TestPeekOfFullConcurrency(t *testing.T) {
 			close(done)
 			<-ended
 			<-ended
-			eventually(t, "the end of the requests", func() bool { return peek()["held"] == 0. })
+			sitetest.Eventually(t, "the end of the requests", func() bool { return peek()["held"] == 0. })
 			wantJSON(t, peek(), `{"remaining": 2, "in_progress": null, "retry_after": 0}`)
 		})
 	}

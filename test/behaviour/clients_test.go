@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // clientPrograms has, for each language of docs/clients.md, how its example becomes a program
@@ -43,7 +45,7 @@ var goCache = func() string {
 // one request a second: each program is denied once, waits for as long as it is told, and is
 // admitted. Those in Python and JavaScript are skipped where there is no interpreter.
 func TestClientExamples(t *testing.T) {
-	target, err := url.Parse("http://" + startProcess(t, setup{site: "rate_limit {\nkey {path}\nrate 1/s\n}\nrespond ok"}))
+	target, err := url.Parse("http://" + sitetest.StartProcess(t, sitetest.Config{Site: "rate_limit {\nkey {path}\nrate 1/s\n}\nrespond ok"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +83,7 @@ func TestClientExamples(t *testing.T) {
 				denied = now
 				return nil
 			}
-			front := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			front := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 				mu.Lock()
 				first := len(statuses) == 0
 				mu.Unlock()
@@ -92,7 +94,7 @@ func TestClientExamples(t *testing.T) {
 				}
 				proxy.ServeHTTP(w, r)
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), 10*patience) // go may have to compile all of net/http
+			ctx, cancel := context.WithTimeout(t.Context(), 10*sitetest.Patience) // go may have to compile all of net/http
 			defer cancel()
 			cmd := exec.CommandContext(ctx, p.run[0], append(p.run[1:], file)...)
 			cmd.Env = append(os.Environ(), "URL=http://"+front+"/"+b.language, "GOCACHE="+goCache)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // pty is a terminal that a command runs on.
@@ -89,15 +90,15 @@ func (term *pty) waitFor(t *testing.T, text string) {
 			t.Logf("shown: %q", term.text())
 		}
 	}()
-	eventually(t, fmt.Sprintf("%q on the terminal", text), func() bool { return strings.Contains(term.text(), text) })
+	sitetest.Eventually(t, fmt.Sprintf("%q on the terminal", text), func() bool { return strings.Contains(term.text(), text) })
 }
 
 // TestTopOnTerminal guards that top refreshes in place, also when Caddy loads
 // another config, and leaves the terminal as it was, however it ends.
 func TestTopOnTerminal(t *testing.T) {
-	c := setup{site: cliSite}
+	c := sitetest.Config{Site: cliSite}
 	s, a := startWithAdmin(t, c)
-	c.admin = a.addr
+	c.Admin = a.addr
 	for _, tc := range []struct {
 		name string
 		end  func(term *pty) error
@@ -109,18 +110,18 @@ func TestTopOnTerminal(t *testing.T) {
 		name := tc.name
 		term := startOnTerminal(t, 4, 30, "top", "--address", a.addr, "--by", "requests", "--limit", "api")
 		term.waitFor(t, "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[HLimit api in ")
-		s.get("/")
+		s.Get("/")
 		term.waitFor(t, "127.0.0.1\x1b[K\x1b[J")
 		if name == "q" {
-			if err := s.load(c); err != nil {
+			if err := s.Load(c); err != nil {
 				t.Fatal(err)
 			}
-			s.from("127.0.0.2")
-			s.get("/")
-			s.from("127.0.0.3")
-			s.get("/") // there is no room for its line
+			s.From("127.0.0.2")
+			s.Get("/")
+			s.From("127.0.0.3")
+			s.Get("/") // there is no room for its line
 			term.waitFor(t, ": requests 3, ")
-			s.from("127.0.0.1")
+			s.From("127.0.0.1")
 		}
 		before, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS)
 		if err != nil || before.Lflag&unix.ECHO != 0 {
@@ -143,8 +144,8 @@ func TestTopOnTerminal(t *testing.T) {
 // TestResetAsksOnTerminal guards that reset asks first where it can, and does
 // nothing unless it is told to.
 func TestResetAsksOnTerminal(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: cliSite})
-	s.get("/")
+	s, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
+	s.Get("/")
 	for _, tc := range []struct{ reply, want string }{
 		{"n", "Error: nothing was changed\r\n"},
 		{"", "Error: nothing was changed\r\n"},

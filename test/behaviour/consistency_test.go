@@ -16,6 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // consistencies returns the consistency in force of each bucket of a Caddyfile, by path.
@@ -101,12 +102,12 @@ func decider(options string) string {
 // asked counts requests, by who has decided and how.
 type asked map[string]int
 
-// ask sends so many requests of a user, one after the other, with a pause after each.
-func (s *server) ask(n int, user string, pause time.Duration) asked {
-	s.t.Helper()
+// askAs sends so many requests of a user, one after the other, with a pause after each.
+func askAs(t testing.TB, s *sitetest.Site, n int, user string, pause time.Duration) asked {
+	t.Helper()
 	found := make(asked)
 	for range n {
-		a := s.get("/", "User: "+user)
+		a := s.Get("/", "User: "+user)
 		found[fmt.Sprint(a.Header.Get("X-By"), " ", a.StatusCode)]++
 		time.Sleep(pause)
 	}
@@ -119,20 +120,20 @@ func (s *server) ask(n int, user string, pause time.Duration) asked {
 func TestLease(t *testing.T) {
 	server := redistest.Start(t)
 	// A minute, so that a busy machine finds what was leased at the end.
-	c := setup{global: redisGlobal(server.Addr, slowly), site: decider("size 100000\ndrip_rate 1h\nconsistency lease 1m")}
+	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 100000\ndrip_rate 1h\nconsistency lease 1m")}
 	s, a := startWithAdmin(t, c)
 	calls := server.CommandStat(t, "evalsha")
-	if got := s.ask(1, "rare", 0); got["redis 200"] != 1 {
+	if got := askAs(t, s, 1, "rare", 0); got["redis 200"] != 1 {
 		t.Errorf("a key that is asked for once: got %v", got)
 	}
-	got := s.ask(1000, "often", 0)
+	got := askAs(t, s, 1000, "often", 0)
 	if got["lease 200"] < 900 || got["lease 200"]+got["redis 200"] != 1000 {
 		t.Errorf("a key that is asked for often: got %v", got)
 	}
 	if calls = server.CommandStat(t, "evalsha") - calls; calls > 100 {
 		t.Errorf("%d calls for 1001 requests", calls)
 	}
-	if e := s.lastAccess(); fmt.Sprint(e["rate_limit"].(map[string]any)["by"]) != "lease" {
+	if e := s.LastAccess(); fmt.Sprint(e["rate_limit"].(map[string]any)["by"]) != "lease" {
 		t.Errorf("access log: %v", e["rate_limit"])
 	}
 	var peeked struct {
@@ -159,11 +160,11 @@ func TestLease(t *testing.T) {
 	})
 	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": [{"path": "api", "consistency": "lease 1m0s"}]}`)
 
-	c.site, c.admin = "rate_limit /other other {\nsize 100\n}\n"+c.site, a.addr
-	if err := s.load(c); err != nil {
+	c.Site, c.Admin = "rate_limit /other other {\nsize 100\n}\n"+c.Site, a.addr
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.ask(int(min(peeked.Node.Leased, 5)), "often", 0); got["lease 200"] != 5 {
+	if got := askAs(t, s, int(min(peeked.Node.Leased, 5)), "often", 0); got["lease 200"] != 5 {
 		t.Errorf("after a reload: got %v", got)
 	}
 	wantSamples(t, collected(t), map[string]string{`lease_units_total{limit="other",result="granted"}`: ""})
@@ -183,13 +184,13 @@ func TestLease(t *testing.T) {
 // never more than there is, and less and less, and a denial comes only when nothing does.
 func TestLeaseInFields(t *testing.T) {
 	const size = 300
-	s := startConfig(t, setup{
-		global: redisGlobal(redistest.Start(t).Addr, slowly),
-		site:   decider(fmt.Sprintf("size %d\ndrip_rate 1h\nconsistency lease 1m", size)),
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout),
+		Site:   decider(fmt.Sprintf("size %d\ndrip_rate 1h\nconsistency lease 1m", size)),
 	})
 	admitted, last := 0, size
 	for range size + 20 {
-		a := s.get("/", "User: u")
+		a := s.Get("/", "User: u")
 		remaining, err := strconv.Atoi(a.Header.Get("X-RateLimit-Remaining"))
 		if err != nil || a.Header.Get("X-RateLimit-Limit") != strconv.Itoa(size) {
 			t.Fatalf("got %s", a)
@@ -220,10 +221,10 @@ func TestLeaseInFields(t *testing.T) {
 // TestLeaseOfColdKeys guards that a key which is asked for rarely, for the time of its lease,
 // always asks Redis.
 func TestLeaseOfColdKeys(t *testing.T) {
-	s := startConfig(t, setup{
-		global: redisGlobal(redistest.Start(t).Addr, slowly), site: decider("size 1000\ndrip_rate 1h\nconsistency lease 1ms"),
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\nconsistency lease 1ms"),
 	})
-	if got := s.ask(50, "u", 3*ms); got["redis 200"] != 50 {
+	if got := askAs(t, s, 50, "u", 3*ms); got["redis 200"] != 50 {
 		t.Errorf("got %v", got)
 	}
 }
@@ -246,8 +247,8 @@ func TestConsistencyOfBlocks(t *testing.T) {
 			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			s := startConfig(t, setup{global: redisGlobal(server.Addr, slowly), site: decider("size 1000\ndrip_rate 1h\n" + options)})
-			got := s.ask(100, "u", 0)
+			s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\n" + options)})
+			got := askAs(t, s, 100, "u", 0)
 			if got[want+" 200"] < 80 || got["redis 200"]+got["lease 200"]+got["eventual 200"] != 100 {
 				t.Errorf("got %v, want %s", got, want)
 			}
@@ -258,8 +259,8 @@ func TestConsistencyOfBlocks(t *testing.T) {
 // TestConsistencyInMemory guards that the option has no effect without Redis.
 func TestConsistencyInMemory(t *testing.T) {
 	for _, consistency := range []string{"lease 1m", "eventual 1s"} {
-		s := startSite(t, decider("size 10\ndrip_rate 1h\nconsistency "+consistency))
-		if got := s.ask(12, "u", 0); got["memory 200"] != 10 || got["memory 429"] != 2 {
+		s := sitetest.Start(t, decider("size 10\ndrip_rate 1h\nconsistency "+consistency))
+		if got := askAs(t, s, 12, "u", 0); got["memory 200"] != 10 || got["memory 429"] != 2 {
 			t.Errorf("%s: got %v", consistency, got)
 		}
 		wantSamples(t, collected(t), map[string]string{
@@ -279,14 +280,14 @@ func TestConsistencyInMemory(t *testing.T) {
 // of it.
 func TestEventual(t *testing.T) {
 	server := redistest.Start(t)
-	c := setup{global: redisGlobal(server.Addr, slowly), site: decider("size 10\ndrip_rate 1h\nconsistency eventual 300ms")}
+	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 10\ndrip_rate 1h\nconsistency eventual 300ms")}
 	s, a := startWithAdmin(t, c)
-	other := startAdmin(t, setup{global: c.global, site: c.site})
+	other := startAdmin(t, sitetest.Config{Global: c.Global, Site: c.Site})
 	const body = `{"limit": "api", "key": "u"}`
-	if got := s.ask(10, "u", 0); got["eventual 200"] != 10 {
+	if got := askAs(t, s, 10, "u", 0); got["eventual 200"] != 10 {
 		t.Errorf("got %v", got)
 	}
-	if got := s.ask(3, "u", 0); got["eventual 429"] != 3 {
+	if got := askAs(t, s, 3, "u", 0); got["eventual 429"] != 3 {
 		t.Errorf("beyond the size: got %v", got)
 	}
 	wantSamples(t, collected(t), map[string]string{
@@ -295,11 +296,11 @@ func TestEventual(t *testing.T) {
 		`decisions_total{by="lease",limit="api",result="admitted"}`:    "",
 		`lease_units_total{limit="api",result="granted"}`:              "",
 	})
-	eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 10 })
+	sitetest.Eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 10 })
 
 	// The other one admits a bucketful until it hears, which all of them then wait for.
 	began, admitted := time.Now(), 0
-	eventually(t, "the other node to hear of it", func() bool {
+	sitetest.Eventually(t, "the other node to hear of it", func() bool {
 		status := other.asks("u")
 		if status == 200 {
 			admitted++
@@ -312,45 +313,45 @@ func TestEventual(t *testing.T) {
 	if admitted > 10 {
 		t.Errorf("the other node admitted %d", admitted)
 	}
-	eventually(t, "its report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == float64(10+admitted) })
+	sitetest.Eventually(t, "its report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == float64(10+admitted) })
 
 	// What is not reported is shown, and outlives a reload.
 	const later = `{"limit": "api", "key": "v"}`
-	c.site, c.admin = strings.Replace(c.site, "eventual 300ms", "eventual 3s", 1), a.addr
-	if err := s.load(c); err != nil {
+	c.Site, c.Admin = strings.Replace(c.Site, "eventual 300ms", "eventual 3s", 1), a.addr
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	s.ask(1, "v", 0) // a tenth of the size is reported at once
-	eventually(t, "a report", func() bool { return a.ask("POST", "peek", later)["level"].(float64) == 1 })
+	askAs(t, s, 1, "v", 0) // a tenth of the size is reported at once
+	sitetest.Eventually(t, "a report", func() bool { return a.ask("POST", "peek", later)["level"].(float64) == 1 })
 	wantJSON(t, a.ask("POST", "peek", later), `{"level": 1, "consistency": "eventual 3s", "node": {"level": 1, "unreported": null}}`)
 }
 
 // TestUnreported guards that what this process has not reported yet is shown by peek, counts
 // in this process, and is reported after a reload.
 func TestUnreported(t *testing.T) {
-	c := setup{
-		global: redisGlobal(redistest.Start(t).Addr, slowly), site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1m"),
+	c := sitetest.Config{
+		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1m"),
 	}
 	s, a := startWithAdmin(t, c)
 	const body = `{"limit": "api", "key": "u"}`
-	s.ask(50, "u", 0)
+	askAs(t, s, 50, "u", 0)
 	wantJSON(t, a.ask("POST", "peek", body), `{"level": 0, "node": {"unreported": 50}}`)
 	out := runCommand(t, "peek", "api", "u", "--address", a.addr).out
 	if !strings.Contains(out, "50 not reported yet\n") {
 		t.Errorf("the command peek: %s", out)
 	}
-	c.admin = a.addr
-	if err := s.load(c); err != nil {
+	c.Admin = a.addr
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "what was not reported to be", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 50 })
-	if got := s.get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "949" {
+	sitetest.Eventually(t, "what was not reported to be", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 50 })
+	if got := s.Get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "949" {
 		t.Errorf("after a reload %s remain, want 949", got)
 	}
-	s.ask(99, "u", 0) // a tenth of the size is reported at once
-	eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 150 })
+	askAs(t, s, 99, "u", 0) // a tenth of the size is reported at once
+	sitetest.Eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 150 })
 	wantJSON(t, a.ask("POST", "reset", body), `{"level": 150}`)
-	if got := s.get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "999" {
+	if got := s.Get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "999" {
 		t.Errorf("after a reset %s remain, want 999", got)
 	}
 }
@@ -358,13 +359,13 @@ func TestUnreported(t *testing.T) {
 // TestStoppedProcessReports guards that a Caddy that is stopped reports what is left.
 func TestStoppedProcessReports(t *testing.T) {
 	server := redistest.Start(t)
-	c := setup{global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h\nconsistency eventual 1m")}
+	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 100\ndrip_rate 1h\nconsistency eventual 1m")}
 	_, a := startWithAdmin(t, c)
 	const body = `{"limit": "api", "key": "u"}`
 	level := func() float64 { return a.ask("POST", "peek", body)["level"].(float64) }
 
-	c.admin = redistest.FreeAddr(t)
-	addr := startProcess(t, c)
+	c.Admin = redistest.FreeAddr(t)
+	addr := sitetest.StartProcess(t, c)
 	for range 5 {
 		req, err := http.NewRequest("GET", "http://"+addr, nil)
 		if err != nil {
@@ -380,12 +381,12 @@ func TestStoppedProcessReports(t *testing.T) {
 	if got := level(); got != 0 {
 		t.Errorf("%v reported at once", got)
 	}
-	resp, err := http.Post("http://"+c.admin+"/stop", "", nil)
+	resp, err := http.Post("http://"+c.Admin+"/stop", "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	eventually(t, "a report at the end", func() bool { return level() == 5 })
+	sitetest.Eventually(t, "a report at the end", func() bool { return level() == 5 })
 }
 
 // TestConsistencyInOutages guards that in an outage leases are used up before on_error says
@@ -395,9 +396,9 @@ func TestConsistencyInOutages(t *testing.T) {
 	for _, stopped := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stopped %t", stopped), func(t *testing.T) {
 			server := redistest.Start(t)
-			s := startConfig(t, setup{
-				global: redisGlobal(server.Addr, "timeout 1s"),
-				site: `@lease header Kind lease
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: sitetest.RedisGlobal(server.Addr, "timeout 1s"),
+				Site: `@lease header Kind lease
 					rate_limit @lease lease {
 						key {header.User}
 						size 100000
@@ -418,13 +419,13 @@ func TestConsistencyInOutages(t *testing.T) {
 			})
 			ask := func(kind string) (string, time.Duration) {
 				began := time.Now()
-				a := s.get("/", "User: u", "Kind: "+kind)
+				a := s.Get("/", "User: u", "Kind: "+kind)
 				return fmt.Sprint(a.Header.Get("X-By"), " ", a.StatusCode), time.Since(began)
 			}
 			for range 200 {
 				ask("lease")
 			}
-			eventually(t, "a lease", func() bool { got, _ := ask("lease"); return got == "lease 200" })
+			sitetest.Eventually(t, "a lease", func() bool { got, _ := ask("lease"); return got == "lease 200" })
 			ask("eventual")
 			if stopped {
 				server.Pause(t)
@@ -472,7 +473,7 @@ func TestConsistencyInOutages(t *testing.T) {
 			} else {
 				server.Restart(t)
 			}
-			eventually(t, "Redis to decide again", func() bool { got, _ := ask("lease"); return strings.HasSuffix(got, " 200") })
+			sitetest.Eventually(t, "Redis to decide again", func() bool { got, _ := ask("lease"); return strings.HasSuffix(got, " 200") })
 			if got, _ := ask("eventual"); got != "eventual 429" {
 				t.Errorf("after the outage: got %s", got)
 			}
@@ -483,11 +484,11 @@ func TestConsistencyInOutages(t *testing.T) {
 // TestDecisionsHereDoNotWait guards that what this process decides by itself is not in the
 // histogram of waits for Redis.
 func TestDecisionsHereDoNotWait(t *testing.T) {
-	s := startConfig(t, setup{
-		global: redisGlobal(redistest.Start(t).Addr, slowly), site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1s"),
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1s"),
 	})
 	before := collected(t)["redis_wait_seconds_count"]
-	s.ask(5, "u", 0)
+	askAs(t, s, 5, "u", 0)
 	if after := collected(t)["redis_wait_seconds_count"]; after != before {
 		t.Errorf("%s waits before, %s after", before, after)
 	}
@@ -497,26 +498,26 @@ func TestDecisionsHereDoNotWait(t *testing.T) {
 func TestReloadReports(t *testing.T) {
 	server := redistest.Start(t)
 	const eventual = "size 100\ndrip_rate 1h\nconsistency eventual 1m"
-	for name, after := range map[string]setup{
-		"another timeout": {global: redisGlobal(server.Addr, "timeout 9s"), site: decider(eventual)},
-		"exact":           {global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h")},
-		"lease":           {global: redisGlobal(server.Addr, slowly), site: decider("size 100\ndrip_rate 1h\nconsistency lease 1s")},
-		"without Redis":   {site: decider("size 100\ndrip_rate 1h")},
+	for name, after := range map[string]sitetest.Config{
+		"another timeout": {Global: sitetest.RedisGlobal(server.Addr, "timeout 9s"), Site: decider(eventual)},
+		"exact":           {Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 100\ndrip_rate 1h")},
+		"lease":           {Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 100\ndrip_rate 1h\nconsistency lease 1s")},
+		"without Redis":   {Site: decider("size 100\ndrip_rate 1h")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			s := startConfig(t, setup{global: redisGlobal(server.Addr, slowly), site: decider(eventual)})
-			s.ask(1, "other", 0) // connects
-			admitted := s.ask(59, "u", 0)["eventual 200"]
+			s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider(eventual)})
+			askAs(t, s, 1, "other", 0) // connects
+			admitted := askAs(t, s, 59, "u", 0)["eventual 200"]
 			before := server.CommandStat(t, "evalsha")
-			if err := s.load(after); err != nil {
+			if err := s.Load(after); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "a report", func() bool { return server.CommandStat(t, "evalsha") > before })
+			sitetest.Eventually(t, "a report", func() bool { return server.CommandStat(t, "evalsha") > before })
 			more := func() {
-				for by, n := range s.ask(50, "u", 0) {
+				for by, n := range askAs(t, s, 50, "u", 0) {
 					if strings.HasSuffix(by, " 200") {
 						admitted += n
 					}

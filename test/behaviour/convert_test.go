@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // envoyDescriptor is a descriptor of envoyproxy/ratelimit, as its service reads it.
@@ -158,14 +159,14 @@ descriptors:
 	if err != nil || len(r.Notes) > 0 {
 		t.Fatal(err, r.Notes)
 	}
-	s := startSite(t, r.Text+"respond ok")
+	s := sitetest.Start(t, r.Text+"respond ok")
 	e := &envoyService{descriptors: root.Descriptors, counts: make(map[string]int)}
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
 	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	denied := 0
 	for i := range 4000 {
 		steps := []time.Duration{0, 0, 0, 0, 0, 200 * ms, 900 * ms, 20 * time.Second, 20 * time.Minute, 20 * time.Hour, 200 * time.Hour}
-		s.clock.advance(steps[random.IntN(len(steps)-i%5)])
+		s.Clock.Advance(steps[random.IntN(len(steps)-i%5)])
 		values := map[string]string{
 			"type":           pick("", "marketing", "marketing", "quiet", "news"),
 			"to":             pick("", "206-1", "206-2", "206-7", "257", "297", "9"),
@@ -173,16 +174,16 @@ descriptors:
 			"remote_address": pick("127.0.0.1", "127.0.0.2"),
 			"path":           pick("/a", "/b", `/{free} "b"`),
 		}
-		s.from(values["remote_address"])
-		a := s.get(strings.ReplaceAll(values["path"], " ", "%20")+"?to="+values["to"], "X-Type: "+values["type"], "X-Tenant: "+values["tenant"])
+		s.From(values["remote_address"])
+		a := s.Get(strings.ReplaceAll(values["path"], " ", "%20")+"?to="+values["to"], "X-Type: "+values["type"], "X-Tenant: "+values["tenant"])
 		status := 429
-		if e.admits(values, s.clock.read()) {
+		if e.admits(values, s.Clock.Now()) {
 			status = 200
 		} else {
 			denied++
 		}
 		if a.StatusCode != status {
-			t.Fatalf("request %d at %v, %v: got %d, want %d", i+1, s.clock.read(), values, a.StatusCode, status)
+			t.Fatalf("request %d at %v, %v: got %d, want %d", i+1, s.Clock.Now(), values, a.StatusCode, status)
 		}
 	}
 	if denied < 400 || denied > 3600 {
@@ -264,17 +265,17 @@ schema:
 	if err != nil || len(r.Notes) != 1 || r.Notes[0].Line != 4 {
 		t.Fatal(err, r)
 	}
-	s := startSite(t, r.Text+"respond ok")
+	s := sitetest.Start(t, r.Text+"respond ok")
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
 	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	cell, denied := make(redisCell), 0
 	for i := range 4000 {
 		steps := []time.Duration{0, 0, 7 * ms, 100 * ms, 250 * ms, 500 * ms, 1500 * ms, 10 * time.Second, time.Hour}
-		s.clock.advance(steps[random.IntN(len(steps)-i/100%len(steps))]) // from calm to a flood
+		s.Clock.Advance(steps[random.IntN(len(steps)-i/100%len(steps))]) // from calm to a flood
 		user, action, coin := pick("", "alex", "alex", "kim", "bob", "*", `root" \ {$HOME}`), pick("", "trade", "look {up}", "sell"), pick("", "btc", "eth")
 		kind, id, ip := pick("", "", "", "user", "ip", "job"), pick("", "1", "2"), pick("127.0.0.1", "127.0.0.2")
-		s.from(ip)
-		a := s.get("/?coin="+coin, "X-User: "+user, "X-Action: "+action, "X-Kind: "+kind, "X-Id: "+id)
+		s.From(ip)
+		a := s.Get("/?coin="+coin, "X-User: "+user, "X-Action: "+action, "X-Kind: "+kind, "X-Id: "+id)
 		keys := [][]string{{"user", user, action, coin}, {"ip", ip}}
 		if kind == "job" {
 			keys = append(keys, []string{kind, id})
@@ -284,7 +285,7 @@ schema:
 			if end := slices.Index(key, ""); end >= 0 {
 				key = key[:end]
 			}
-			admitted, w := cell.ask(tree.Schema, key, s.clock.read())
+			admitted, w := cell.ask(tree.Schema, key, s.Clock.Now())
 			if wait = max(wait, w); !admitted {
 				denied++
 				want, after = 429, fmt.Sprint(int64((wait+time.Second-1)/time.Second))
@@ -292,7 +293,7 @@ schema:
 			}
 		}
 		if a.StatusCode != want || a.Header.Get("Retry-After") != after {
-			t.Fatalf("request %d at %v, %q: got %d, Retry-After %q, want %d, %q", i+1, s.clock.read(), keys, a.StatusCode, a.Header.Get("Retry-After"), want, after)
+			t.Fatalf("request %d at %v, %q: got %d, Retry-After %q, want %d, %q", i+1, s.Clock.Now(), keys, a.StatusCode, a.Header.Get("Retry-After"), want, after)
 		}
 	}
 	if denied < 1000 || denied > 3000 {
@@ -304,7 +305,7 @@ schema:
 // outputs, and how the format is told.
 func TestConvertCommand(t *testing.T) {
 	t.Parallel()
-	dir := tempDir(t)
+	dir := sitetest.TempDir(t)
 	write := func(name, text string) string {
 		t.Helper()
 		file := filepath.Join(dir, name)
@@ -424,11 +425,11 @@ func TestSeed004Rules(t *testing.T) {
 			site.WriteString(b.code)
 		}
 	}
-	s := startSite(t, site.String()+"respond ok")
+	s := sitetest.Start(t, site.String()+"respond ok")
 	statuses := func(n int, path string, header ...string) (got string) {
 		t.Helper()
 		for range n {
-			got += fmt.Sprint(s.get(path, header...).StatusCode, " ")
+			got += fmt.Sprint(s.Get(path, header...).StatusCode, " ")
 		}
 		return got
 	}
@@ -441,16 +442,16 @@ func TestSeed004Rules(t *testing.T) {
 	}
 	check(statuses(6, "/", "X-Message-Type: marketing"), five+"429 ")
 	check(statuses(6, "/", "X-Message-Type: receipt"), five+"200 ")
-	s.clock.advance(23*time.Hour - ms) // it was 01:00
+	s.Clock.Advance(23*time.Hour - ms) // it was 01:00
 	check(statuses(1, "/", "X-Message-Type: marketing"), "429 ")
-	s.clock.advance(ms)
+	s.Clock.Advance(ms)
 	check(statuses(6, "/", "X-Message-Type: marketing"), five+"429 ")
 
-	s.clock.advance(30 * time.Second)
+	s.Clock.Advance(30 * time.Second)
 	check(statuses(6, "/login"), five+"429 ")
 	check(statuses(1, "/"), "200 ")
-	s.clock.advance(30*time.Second - ms)
+	s.Clock.Advance(30*time.Second - ms)
 	check(statuses(1, "/login"), "429 ")
-	s.clock.advance(ms)
+	s.Clock.Advance(ms)
 	check(statuses(6, "/login"), five+"429 ")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/costtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // The tests in this file guard what a request costs, as limiter/costs_test.go does.
@@ -22,7 +23,7 @@ import (
 // TestRequestBytes guards how much garbage the handler makes of each request, beside
 // what Caddy makes: most of it are the values of header fields.
 func TestRequestBytes(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	for _, c := range handlerCosts(t) {
 		n := costtest.Bytes(c.with, c.without)
 		if n > c.bytes {
@@ -33,7 +34,7 @@ func TestRequestBytes(t *testing.T) {
 
 // TestRequestTime guards that the handler does not become slower.
 func TestRequestTime(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	var tasks []costtest.Task
 	for _, c := range handlerCosts(t) {
 		tasks = append(tasks, costtest.Task{Name: c.name, Run: c.with, Without: c.without, Ceiling: c.hashes})
@@ -70,14 +71,14 @@ func handlerCosts(t *testing.T) []handlerCost {
 		}
 		blocks.WriteString("}\n")
 	}
-	startConfig(t, setup{level: "INFO", site: blocks.String() + "respond admitted"}) // or each denial is logged
+	sitetest.StartConfig(t, sitetest.Config{Level: "INFO", Site: blocks.String() + "respond admitted"}) // or each denial is logged
 
-	server := activeServer(t)
+	server := sitetest.ActiveServer(t)
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
 	})
-	request := received(httptest.NewRequest(http.MethodGet, "/", nil))
+	request := sitetest.Received(httptest.NewRequest(http.MethodGet, "/", nil))
 	serve := func(handle func(http.ResponseWriter, *http.Request, caddyhttp.Handler) error, want int) func() {
 		w := &discarded{header: make(http.Header)}
 		do := func() {
@@ -95,7 +96,7 @@ func handlerCosts(t *testing.T) []handlerCost {
 	inOrder := func(a, b rule.Module) int {
 		return strings.Compare(a.Compiled().Limits[0].Within[0].Path, b.Compiled().Limits[0].Within[0].Path)
 	}
-	for i, h := range slices.SortedFunc(slices.Values(handlers()), inOrder) {
+	for i, h := range slices.SortedFunc(slices.Values(sitetest.Handlers()), inOrder) {
 		want := http.StatusOK
 		if costs[i].name == "denied" {
 			want = http.StatusTooManyRequests

@@ -12,6 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestRequestsAreCountedOnce guards that a request is counted once, however many
@@ -43,15 +44,15 @@ func TestRequestsAreCountedOnce(t *testing.T) {
 		{"no limit", "", "rate_limit /other {\nrate 1/1h\n}\nrespond ok", "/", counts{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, setup{global: tc.global, site: tc.site})
+			s := sitetest.StartConfig(t, sitetest.Config{Global: tc.global, Site: tc.site})
 			before := state.Process.Requests()
 			for path := range strings.FieldsSeq(tc.paths) {
-				if res, err := http.Get(s.url(path)); err == nil {
+				if res, err := http.Get(s.URL(path)); err == nil {
 					_, _ = io.Copy(io.Discard, res.Body)
 					res.Body.Close()
 				}
 			}
-			redistest.WaitFor(t, patience, func() error { // a response may arrive before its request has ended
+			redistest.WaitFor(t, sitetest.Patience, func() error { // a response may arrive before its request has ended
 				got := state.Process.Requests()
 				for what := range got {
 					if got[what] -= before[what]; got[what] == 0 {

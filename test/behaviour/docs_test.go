@@ -28,6 +28,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // documents returns the paths of all documents that may have examples in them.
@@ -83,7 +84,7 @@ func codeBlocks(t *testing.T, path string) []codeBlock {
 // one of language `json` is valid as a configuration or as a handler. The other
 // languages have tests of their own below, and a language without a test fails.
 func TestDocumentedCode(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -131,7 +132,7 @@ func TestDocumentedCode(t *testing.T) {
 // TestSnippetsPassCheck guards that `caddy rate-limit check` has no warning for what people
 // copy from the documents, unless the text after the code says that it has.
 func TestSnippetsPassCheck(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -280,7 +281,7 @@ func TestConsole(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, site, _ := strings.Cut(string(example), "\nhttp://localhost:8080 {")
-	s := startSite(t, site[:strings.LastIndex(site, "}")])
+	s := sitetest.Start(t, site[:strings.LastIndex(site, "}")])
 	date := regexp.MustCompile(`(?m)^Date: .*$`)
 	commands := 0
 	for _, path := range documents(t) {
@@ -289,7 +290,7 @@ func TestConsole(t *testing.T) {
 				continue
 			}
 			command, want, _ := strings.Cut(b.code, "\n")
-			raw, err := s.curl(command)
+			raw, err := curl(s, command)
 			if err != nil {
 				t.Errorf("%s: %v", b.place, err)
 				continue
@@ -298,7 +299,7 @@ func TestConsole(t *testing.T) {
 			if want := date.ReplaceAllString(want, "Date:"); got != want {
 				t.Errorf("%s:\ngot\n%s\nwant\n%s", b.place, got, want)
 			}
-			s.clock.advance(7 * time.Millisecond)
+			s.Clock.Advance(7 * time.Millisecond)
 			commands++
 		}
 	}
@@ -311,20 +312,20 @@ func TestConsole(t *testing.T) {
 var curlCommand = regexp.MustCompile(`^\$ curl -i (?:-H '([^']+)' )?http://localhost:8080(/\S*)$`)
 
 // curl sends the request of a command, and returns the response as it arrives.
-func (s *server) curl(command string) (string, error) {
+func curl(s *sitetest.Site, command string) (string, error) {
 	parts := curlCommand.FindStringSubmatch(command)
 	if parts == nil {
 		return "", fmt.Errorf("no test knows the command %s", command)
 	}
-	conn, err := net.Dial("tcp", s.addr)
+	conn, err := net.Dial("tcp", s.Addr)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(sitetest.Patience)); err != nil {
 		return "", err
 	}
-	header := "Host: " + s.addr + "\r\n"
+	header := "Host: " + s.Addr + "\r\n"
 	if parts[1] != "" {
 		header += parts[1] + "\r\n"
 	}
@@ -338,7 +339,7 @@ func (s *server) curl(command string) (string, error) {
 	}
 	defer res.Body.Close()
 	_, err = io.Copy(io.Discard, res.Body)
-	s.requests.Add(1)
+	s.Requests.Add(1)
 	return raw.String(), err
 }
 
@@ -351,7 +352,7 @@ func TestDocumentedFields(t *testing.T) {
 		for _, b := range codeBlocks(t, path) {
 			if b.language == "http" {
 				examples++
-				res := startSite(t, before.code).get("/api/search", "X-Api-Key: alice")
+				res := sitetest.Start(t, before.code).Get("/api/search", "X-Api-Key: alice")
 				for line := range strings.Lines(b.code) {
 					name, want, _ := strings.Cut(strings.TrimSpace(line), ": ")
 					if got := res.Header.Get(name); got != want {
@@ -587,12 +588,12 @@ const sessionSite = `
 // TestSession guards that the session in docs/commands.md is what the commands
 // print, but for the numbers in it.
 func TestSession(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: sessionSite})
+	s, a := startWithAdmin(t, sitetest.Config{Site: sessionSite})
 	for range 8 {
-		s.get("/search")
+		s.Get("/search")
 	}
-	s.from("127.0.0.2")
-	s.get("/", "X-Tenant: acme")
+	s.From("127.0.0.2")
+	s.Get("/", "X-Tenant: acme")
 	// What is recorded does not show where the test has run.
 	config := configFile(t, "http://localhost:8080 {\n"+sessionSite+"\n}\n")
 	shown := strings.NewReplacer(config, "Caddyfile", " --address "+a.addr, "")

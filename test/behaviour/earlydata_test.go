@@ -4,20 +4,22 @@ import (
 	"crypto/tls"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // getOverTLS has s answer a GET request over TLS, whose handshake is complete or
 // not yet, with a key in X-Key unless it is empty.
-func getOverTLS(s *server, complete bool, key string) answer {
-	s.t.Helper()
-	r := httptest.NewRequest("GET", "https://"+s.addr+"/", nil)
+func getOverTLS(t testing.TB, s *sitetest.Site, complete bool, key string) sitetest.Answer {
+	t.Helper()
+	r := httptest.NewRequest("GET", "https://"+s.Addr+"/", nil)
 	r.TLS = &tls.ConnectionState{HandshakeComplete: complete}
 	if key != "" {
 		r.Header.Set("X-Key", key)
 	}
 	w := httptest.NewRecorder()
-	activeServer(s.t).ServeHTTP(w, received(r))
-	return answer{w.Result(), w.Body.String()}
+	sitetest.ActiveServer(t).ServeHTTP(w, sitetest.Received(r))
+	return sitetest.Answer{Response: w.Result(), Text: w.Body.String()}
 }
 
 // TestEarlyData guards that before a handshake is complete no address counts:
@@ -50,7 +52,7 @@ func TestEarlyData(t *testing.T) {
 		{"match /api/*", "", late},
 	} {
 		t.Run(tc.options+" "+tc.header, func(t *testing.T) {
-			s := startSite(t, `
+			s := sitetest.Start(t, `
 				rate_limit {
 					limit all {
 						key all
@@ -66,17 +68,17 @@ func TestEarlyData(t *testing.T) {
 				}
 				respond "admitted"
 			`)
-			a := getOverTLS(s, false, tc.header)
+			a := getOverTLS(t, s, false, tc.header)
 			if a.String() != tc.want {
 				t.Errorf("got %s, want %s", a, tc.want)
 			}
 			if tc.want != early {
 				return
 			}
-			if want := "TLS handshake not complete, the client's address cannot be verified"; a.body != want {
-				t.Errorf("got %q, want %q", a.body, want)
+			if want := "TLS handshake not complete, the client's address cannot be verified"; a.Text != want {
+				t.Errorf("got %q, want %q", a.Text, want)
 			}
-			if got := getOverTLS(s, true, tc.header).String(); got != late {
+			if got := getOverTLS(t, s, true, tc.header).String(); got != late {
 				t.Errorf("when it comes again: got %s, want %s", got, late)
 			}
 		})
@@ -86,7 +88,7 @@ func TestEarlyData(t *testing.T) {
 // TestMatcherErrors guards that an error of a matcher is not taken for an answer:
 // that of remote_ip, before a handshake is complete, is a 425 of its own.
 func TestMatcherErrors(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			key everyone
 			match remote_ip 192.0.2.0/24
@@ -95,7 +97,7 @@ func TestMatcherErrors(t *testing.T) {
 		respond "admitted"
 	`)
 	for complete, want := range map[bool]string{false: "425", true: "200 limit=3 remaining=2 clear=1.000"} {
-		if got := getOverTLS(s, complete, "").String(); got != want {
+		if got := getOverTLS(t, s, complete, "").String(); got != want {
 			t.Errorf("handshake complete %t: got %s, want %s", complete, got, want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 func init() {
@@ -57,7 +58,7 @@ const (
 // error, wherever in them it stands, and that this is no error of Caddy's; and
 // that its fields and those of limits before it are kept clean of an upstream's.
 func TestDenialWithinErrorRoutes(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-RateLimit-Limit", "5000")
 		io.WriteString(w, "error page")
 	})
@@ -70,48 +71,48 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 		before  = "rate_limit all {\nsize 10\ndrip_rate 1m\n}\n"
 	)
 	on401 := func(routes string) string { return "error 401\nhandle_errors 401 {\n" + routes + "}\n" }
-	for name, c := range map[string]setup{
-		"of the server": {site: on401(failures + page401)},
-		"of the server, behind another and before an upstream": {site: before + on401(
+	for name, c := range map[string]sitetest.Config{
+		"of the server": {Site: on401(failures + page401)},
+		"of the server, behind another and before an upstream": {Site: before + on401(
 			failures+"reverse_proxy "+upstream+" {\nreplace_status 401\n}\n")},
-		"of a subroute": {routes: `[{"handle": [{"handler": "subroute", "routes": [` + failing + `],
+		"of a subroute": {Routes: `[{"handle": [{"handler": "subroute", "routes": [` + failing + `],
 			"errors": {"routes": [{"handle": [` + failuresJSON + `, ` + page + `]}]}}]}]`},
-		"in a named route": {site: on401(invoked), sites: failuresRoute},
+		"in a named route": {Site: on401(invoked), Sites: failuresRoute},
 		"in a named route that another invokes": {
-			site:  on401("invoke outer\n" + page401),
-			sites: failuresRoute + "&(outer) {\ninvoke failures\n}",
+			Site:  on401("invoke outer\n" + page401),
+			Sites: failuresRoute + "&(outer) {\ninvoke failures\n}",
 		},
 		"in a named route that is invoked elsewhere too": {
-			site: "route /elsewhere {\ninvoke failures\n}\n" + on401(invoked), sites: failuresRoute,
+			Site: "route /elsewhere {\ninvoke failures\n}\n" + on401(invoked), Sites: failuresRoute,
 		},
 		"in a named route that error routes of a subroute invoke too": {
-			site: on401(invoked),
-			routes: `[
+			Site: on401(invoked),
+			Routes: `[
 				{"match": [{"path": ["/elsewhere"]}], "handle": [{"handler": "subroute", "routes": [` + failing + `],
 					"errors": {"routes": [{"handle": [{"handler": "invoke", "name": "failures"}]}]}}]},
 				` + failing + `]`,
-			sites: "http://other.test:{port} {\ninvoke failures\n}" + failuresRoute,
+			Sites: "http://other.test:{port} {\ninvoke failures\n}" + failuresRoute,
 		},
-		"of a proxy's handle_response": {site: on401(
+		"of a proxy's handle_response": {Site: on401(
 			"reverse_proxy " + upstream + " {\n@any status 2xx\nhandle_response @any {\n" + failures + page401 + "}\n}\n")},
-		"in routes of another plugin": {site: on401("route {\ntest_holder {\n" + failures + page401 + "}\n}\n")},
-		"of a subroute, with routes of another plugin": {routes: `[{"handle": [{"handler": "subroute",
+		"in routes of another plugin": {Site: on401("route {\ntest_holder {\n" + failures + page401 + "}\n}\n")},
+		"of a subroute, with routes of another plugin": {Routes: `[{"handle": [{"handler": "subroute",
 			"routes": [` + failing + `],
 			"errors": {"routes": [{"handle": [{"handler": "test_holder", "routes": [
 				{"handle": [` + failuresJSON + `, ` + page + `]}]}]}]}}]}]`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, c)
+			s := sitetest.StartConfig(t, c)
 			clear := []string{"30.000", "30.000", "30.000"}
-			if strings.HasPrefix(c.site, before) {
+			if strings.HasPrefix(c.Site, before) {
 				clear = []string{"60.000", "120.000", "150.000"}
 			}
-			s.run(
-				step{want: "401 limit=1 remaining=0 clear=" + clear[0], body: "error page"},
-				step{want: "429 limit=1 remaining=0 clear=" + clear[1] + " reset=30.000 retry-after=30"},
-				step{after: 30 * time.Second, want: "401 limit=1 remaining=0 clear=" + clear[2], body: "error page"},
+			s.Run(
+				sitetest.Step{Want: "401 limit=1 remaining=0 clear=" + clear[0], Text: "error page"},
+				sitetest.Step{Want: "429 limit=1 remaining=0 clear=" + clear[1] + " reset=30.000 retry-after=30"},
+				sitetest.Step{After: 30 * time.Second, Want: "401 limit=1 remaining=0 clear=" + clear[2], Text: "error page"},
 			)
-			for _, e := range s.log("error", errorLogger) {
+			for _, e := range s.Log("error", sitetest.ErrorLogger) {
 				t.Errorf("a denial is logged: %v", e)
 			}
 		})
@@ -147,12 +148,12 @@ func TestErrorRoutesOfOtherSites(t *testing.T) {
 		"beside some for 4xx":  "http://*.other.test:{port} {\nhandle_errors 4xx {\nrespond {err.message}\n}\n}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, setup{site: site, sites: sites})
-			s.run(
-				step{want: "200 limit=1 remaining=0", body: "admitted"},
-				step{want: "429 limit=1 remaining=0 reset=1.000 retry-after=1", body: "intercepted"},
+			s := sitetest.StartConfig(t, sitetest.Config{Site: site, Sites: sites})
+			s.Run(
+				sitetest.Step{Want: "200 limit=1 remaining=0", Text: "admitted"},
+				sitetest.Step{Want: "429 limit=1 remaining=0 reset=1.000 retry-after=1", Text: "intercepted"},
 			)
-			if got := s.get("/").Header.Get("X-Deferred"); got != "yes" {
+			if got := s.Get("/").Header.Get("X-Deferred"); got != "yes" {
 				t.Errorf("a deferred field is %q on a denial", got)
 			}
 		})
@@ -176,14 +177,14 @@ func TestErrorRoutesOfOtherStatuses(t *testing.T) {
 		"its own of a host": {"respond other", "http://localhost:{port} {\n" + limit + page("404 429") + "}", "page"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, setup{site: tc.site, sites: tc.sites})
+			s := sitetest.StartConfig(t, sitetest.Config{Site: tc.site, Sites: tc.sites})
 			var host []string
 			if tc.sites != "" {
 				host = []string{"Host: localhost"}
 			}
-			s.get("/", host...)
-			if got := s.get("/", host...); got.StatusCode != 429 || got.body != tc.want {
-				t.Errorf("got %s %q, want 429 %q", got, got.body, tc.want)
+			s.Get("/", host...)
+			if got := s.Get("/", host...); got.StatusCode != 429 || got.Text != tc.want {
+				t.Errorf("got %s %q, want 429 %q", got, got.Text, tc.want)
 			}
 		})
 	}
@@ -193,9 +194,9 @@ func TestErrorRoutesOfOtherStatuses(t *testing.T) {
 // of its site by the path that was asked for, as Caddy goes by that, though it
 // was rewritten.
 func TestErrorRoutesOfRewrittenPath(t *testing.T) {
-	s := startConfig(t, setup{
-		site: "respond elsewhere",
-		sites: `
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Site: "respond elsewhere",
+		Sites: `
 			http://127.0.0.1:{port}/shop/* {
 				rewrite * /rewritten
 				rate_limit {
@@ -208,10 +209,10 @@ func TestErrorRoutesOfRewrittenPath(t *testing.T) {
 			}
 		`,
 	})
-	s.run(
-		step{path: "/shop/a", want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"},
-		step{path: "/shop/a", want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1",
-			body: "rate limit default exceeded: retry after 1 s"},
+	s.Run(
+		sitetest.Step{Path: "/shop/a", Want: "200 limit=1 remaining=0 clear=1.000", Text: "admitted"},
+		sitetest.Step{Path: "/shop/a", Want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1",
+			Text: "rate limit default exceeded: retry after 1 s"},
 	)
 }
 
@@ -226,31 +227,31 @@ func TestHeaderDirectiveOnDenials(t *testing.T) {
 		less    = "429 limit=1 remaining=0 reset=1.000 retry-after=1"
 	)
 	for _, tc := range []struct{ name, outside, errors, want, body string }{
-		{"nothing", "", "", all, plainDenial},
-		{"outside", outside, "", less, plainDenial},
+		{"nothing", "", "", all, sitetest.PlainDenial},
+		{"outside", outside, "", less, sitetest.PlainDenial},
 		{"outside, with error routes", outside, shaped, all, "shaped"},
 		{"in error routes", "", "handle_errors {\n" + outside + "respond shaped\n}", less, "shaped"},
 		{"in error routes that answer nothing", "", "handle_errors {\n" + outside + "}", less, ""},
-		{"in error routes for others", outside, "handle_errors 5xx {\n" + outside + "}", less, plainDenial},
+		{"in error routes for others", outside, "handle_errors 5xx {\n" + outside + "}", less, sitetest.PlainDenial},
 		{"replaced in error routes", "", "handle_errors {\nheader >X-RateLimit-Clear many\nrespond shaped\n}",
 			"429 limit=1 remaining=0 clear=many reset=1.000 retry-after=1", "shaped"},
-		{"intercepted", "intercept {\nreplace_status 503\n}\n", "", "503" + all[3:], plainDenial},
+		{"intercepted", "intercept {\nreplace_status 503\n}\n", "", "503" + all[3:], sitetest.PlainDenial},
 		{"intercepted, with error routes", "intercept {\nreplace_status 503\n}\n", shaped, all, "shaped"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, "route {\n"+tc.outside+"rate_limit {\nsize 1\n}\nrespond admitted\n}\n"+tc.errors)
-			s.get("/")
-			a := s.get("/")
-			if a.String() != tc.want || a.body != tc.body {
-				t.Errorf("got %s %q, want %s %q", a, a.body, tc.want, tc.body)
+			s := sitetest.Start(t, "route {\n"+tc.outside+"rate_limit {\nsize 1\n}\nrespond admitted\n}\n"+tc.errors)
+			s.Get("/")
+			a := s.Get("/")
+			if a.String() != tc.want || a.Text != tc.body {
+				t.Errorf("got %s %q, want %s %q", a, a.Text, tc.want, tc.body)
 			}
 		})
 	}
 	t.Run("in Caddy's order", func(t *testing.T) {
-		s := startSite(t, "intercept {\nreplace_status 503\n}\nrate_limit {\nsize 1\n}\nheader >X-RateLimit-Clear many\nrespond admitted")
-		s.run(
-			step{want: "503 limit=1 remaining=0 clear=many"},
-			step{want: "429 limit=1 remaining=0 clear=many reset=1.000 retry-after=1"},
+		s := sitetest.Start(t, "intercept {\nreplace_status 503\n}\nrate_limit {\nsize 1\n}\nheader >X-RateLimit-Clear many\nrespond admitted")
+		s.Run(
+			sitetest.Step{Want: "503 limit=1 remaining=0 clear=many"},
+			sitetest.Step{Want: "429 limit=1 remaining=0 clear=many reset=1.000 retry-after=1"},
 		)
 	})
 }
@@ -261,7 +262,7 @@ func TestHeaderDirectiveOnDenials(t *testing.T) {
 // says at DEBUG of errors and proxies, and in its access log, has.
 func TestClientsCannotFillTheLog(t *testing.T) {
 	const canary = "canary-5fd4a1"
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
 	limits := func(name string) string {
 		return `
 			rate_limit ` + name + ` {
@@ -293,45 +294,45 @@ func TestClientsCannotFillTheLog(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name   string
-		config setup
+		config sitetest.Config
 	}{
-		{"in a site", setup{site: limits("x")}},
-		{"in a named route", setup{site: "invoke limited", sites: named}},
-		{"in handle_response", setup{site: "reverse_proxy " + upstream +
+		{"in a site", sitetest.Config{Site: limits("x")}},
+		{"in a named route", sitetest.Config{Site: "invoke limited", Sites: named}},
+		{"in handle_response", sitetest.Config{Site: "reverse_proxy " + upstream +
 			" {\n@any status 2xx\nhandle_response @any {" + limits("x") + "\n}\n}"}},
-		{"behind intercept", setup{site: "intercept {\nhandle_response {" + limits("x") + "\n}\n}\nrespond 200"}},
-		{"in error routes", setup{site: "error 404\nhandle_errors {" + limits("x") + "\nrespond 404\n}"}},
-		{"in a named route in error routes", setup{
-			site: "error 404\nhandle_errors {\ninvoke limited\nrespond 404\n}", sites: named}},
-		{"with error routes", setup{site: limits("x") + "handle_errors {\nrespond {err.message}\n}"}},
-		{"with error routes for others", setup{site: limits("x") + "handle_errors 404 {\nrespond {err.message}\n}"}},
-		{"with error routes of another site", setup{site: limits("x"),
-			sites: "http://other.test:{port} {\nhandle_errors {\nrespond {err.message}\n}\n}"}},
-		{"beside a subroute that has error routes", setup{routes: json(
+		{"behind intercept", sitetest.Config{Site: "intercept {\nhandle_response {" + limits("x") + "\n}\n}\nrespond 200"}},
+		{"in error routes", sitetest.Config{Site: "error 404\nhandle_errors {" + limits("x") + "\nrespond 404\n}"}},
+		{"in a named route in error routes", sitetest.Config{
+			Site: "error 404\nhandle_errors {\ninvoke limited\nrespond 404\n}", Sites: named}},
+		{"with error routes", sitetest.Config{Site: limits("x") + "handle_errors {\nrespond {err.message}\n}"}},
+		{"with error routes for others", sitetest.Config{Site: limits("x") + "handle_errors 404 {\nrespond {err.message}\n}"}},
+		{"with error routes of another site", sitetest.Config{Site: limits("x"),
+			Sites: "http://other.test:{port} {\nhandle_errors {\nrespond {err.message}\n}\n}"}},
+		{"beside a subroute that has error routes", sitetest.Config{Routes: json(
 			`[{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": {"routes": [
 				{"handle": [{"handler": "static_response"}]}]}}]},
 			{"handle": [%s]}]`)}},
-		{"in routes of another plugin", setup{routes: json(
+		{"in routes of another plugin", sitetest.Config{Routes: json(
 			`[{"handle": [{"handler": "test_holder", "routes": [{"handle": [%s]}]}]}]`)}},
-		{"in routes of another plugin, beside error routes", setup{routes: json(
+		{"in routes of another plugin, beside error routes", sitetest.Config{Routes: json(
 			`[{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": {"routes": [
 				{"handle": [{"handler": "static_response"}]}]}}]},
 			{"handle": [{"handler": "test_holder", "routes": [{"handle": [%s]}]}]}]`)}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			tc.config.global = redisGlobal(redistest.FreeAddr(t), slowly)
-			s := startConfig(t, tc.config)
+			tc.config.Global = sitetest.RedisGlobal(redistest.FreeAddr(t), sitetest.LongTimeout)
+			s := sitetest.StartConfig(t, tc.config)
 			for range 10 {
 				for path, want := range map[string]int{
 					"/?number=many": 500, "/?number=2&plain=1": 503, "/?n=x&plain=1": 500,
 				} {
-					if a := s.get(path, "X-Api-Key: "+canary, "Cookie: "+canary); a.StatusCode != want {
+					if a := s.Get(path, "X-Api-Key: "+canary, "Cookie: "+canary); a.StatusCode != want {
 						t.Fatalf("%s: got %s, want %d", path, a, want)
 					}
 				}
 			}
 			lines := map[string]int{}
-			for _, e := range s.entries() {
+			for _, e := range s.Entries() {
 				if e["msg"] == "handled request" || e["msg"] == "evaluating expression" { // Caddy's own
 					continue
 				}
@@ -340,7 +341,7 @@ func TestClientsCannotFillTheLog(t *testing.T) {
 					lines[fmt.Sprint(e["logger"], ": ", e["msg"], " ", e["server"])]++
 				}
 				if e["level"] != "debug" && strings.Contains(fmt.Sprint(e), canary) ||
-					e.is("debug", ownLogger) && strings.Contains(fmt.Sprint(e), canary) {
+					e.Is("debug", sitetest.OwnLogger) && strings.Contains(fmt.Sprint(e), canary) {
 					t.Errorf("a header field is in the log: %v", e)
 				}
 			}
@@ -357,7 +358,7 @@ func TestClientsCannotFillTheLog(t *testing.T) {
 // our fields survive it, and that the routes find all that they find in errors of
 // Caddy's own: a text that says what to do, an id for each, and where it comes from.
 func TestErrorPlaceholders(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			limit one {
 				match /one
@@ -385,7 +386,7 @@ func TestErrorPlaceholders(t *testing.T) {
 		}
 		respond "admitted"
 	`)
-	s.get("/one")
+	s.Get("/one")
 	ids := map[string]bool{}
 	for path, want := range map[string]struct{ fields, text string }{
 		"/one": {
@@ -401,10 +402,10 @@ func TestErrorPlaceholders(t *testing.T) {
 		pattern := regexp.MustCompile(`^` + regexp.QuoteMeta(want.text) +
 			` ([a-z0-9]{9}) \S+\.\(\*Handler\)\.\w+ \(\w+\.go:\d+\)$`)
 		for range 2 {
-			a := s.get(path, "X-Size: 1")
-			found := pattern.FindStringSubmatch(a.body)
+			a := s.Get(path, "X-Size: 1")
+			found := pattern.FindStringSubmatch(a.Text)
 			if found == nil {
-				t.Fatalf("%s: got %q, want %s", path, a.body, pattern)
+				t.Fatalf("%s: got %q, want %s", path, a.Text, pattern)
 			}
 			ids[found[1]] = true
 			if kind := a.Header.Get("Content-Type"); a.String() != want.fields || kind != "text/plain" {
@@ -415,7 +416,7 @@ func TestErrorPlaceholders(t *testing.T) {
 	if len(ids) != 6 {
 		t.Errorf("6 errors have %d ids", len(ids))
 	}
-	for _, e := range s.log("debug", errorLogger) {
+	for _, e := range s.Log("debug", sitetest.ErrorLogger) {
 		if id, _ := e["err_id"].(string); !ids[id] {
 			t.Errorf("a line in the log has another id: %v", e)
 		}
@@ -432,23 +433,23 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		shaped   = `{"routes": [{"handle": [{"handler": "static_response", "body": "{http.error.message}"}]}]}`
 		text     = "rate limit default exceeded: retry after 1 s"
 	)
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
 	proxy := fmt.Sprintf(`{"handler": "reverse_proxy", "upstreams": [{"dial": %q}],
 		"handle_response": [{"routes": [{"handle": [%s, %s]}]}]}`, upstream, limit, admitted)
 
 	for _, tc := range []struct {
 		name     string
-		config   setup
+		config   sitetest.Config
 		returned bool
 		body     string
 	}{
 		{
 			name:   "no error routes",
-			config: setup{site: "rate_limit {\nsize 1\n}\nrespond admitted"},
+			config: sitetest.Config{Site: "rate_limit {\nsize 1\n}\nrespond admitted"},
 		},
 		{
 			name: "in blocks, without error routes",
-			config: setup{site: `
+			config: sitetest.Config{Site: `
 				route {
 					handle / {
 						rate_limit {
@@ -461,7 +462,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of the server",
-			config: setup{site: `
+			config: sitetest.Config{Site: `
 				rate_limit {
 					size 1
 				}
@@ -474,7 +475,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of the server, for others than 429",
-			config: setup{site: `
+			config: sitetest.Config{Site: `
 				rate_limit {
 					size 1
 				}
@@ -486,9 +487,9 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of another site of the server",
-			config: setup{
-				site: "rate_limit {\nsize 1\n}\nrespond admitted",
-				sites: `
+			config: sitetest.Config{
+				Site: "rate_limit {\nsize 1\n}\nrespond admitted",
+				Sites: `
 				http://other.test:{port} {
 					handle_errors {
 						respond "{err.message}"
@@ -498,9 +499,9 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of a site for all hosts",
-			config: setup{
-				site: "rate_limit {\nsize 1\n}\nrespond admitted",
-				sites: `
+			config: sitetest.Config{
+				Site: "rate_limit {\nsize 1\n}\nrespond admitted",
+				Sites: `
 				http://:{port} {
 					handle_errors {
 						respond "{err.message}"
@@ -511,9 +512,9 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of another server",
-			config: setup{
-				site: "rate_limit {\nsize 1\n}\nrespond admitted",
-				sites: `
+			config: sitetest.Config{
+				Site: "rate_limit {\nsize 1\n}\nrespond admitted",
+				Sites: `
 				http://other.test:0 {
 					handle_errors {
 						respond "{err.message}"
@@ -523,34 +524,34 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "error routes of the subroute it is in",
-			config: setup{routes: `[{"handle": [{"handler": "subroute",
+			config: sitetest.Config{Routes: `[{"handle": [{"handler": "subroute",
 				"routes": [{"handle": [` + limit + `, ` + admitted + `]}], "errors": ` + shaped + `}]}]`},
 			returned: true, body: text,
 		},
 		{
 			name: "error routes of a subroute further out",
-			config: setup{routes: `[{"handle": [{"handler": "subroute", "routes": [{"handle": [
+			config: sitetest.Config{Routes: `[{"handle": [{"handler": "subroute", "routes": [{"handle": [
 				{"handler": "subroute", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}
 				]}], "errors": ` + shaped + `}]}]`},
 			returned: true, body: text,
 		},
 		{
 			name: "error routes of a subroute beside it",
-			config: setup{routes: `[
+			config: sitetest.Config{Routes: `[
 				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "errors": ` + shaped + `}]},
 				{"handle": [` + limit + `, ` + admitted + `]}]`},
 			returned: true,
 		},
 		{
 			name: "error routes of a subroute beside it, behind which nothing comes",
-			config: setup{routes: `[
+			config: sitetest.Config{Routes: `[
 				{"match": [{"path": ["/other"]}], "handle": [{"handler": "subroute", "routes": [], "errors": ` + shaped + `}],
 					"terminal": true},
 				{"handle": [` + limit + `, ` + admitted + `]}]`},
 		},
 		{
 			name: "a named route, without error routes",
-			config: setup{site: "invoke limited\nrespond admitted", sites: `
+			config: sitetest.Config{Site: "invoke limited\nrespond admitted", Sites: `
 				&(limited) {
 					rate_limit {
 						size 1
@@ -560,13 +561,13 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "a named route, and error routes of the server",
-			config: setup{site: `
+			config: sitetest.Config{Site: `
 				invoke limited
 				respond "admitted"
 				handle_errors {
 					respond "{err.message}"
 				}
-			`, sites: `
+			`, Sites: `
 				&(limited) {
 					rate_limit {
 						size 1
@@ -577,11 +578,11 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name:   "routes that handle a proxy's response, without error routes",
-			config: setup{routes: `[{"handle": [` + proxy + `]}]`},
+			config: sitetest.Config{Routes: `[{"handle": [` + proxy + `]}]`},
 		},
 		{
 			name: "routes for intercepted responses, without error routes",
-			config: setup{site: `
+			config: sitetest.Config{Site: `
 				route {
 					intercept {
 						handle_response {
@@ -597,65 +598,65 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 		},
 		{
 			name: "behind a subroute that has error routes",
-			config: setup{routes: `[
+			config: sitetest.Config{Routes: `[
 				{"handle": [{"handler": "subroute", "routes": [{"handle": [{"handler": "vars"}]}], "errors": ` + shaped + `}]},
 				{"handle": [` + limit + `, ` + admitted + `]}]`},
 			returned: true, body: text,
 		},
 		{
 			name: "in front of a subroute that has error routes",
-			config: setup{routes: `[
+			config: sitetest.Config{Routes: `[
 				{"handle": [` + limit + `]},
 				{"handle": [{"handler": "subroute", "routes": [{"handle": [` + admitted + `]}], "errors": ` + shaped + `}]}]`},
 		},
 		{
 			name: "a subroute whose error routes are none",
-			config: setup{routes: `[{"handle": [
+			config: sitetest.Config{Routes: `[{"handle": [
 				{"handler": "subroute", "routes": [{"handle": [` + limit + `]}], "errors": {}}, ` + admitted + `]}]`},
 		},
 		{
 			name: "a named route that a subroute with error routes invokes",
-			config: setup{
-				site: "invoke limited",
-				routes: `[{"handle": [{"handler": "subroute", "errors": ` + shaped + `,
+			config: sitetest.Config{
+				Site: "invoke limited",
+				Routes: `[{"handle": [{"handler": "subroute", "errors": ` + shaped + `,
 					"routes": [{"handle": [{"handler": "invoke", "name": "limited"}, ` + admitted + `]}]}]}]`,
-				sites: "&(limited) {\nrate_limit {\nsize 1\n}\n}",
+				Sites: "&(limited) {\nrate_limit {\nsize 1\n}\n}",
 			},
 			returned: true, body: text,
 		},
 		{
 			name:     "routes of another plugin, which may do anything with errors",
-			config:   setup{routes: `[{"handle": [{"handler": "test_holder", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}]}]`},
+			config:   sitetest.Config{Routes: `[{"handle": [{"handler": "test_holder", "routes": [{"handle": [` + limit + `, ` + admitted + `]}]}]}]`},
 			returned: true,
 		},
 		{
 			name: "routes that handle a proxy's response within a subroute with error routes",
-			config: setup{routes: `[{"handle": [{"handler": "subroute",
+			config: sitetest.Config{Routes: `[{"handle": [{"handler": "subroute",
 				"routes": [{"handle": [` + proxy + `]}], "errors": ` + shaped + `}]}]`},
 			returned: true, body: text,
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, tc.config)
-			s.run(step{want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"})
+			s := sitetest.StartConfig(t, tc.config)
+			s.Run(sitetest.Step{Want: "200 limit=1 remaining=0 clear=1.000", Text: "admitted"})
 			methods := []string{"GET", "HEAD", "POST", "OPTIONS"}
 			for _, method := range methods {
-				a, body := s.send(method, "/"), tc.body
+				a, body := s.Send(method, "/"), tc.body
 				if !tc.returned {
-					body = plainDenial
+					body = sitetest.PlainDenial
 				}
 				if method == "HEAD" {
 					body = ""
 				}
-				if want := "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"; a.String() != want || a.body != body {
-					t.Errorf("%s: got %s and body %q, want %s and %q", method, a, a.body, want, body)
+				if want := "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"; a.String() != want || a.Text != body {
+					t.Errorf("%s: got %s and body %q, want %s and %q", method, a, a.Text, want, body)
 				}
 				if kind := a.Header.Get("Content-Type"); !tc.returned && kind != "" && kind != "text/plain; charset=utf-8" {
 					t.Errorf("%s: got content of type %q, want plain text", method, kind)
 				}
 			}
 			var written int
-			for _, e := range s.log("debug", ownLogger) {
+			for _, e := range s.Log("debug", sitetest.OwnLogger) {
 				if e["msg"] == "request rejected" && e["status"] == 429.0 {
 					written++
 				}
@@ -671,7 +672,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 // text tell clients neither where Redis is nor what the configuration says.
 func TestErrorsRevealLittleToClients(t *testing.T) {
 	addr := redistest.FreeAddr(t)
-	s := startConfig(t, setup{global: redisGlobal(addr, slowly), site: `
+	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(addr, sitetest.LongTimeout), Site: `
 		rate_limit {
 			size 1
 			cost {header.X-Cost}
@@ -683,12 +684,12 @@ func TestErrorsRevealLittleToClients(t *testing.T) {
 		respond "admitted"
 	`})
 	for cost, status := range map[string]int{"1": 503, "canary": 400} {
-		a := s.get("/", "X-Cost: "+cost)
-		if want := "rate limits can't be checked for this request"; a.StatusCode != status || a.body != want {
-			t.Errorf("cost %s: got %d %q, want %d %q", cost, a.StatusCode, a.body, status, want)
+		a := s.Get("/", "X-Cost: "+cost)
+		if want := "rate limits can't be checked for this request"; a.StatusCode != status || a.Text != want {
+			t.Errorf("cost %s: got %d %q, want %d %q", cost, a.StatusCode, a.Text, status, want)
 		}
 	}
-	if lines := s.log("error", ownLogger); len(lines) != 1 {
+	if lines := s.Log("error", sitetest.OwnLogger); len(lines) != 1 {
 		t.Errorf("got %v, want one line in the log, on the cost", lines)
 	}
 }
@@ -702,7 +703,7 @@ func TestDenialsAreNotLogged(t *testing.T) {
 		"through error routes": "handle_errors {\nrespond {err.message}\n}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, `
+			s := sitetest.Start(t, `
 				rate_limit {
 					key {header.X-Key}
 					size 1
@@ -715,20 +716,20 @@ func TestDenialsAreNotLogged(t *testing.T) {
 				respond "admitted"
 				`+site)
 			for range 5 {
-				s.get("/", "X-Key: "+canary)
-				s.get("/never", "X-Key: "+canary, "X-Size: 1")
+				s.Get("/", "X-Key: "+canary)
+				s.Get("/never", "X-Key: "+canary, "X-Size: 1")
 			}
-			if got := s.get("/", "X-Key: "+canary).StatusCode; got != 429 {
+			if got := s.Get("/", "X-Key: "+canary).StatusCode; got != 429 {
 				t.Fatalf("status %d, want a denial", got)
 			}
-			for _, e := range s.entries() {
+			for _, e := range s.Entries() {
 				logger, _ := e["logger"].(string)
-				ours := strings.HasPrefix(logger, ownLogger) || strings.HasPrefix(logger, errorLogger)
+				ours := strings.HasPrefix(logger, sitetest.OwnLogger) || strings.HasPrefix(logger, sitetest.ErrorLogger)
 				if ours && e["level"] != "debug" {
 					t.Errorf("a denial is logged: %v", e)
 				}
-				if strings.Contains(e.text(), canary) {
-					t.Errorf("a key is in the log: %s", e.text())
+				if strings.Contains(e.Text(), canary) {
+					t.Errorf("a key is in the log: %s", e.Text())
 				}
 			}
 		})

@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -131,7 +132,7 @@ func heardEvents(name string) (found []heardEvent) {
 // waitForEvents waits until n events of a name have been heard, and returns them.
 func waitForEvents(t *testing.T, name string, n int) (found []heardEvent) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d events %s", n, name), func() bool {
+	sitetest.Eventually(t, fmt.Sprintf("%d events %s", n, name), func() bool {
 		found = heardEvents(name)
 		return len(found) >= n
 	})
@@ -148,16 +149,16 @@ func listening(id string, more ...string) string {
 
 // flood sends n requests from each of so many goroutines, and returns how many were
 // denied.
-func (s *server) flood(goroutines, n int) (denied uint64) {
-	s.t.Helper()
+func flood(t testing.TB, s *sitetest.Site, goroutines, n int) (denied uint64) {
+	t.Helper()
 	var count atomic.Uint64
 	var senders sync.WaitGroup
 	for range goroutines {
 		senders.Go(func() {
 			for range n {
-				res, err := s.client.Get(s.url("/"))
+				res, err := s.Client.Get(s.URL("/"))
 				if err != nil {
-					s.t.Error(err)
+					t.Error(err)
 					return
 				}
 				_, _ = io.Copy(io.Discard, res.Body)
@@ -169,7 +170,7 @@ func (s *server) flood(goroutines, n int) (denied uint64) {
 		})
 	}
 	senders.Wait()
-	s.requests.Add(int64(goroutines * n))
+	s.Requests.Add(int64(goroutines * n))
 	return count.Load()
 }
 
@@ -180,9 +181,9 @@ const oneRequest = "rate_limit api {\nkey all\nsize 1\ndrip_rate 1m\n}\nrespond 
 // denials; and that a limit which has been quiet starts over.
 func TestExceededEvents(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, setup{global: listening("a"), site: oneRequest})
-	s.get("/")
-	if got := s.get("/"); got.StatusCode != http.StatusTooManyRequests {
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: oneRequest})
+	s.Get("/")
+	if got := s.Get("/"); got.StatusCode != http.StatusTooManyRequests {
 		t.Fatalf("got %s", got)
 	}
 	move(time.Second)
@@ -195,11 +196,11 @@ func TestExceededEvents(t *testing.T) {
 		if n := len(heardEvents(telemetry.EventExceeded)); n != 1 {
 			t.Fatalf("%d events within ten seconds, want 1", n)
 		}
-		denied += s.flood(64, 3)
+		denied += flood(t, s, 64, 3)
 		move(time.Second)
 	}
 	waitForEvents(t, telemetry.EventExceeded, 2)
-	denied += s.flood(64, 3)
+	denied += flood(t, s, 64, 3)
 	move(10 * time.Second)
 	last := waitForEvents(t, telemetry.EventExceeded, 3)[2]
 	if got, want := totalDenials(), denied; got != want || last.data["wait"] != 60.0 {
@@ -208,7 +209,7 @@ func TestExceededEvents(t *testing.T) {
 
 	move(10 * time.Second)
 	move(10 * time.Second)
-	s.get("/")
+	s.Get("/")
 	move(time.Second)
 	waitForEvents(t, telemetry.EventExceeded, 4)
 	if got, want := totalDenials(), denied+1; got != want || len(heardEvents(telemetry.EventExceeded)) != 4 {
@@ -228,7 +229,7 @@ func totalDenials() (sum uint64) {
 // that one that will never admit a request has no wait.
 func TestEventsOfLimits(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, setup{global: listening("a"), site: `
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: `
 		rate_limit api {
 			key all
 			size 1
@@ -240,8 +241,8 @@ func TestEventsOfLimits(t *testing.T) {
 		}
 		respond admitted
 	`})
-	s.get("/?cost=1")
-	s.get("/?cost=9")
+	s.Get("/?cost=1")
+	s.Get("/?cost=9")
 	move(time.Second)
 	var got []string
 	for _, e := range waitForEvents(t, telemetry.EventExceeded, 2) {
@@ -258,7 +259,7 @@ func TestEventsOfLimits(t *testing.T) {
 // and not the one of denials, which a handler may act on.
 func TestEventsOfDryRuns(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, setup{global: listening("a"), site: `
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: `
 		rate_limit {
 			limit real {
 				key all
@@ -275,7 +276,7 @@ func TestEventsOfDryRuns(t *testing.T) {
 		respond admitted
 	`})
 	for range 4 { // of which the dry run would deny three, and the other one denies two
-		s.get("/")
+		s.Get("/")
 	}
 	move(time.Second)
 	got := fmt.Sprint(waitForEvents(t, telemetry.EventWouldDeny, 1), waitForEvents(t, telemetry.EventExceeded, 1))
@@ -285,7 +286,7 @@ func TestEventsOfDryRuns(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	move(time.Second)
-	s.get("/")
+	s.Get("/")
 	move(time.Second)
 	if n := len(heardEvents(telemetry.EventWouldDeny)); n != 1 {
 		t.Errorf("%d events within ten seconds, want 1", n)
@@ -301,12 +302,12 @@ func TestEventsOfDryRuns(t *testing.T) {
 // anyone listened are not told.
 func TestEventsOfReloads(t *testing.T) {
 	move := subscribe(t)
-	s := startConfig(t, setup{global: listening("a"), site: oneRequest})
-	s.get("/")
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: oneRequest})
+	s.Get("/")
 	denials := 0
 	hears := func(id string) {
 		t.Helper()
-		s.get("/")
+		s.Get("/")
 		denials++
 		move(time.Second)
 		got := waitForEvents(t, telemetry.EventExceeded, denials)
@@ -317,7 +318,7 @@ func TestEventsOfReloads(t *testing.T) {
 		move(20 * time.Second)
 	}
 	hears("a")
-	if err := s.load(setup{global: listening("b"), site: oneRequest}); err != nil {
+	if err := s.Load(sitetest.Config{Global: listening("b"), Site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	hears("b")
@@ -328,16 +329,16 @@ func TestEventsOfReloads(t *testing.T) {
 	}
 	defer taken.Close()
 	for range 3 {
-		err := s.load(setup{
-			global: listening("c"), site: oneRequest,
-			sites: "http://" + taken.Addr().String() + " {\n" + oneRequest + "\n}",
+		err := s.Load(sitetest.Config{
+			Global: listening("c"), Site: oneRequest,
+			Sites: "http://" + taken.Addr().String() + " {\n" + oneRequest + "\n}",
 		})
 		if err == nil {
 			t.Fatal("a config with an address that is in use was loaded")
 		}
 		hears("b")
 	}
-	if err := s.load(setup{global: listening("d"), site: oneRequest}); err != nil {
+	if err := s.Load(sitetest.Config{Global: listening("d"), Site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	hears("d")
@@ -348,14 +349,14 @@ func TestEventsOfReloads(t *testing.T) {
 func TestRedisEvents(t *testing.T) {
 	subscribe(t)
 	redis := redistest.Start(t)
-	global := redisGlobal(redis.Addr)
-	s := startConfig(t, setup{global: listening("a") + global, site: oneRequest})
-	if err := s.load(setup{global: listening("b") + global, site: oneRequest}); err != nil {
+	global := sitetest.RedisGlobal(redis.Addr)
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a") + global, Site: oneRequest})
+	if err := s.Load(sitetest.Config{Global: listening("b") + global, Site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	redis.Kill()
-	eventually(t, "the event", func() bool {
-		s.get("/")
+	sitetest.Eventually(t, "the event", func() bool {
+		s.Get("/")
 		return len(heardEvents(telemetry.EventRedisLost)) > 0
 	})
 	lost := heardEvents(telemetry.EventRedisLost)
@@ -364,8 +365,8 @@ func TestRedisEvents(t *testing.T) {
 		t.Errorf("got %v", lost)
 	}
 	redis.Restart(t)
-	eventually(t, "the event", func() bool {
-		s.get("/") // probes
+	sitetest.Eventually(t, "the event", func() bool {
+		s.Get("/") // probes
 		return len(heardEvents(telemetry.EventRedisBack)) > 0
 	})
 	back := heardEvents(telemetry.EventRedisBack)
@@ -383,12 +384,12 @@ func TestMemoryFullEvents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			move := subscribe(t)
-			s := startConfig(t, setup{
-				global: listening("a"),
-				site:   "rate_limit api {\nkey {query.k}\nsize 9\ndrip_rate 1h\n" + tc.option + "\n}\nrespond admitted",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: listening("a"),
+				Site:   "rate_limit api {\nkey {query.k}\nsize 9\ndrip_rate 1h\n" + tc.option + "\n}\nrespond admitted",
 			})
 			for k := range 3 {
-				s.get(fmt.Sprint("/?k=", k))
+				s.Get(fmt.Sprint("/?k=", k))
 			}
 			move(time.Minute)
 			if got := fmt.Sprint(waitForEvents(t, telemetry.EventMemoryFull, 1)[0].data); got != tc.want {
@@ -400,13 +401,13 @@ func TestMemoryFullEvents(t *testing.T) {
 
 // startBlocked starts a site whose event handlers do not return before release is
 // called, which waits until they do, and which are not waited for. move moves the clock of events.
-func startBlocked(t *testing.T) (s *server, move func(time.Duration), release func()) {
+func startBlocked(t *testing.T) (s *sitetest.Site, move func(time.Duration), release func()) {
 	t.Helper()
 	original := handlerPatience
 	t.Cleanup(func() { handlerPatience = original })
 	handlerPatience = time.Millisecond
 	move = subscribe(t)
-	s = startConfig(t, setup{global: listening("a"), site: oneRequest})
+	s = sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: oneRequest})
 	var handling atomic.Int32
 	released := make(chan struct{})
 	handleEvents(func(caddy.Event) error {
@@ -417,7 +418,7 @@ func startBlocked(t *testing.T) (s *server, move func(time.Duration), release fu
 	})
 	return s, move, func() {
 		close(released)
-		eventually(t, "handlers return", func() bool { return handling.Load() == 0 })
+		sitetest.Eventually(t, "handlers return", func() bool { return handling.Load() == 0 })
 	}
 }
 
@@ -426,25 +427,25 @@ func startBlocked(t *testing.T) (s *server, move func(time.Duration), release fu
 // that may wait are dropped and this is logged; and that no denial is lost.
 func TestBlockedEventHandler(t *testing.T) {
 	s, move, release := startBlocked(t)
-	s.get("/")
-	s.get("/")
+	s.Get("/")
+	s.Get("/")
 	move(time.Second) // its event blocks
 	waitForEvents(t, telemetry.EventExceeded, 1)
 	for n := range telemetry.MaxStuckEvents - 1 {
 		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxStuckEvents-1)
-	denied := 1 + s.flood(8, 8)
+	denied := 1 + flood(t, s, 8, 8)
 	move(20 * time.Second)
 	for n := range 2*telemetry.MaxWaitingEvents + 1 {
 		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
 	}
-	if err := s.load(setup{global: listening("b"), site: oneRequest}); err != nil {
+	if err := s.Load(sitetest.Config{Global: listening("b"), Site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
-	denied += s.flood(8, 8)
-	eventually(t, "a line that tells of dropped events", func() bool {
-		return strings.Contains(fmt.Sprint(s.log("warn", "rate_limit")), slowHandlers)
+	denied += flood(t, s, 8, 8)
+	sitetest.Eventually(t, "a line that tells of dropped events", func() bool {
+		return strings.Contains(fmt.Sprint(s.Log("warn", "rate_limit")), slowHandlers)
 	})
 	if n := len(heardEvents(telemetry.EventRedisLost)) + len(heardEvents(telemetry.EventExceeded)); n != telemetry.MaxStuckEvents {
 		t.Errorf("%d events while %d are stuck", n, telemetry.MaxStuckEvents)
@@ -464,21 +465,21 @@ const slowHandlers = "event handlers are too slow: events are delayed or dropped
 // telemetry.EventExceeded hang, although none of these events is dropped.
 func TestBlockedExceededHandlers(t *testing.T) {
 	s, move, release := startBlocked(t)
-	s.get("/")
+	s.Get("/")
 	for n := range telemetry.MaxStuckEvents {
-		if logged := s.log("warn", "rate_limit"); len(logged) > 0 {
+		if logged := s.Log("warn", "rate_limit"); len(logged) > 0 {
 			t.Fatalf("logged %v while %d handlers hang", logged, n)
 		}
-		s.get("/")
+		s.Get("/")
 		move(20 * time.Second)
 		waitForEvents(t, telemetry.EventExceeded, n+1)
 	}
 	for range 3 {
-		s.get("/")
+		s.Get("/")
 		move(20 * time.Second)
 	}
-	eventually(t, "a line that tells of handlers that hang", func() bool { return len(s.log("warn", "rate_limit")) > 0 })
-	if got := s.log("warn", "rate_limit"); len(got) != 1 || got[0]["msg"] != slowHandlers || got[0]["dropped"] != 0.0 {
+	sitetest.Eventually(t, "a line that tells of handlers that hang", func() bool { return len(s.Log("warn", "rate_limit")) > 0 })
+	if got := s.Log("warn", "rate_limit"); len(got) != 1 || got[0]["msg"] != slowHandlers || got[0]["dropped"] != 0.0 {
 		t.Errorf("logged %v", got)
 	}
 	release()
@@ -493,7 +494,7 @@ func TestBlockedExceededHandlers(t *testing.T) {
 // changes nothing: Caddy runs on, and the next event comes.
 func TestFailingEventHandlers(t *testing.T) {
 	subscribe(t)
-	s := startConfig(t, setup{global: listening("a"), site: oneRequest})
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: oneRequest})
 	for n, handle := range []func(caddy.Event) error{
 		func(caddy.Event) error { panic("at the handler") },
 		func(caddy.Event) error { return caddy.ErrEventAborted },
@@ -502,9 +503,9 @@ func TestFailingEventHandlers(t *testing.T) {
 		handleEvents(handle)
 		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 		waitForEvents(t, telemetry.EventRedisLost, n+1)
-		s.get("/")
+		s.Get("/")
 	}
-	got := slices.DeleteFunc(s.log("error", "rate_limit"), func(e entry) bool { return e["event"] == nil })
+	got := slices.DeleteFunc(s.Log("error", "rate_limit"), func(e sitetest.Entry) bool { return e["event"] == nil })
 	if len(got) != 1 || got[0]["event"] != telemetry.EventRedisLost || got[0]["panic"] != "at the handler" {
 		t.Errorf("got %v, want one line that tells of the panic", got)
 	}
@@ -515,14 +516,14 @@ func TestFailingEventHandlers(t *testing.T) {
 // handler it is.
 func TestEventsShowNoSecrets(t *testing.T) {
 	subscribe(t)
-	s := startConfig(t, setup{global: listening("a") + redisGlobal("127.0.0.1:1", "password hunter2"), site: oneRequest})
-	s.get("/")
+	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a") + sitetest.RedisGlobal("127.0.0.1:1", "password hunter2"), Site: oneRequest})
+	s.Get("/")
 	handlers := 0
-	for _, e := range s.log("debug", "events") {
+	for _, e := range s.Log("debug", "events") {
 		if e["msg"] == "invoking subscribed handler" && e["name"] == "started" {
 			handlers++
 		}
-		if strings.Contains(e.text(), "hunter2") {
+		if strings.Contains(e.Text(), "hunter2") {
 			t.Errorf("the log has %v", e)
 		}
 	}

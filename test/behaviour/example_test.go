@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // Guards that the example is formatted, and runs as it is.
@@ -127,11 +129,11 @@ func TestAuthenticationExample(t *testing.T) {
 		t.Fatal("docs/keys.md has no example with a user called bob")
 	}
 	site = user.ReplaceAllLiteralString(site, "bob "+hash+"\nalice "+hash)
-	s := startSite(t, strings.ReplaceAll(site, "localhost:9000", newUpstream(t, func(http.ResponseWriter, *http.Request) {})))
+	s := sitetest.Start(t, strings.ReplaceAll(site, "localhost:9000", sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) {})))
 
 	login := func(user, password string) int {
 		t.Helper()
-		return s.get("/", "Authorization: Basic "+base64.StdEncoding.EncodeToString([]byte(user+":"+password))).StatusCode
+		return s.Get("/", "Authorization: Basic "+base64.StdEncoding.EncodeToString([]byte(user+":"+password))).StatusCode
 	}
 	count := func(n int, user, password string) string {
 		statuses := make(map[int]int)
@@ -150,7 +152,7 @@ func TestAuthenticationExample(t *testing.T) {
 		{10 * time.Second, "bob", "guess", "map[401:10 429:11]"},
 		{20 * time.Second, "alice", "secret", "map[200:10 429:11]"},
 	} {
-		s.clock.advance(tc.after)
+		s.Clock.Advance(tc.after)
 		if got := count(21, tc.user, tc.password); got != tc.want {
 			t.Errorf("%s with %s: got %s, want %s", tc.user, tc.password, got, tc.want)
 		}

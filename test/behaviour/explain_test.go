@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // explainedConfig has limits in several places.
@@ -188,8 +190,8 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		}
 		respond ok
 	}`
-	s, a := startWithAdmin(t, setup{site: site})
-	file := configFile(t, "http://"+s.addr+" {\n"+site+"\n}\n")
+	s, a := startWithAdmin(t, sitetest.Config{Site: site})
+	file := configFile(t, "http://"+s.Addr+" {\n"+site+"\n}\n")
 	for _, tc := range []struct{ method, path, header string }{
 		{"GET", "/", "X-None: 1"},
 		{"POST", "/", "X-Key: k1"},
@@ -197,7 +199,7 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		{"POST", "/v1/users/8", "X-None: 1"},
 		{"GET", "/v1/other", "X-None: 1"},
 	} {
-		r := runCommand(t, "explain", "--config", file, "--json", "--client-ip", "127.0.0.1", "-H", tc.header, tc.method, s.url(tc.path))
+		r := runCommand(t, "explain", "--config", file, "--json", "--client-ip", "127.0.0.1", "-H", tc.header, tc.method, s.URL(tc.path))
 		var e explained
 		if err := json.Unmarshal([]byte(r.out), &e); err != nil {
 			t.Fatalf("%v: %+v", err, r)
@@ -221,7 +223,7 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		for i, l := range e.Limits {
 			before[i] = level(l)
 		}
-		s.send(tc.method, tc.path, tc.header)
+		s.Send(tc.method, tc.path, tc.header)
 		for i, l := range e.Limits {
 			if got := level(l) - before[i]; got != float64(l.Cost) {
 				t.Errorf("%s %s: limit %s, key %q: got %v, want %d", tc.method, tc.path, l.Limit, l.Key, got, l.Cost)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // sentField is a field of a header as it is sent, byte for byte.
@@ -35,21 +36,21 @@ func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender))
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
 		t.Run(protocol, func(t *testing.T) {
 			if protocol == "HTTP/3" {
-				overHTTP3(t)
+				sitetest.OverHTTP3(t)
 			}
-			s := startConfig(t, setup{
-				global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
-				site:   site,
-				sites:  "https://" + addr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
+				Site:   site,
+				Sites:  "https://" + addr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
 			})
 			switch protocol {
 			case "HTTP/1.1":
 				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, http.Header) {
-					return sendHTTP1(t, s.addr, method, fields, body)
+					return sendHTTP1(t, s.Addr, method, fields, body)
 				})
 			case "HTTP/2":
 				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, http.Header) {
-					return sendHTTP2(t, s.addr, method, fields, body)
+					return sendHTTP2(t, s.Addr, method, fields, body)
 				})
 			default:
 				h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}}
@@ -65,7 +66,7 @@ func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender))
 // sendHTTP1 is a sender over HTTP/1.1.
 func sendHTTP1(t *testing.T, addr, method string, fields []sentField, body string) (string, http.Header) {
 	t.Helper()
-	conn := dial(t, addr)
+	conn := sitetest.Dial(t, addr)
 	defer conn.Close()
 	fmt.Fprintf(conn, "%s / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n", method, addr)
 	for _, f := range fields {
@@ -86,7 +87,7 @@ func sendHTTP1(t *testing.T, addr, method string, fields []sentField, body strin
 // settings, and returns its frames.
 func openStream(t *testing.T, addr, method, path string, fields []sentField, end bool, settings ...http2.Setting) *http2.Framer {
 	t.Helper()
-	conn := dial(t, addr)
+	conn := sitetest.Dial(t, addr)
 	io.WriteString(conn, http2.ClientPreface)
 	framer := http2.NewFramer(conn, conn)
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -133,7 +134,7 @@ func sendHTTP2(t *testing.T, addr, method string, fields []sentField, body strin
 // sendHTTP3 is a sender over HTTP/3.
 func sendHTTP3(t *testing.T, h3 *http3.Transport, url, method string, fields []sentField, body string) (string, http.Header) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), sitetest.Patience)
 	defer cancel()
 	var reader io.Reader
 	if body != "" {
@@ -215,10 +216,10 @@ func TestWhiteSpaceAroundFields(t *testing.T) {
 // TestWhiteSpaceInResponses guards that white space around fields of a response neither
 // hides that it counts nor what it cost.
 func TestWhiteSpaceInResponses(t *testing.T) {
-	s := startSite(t, "route {\nrate_limit count {\nkey all\nsize 9\ndrip_rate 1h\ncount header X-Login failed\n}\n"+
+	s := sitetest.Start(t, "route {\nrate_limit count {\nkey all\nsize 9\ndrip_rate 1h\ncount header X-Login failed\n}\n"+
 		"rate_limit cost {\nkey all\nsize 99\ndrip_rate 1h\nactual_cost {http.response.header.X-Cost}\n}\n"+
 		"header X-Login \"\tfailed \"\nheader X-Cost \" 7\t\"\nrespond ok\n}")
-	s.get("/")
+	s.Get("/")
 	if got := level(t, "count"); got.Units != 1 {
 		t.Errorf("got %+v, want the response counted", got)
 	}
@@ -263,7 +264,7 @@ func TestStalledBodyOfUnknownLength(t *testing.T) {
 		for path, want := range map[string]string{"/limited": "411  ", "/dry": "200 one whole"} {
 			t.Run(fmt.Sprint(version, path), func(t *testing.T) {
 				if version == 3 {
-					overHTTP3(t)
+					sitetest.OverHTTP3(t)
 				}
 				target, transport := s.streams(version)
 				defer transport.CloseIdleConnections()
@@ -272,7 +273,7 @@ func TestStalledBodyOfUnknownLength(t *testing.T) {
 				if path == "/dry" {
 					time.AfterFunc(time.Second, func() { _, _ = io.WriteString(w, "whole"); w.Close() })
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), sitetest.Patience)
 				defer cancel()
 				req, err := http.NewRequestWithContext(ctx, http.MethodPost, target+path, body)
 				if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // Guards the bounds of a limit that are passed to the store: of each of its buckets, not of
@@ -39,10 +40,10 @@ func TestBucketsOfFullLimits(t *testing.T) {
 		{&config.Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
 	} {
 		l, _ := readyLimit(t, tc.limit)
-		r := newSiteRequest()
-		r.setClient("192.0.2.1")
-		r.replacer.Set("n", "3")
-		buckets, err := r.asks(l)
+		r := sitetest.NewRequest()
+		r.SetClient("192.0.2.1")
+		r.Replacer.Set("n", "3")
+		buckets, err := r.Queries(l)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,19 +64,19 @@ func TestBucketsOfFullLimits(t *testing.T) {
 func TestNewKeysOfFullLimits(t *testing.T) {
 	move := setProcess(t)
 	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + inLines(options) + "\n}\n" }
-	s := startConfig(t, setup{
-		global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
-		site: "rate_limit /forget forgets" + limit("max_keys 1") +
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+		Site: "rate_limit /forget forgets" + limit("max_keys 1") +
 			"rate_limit /share shares" + limit("max_keys 1; when_full share") +
 			"rate_limit /key keys" + limit("key {header.X-Api-Key}; max_keys 1; when_full share") +
 			"rate_limit /other" + limit("") + "respond admitted",
 	})
 	const first, second = "200 limit=2 remaining=1 clear=3600.000", "200 limit=2 remaining=0 clear=7200.000"
 	const full = "429 limit=2 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600"
-	from := func(path, address, want string, header ...string) step {
-		return step{path: path, header: append(header, "X-Forwarded-For: "+address), want: want}
+	from := func(path, address, want string, header ...string) sitetest.Step {
+		return sitetest.Step{Path: path, Header: append(header, "X-Forwarded-For: "+address), Want: want}
 	}
-	s.run(
+	s.Run(
 		from("/forget", "203.0.113.1", first),
 		from("/forget", "203.0.113.1", second),
 		from("/forget", "203.0.113.2", first),
@@ -105,7 +106,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 		from("/other", "203.0.113.1", second),
 	)
 	logged := func() (got []string) {
-		for _, e := range s.log("warn", "rate_limit") {
+		for _, e := range s.Log("warn", "rate_limit") {
 			if strings.HasPrefix(fmt.Sprint(e["msg"]), "limit full: ") {
 				got = append(got, fmt.Sprint(e["limit"], " ", e["max_keys"]))
 			}
@@ -113,7 +114,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 		return got
 	}
 	move(time.Minute)
-	eventually(t, "a line of each limit", func() bool { return len(logged()) >= 3 })
+	sitetest.Eventually(t, "a line of each limit", func() bool { return len(logged()) >= 3 })
 	got := logged()
 	slices.Sort(got)
 	if got := strings.Join(got, ", "); got != "forgets 1, keys 1, shares 1" {
@@ -126,7 +127,7 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 // may, that of memory, not that of the limit.
 func TestFullMemoryIsTold(t *testing.T) {
 	move := setProcess(t)
-	s := startConfig(t, setup{global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", site: `
+	s := sitetest.StartConfig(t, sitetest.Config{Global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", Site: `
 		rate_limit a {
 			key {query.k}
 			size 9
@@ -141,11 +142,11 @@ func TestFullMemoryIsTold(t *testing.T) {
 		respond admitted
 	`})
 	for k := range 20 {
-		s.get(fmt.Sprint("/?k=", k))
+		s.Get(fmt.Sprint("/?k=", k))
 	}
 	move(time.Minute)
-	eventually(t, "a line", func() bool {
-		for _, e := range s.log("warn", "rate_limit") {
+	sitetest.Eventually(t, "a line", func() bool {
+		for _, e := range s.Log("warn", "rate_limit") {
 			if msg := fmt.Sprint(e["msg"]); strings.Contains(msg, " full: ") {
 				if !strings.HasPrefix(msg, "memory full: ") || e["max_keys"] != 30.0 {
 					t.Fatalf("got %v", e)
@@ -166,16 +167,16 @@ func TestFullLimitsAreLogged(t *testing.T) {
 	site := func(size int) string {
 		return fmt.Sprintf("rate_limit api {\nkey {query.k}\nsize %d\ndrip_rate 1h\nmax_keys 1\n}\nrespond admitted", size)
 	}
-	s := startConfig(t, setup{global: few, site: site(9)})
+	s := sitetest.StartConfig(t, sitetest.Config{Global: few, Site: site(9)})
 	key := 0
 	forget := func(n int) { // asks for so many keys, each of which has another forgotten
 		for range n {
 			key++
-			s.get(fmt.Sprint("/?k=", key))
+			s.Get(fmt.Sprint("/?k=", key))
 		}
 	}
-	full := func() (lines []entry) {
-		for _, e := range s.log("warn", "rate_limit") {
+	full := func() (lines []sitetest.Entry) {
+		for _, e := range s.Log("warn", "rate_limit") {
 			if strings.HasPrefix(fmt.Sprint(e["msg"]), "limit full: ") {
 				lines = append(lines, e)
 			}
@@ -188,29 +189,29 @@ func TestFullLimitsAreLogged(t *testing.T) {
 		t.Errorf("before anything was forgotten: %v", got)
 	}
 	for n := range 3 {
-		if err := s.load(setup{global: few, site: site(n + 1)}); err != nil {
+		if err := s.Load(sitetest.Config{Global: few, Site: site(n + 1)}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
+		sitetest.Eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
 	}
 	// The log of the last one alone.
-	s.logPath += ".2"
-	s.requests.Store(0)
-	if err := s.load(setup{global: few, site: site(9)}); err != nil {
+	s.LogPath += ".2"
+	s.Requests.Store(0)
+	if err := s.Load(sitetest.Config{Global: few, Site: site(9)}); err != nil {
 		t.Fatal(err)
 	}
 	forget(5)
 	move(time.Minute)
-	eventually(t, "a line", func() bool { return len(full()) > 0 })
+	sitetest.Eventually(t, "a line", func() bool { return len(full()) > 0 })
 	forget(3)
 	move(2 * time.Second)
 	if got := full(); len(got) != 1 || got[0]["limit"] != "api" || got[0]["forgotten"] != 5.0 {
 		t.Errorf("got %v, want one line of limit api that forgot 5", got)
 	}
-	if err := s.load(setup{site: "respond admitted"}); err != nil {
+	if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
+	sitetest.Eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
 }
 
 // watchers returns how many goroutines look for full limits.
@@ -227,7 +228,7 @@ func watchers(t *testing.T) int {
 func TestRejectedConfigStartsNoWatcher(t *testing.T) {
 	app := provisionApp(t, `{}`)
 	cleanUp(t, app) // was never started
-	eventually(t, "no goroutine, as no app was started", func() bool { return watchers(t) == 0 })
+	sitetest.Eventually(t, "no goroutine, as no app was started", func() bool { return watchers(t) == 0 })
 	first, second := provisionApp(t, `{}`), provisionApp(t, `{}`)
 	for _, app := range []*ratelimit.App{first, second} {
 		if err := app.Start(); err != nil {
@@ -235,7 +236,7 @@ func TestRejectedConfigStartsNoWatcher(t *testing.T) {
 		}
 	}
 	cleanUp(t, second)
-	eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
+	sitetest.Eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
 	cleanUp(t, first)
-	eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
+	sitetest.Eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestGettingStarted guards docs/getting-started.md: each Caddyfile, as it is there, does what
@@ -13,72 +15,72 @@ import (
 func TestGettingStarted(t *testing.T) {
 	testRecipes(t, "docs/getting-started.md", map[string]func(recipe){
 		"One site": func(r recipe) {
-			s := startSite(r.t, siteOf(r, 1, "example.com"))
-			r.want("a burst", s.statuses(101, "GET", "/"), "map[200:100 429:1]")
-			s.clock.advance(time.Second)
-			r.want("a second later", s.statuses(11, "GET", "/"), "map[200:10 429:1]")
-			r.want("assets", s.statuses(200, "GET", "/assets/a.css"), "map[200:200]")
+			s := sitetest.Start(r.t, siteOf(r, 1, "example.com"))
+			r.want("a burst", s.Statuses(101, "GET", "/"), "map[200:100 429:1]")
+			s.Clock.Advance(time.Second)
+			r.want("a second later", s.Statuses(11, "GET", "/"), "map[200:10 429:1]")
+			r.want("assets", s.Statuses(200, "GET", "/assets/a.css"), "map[200:200]")
 		},
 		"Behind a proxy":    func(r recipe) { behindProxy(r, "10.0.0.10", "X-Forwarded-For") },
 		"Behind Cloudflare": func(r recipe) { behindProxy(r, "173.245.48.0/20", "CF-Connecting-IP") },
 		"Several sites": func(r recipe) {
-			c := r.config(1, "localhost:9000", newUpstream(r.t, behind), "localhost:9001", newUpstream(r.t, behind))
-			snippet, _, _ := strings.Cut(c.site, "\n}\n\n")
+			c := r.config(1, "localhost:9000", sitetest.NewUpstream(r.t, behind), "localhost:9001", sitetest.NewUpstream(r.t, behind))
+			snippet, _, _ := strings.Cut(c.Site, "\n}\n\n")
 			names := []string{"import limited shop 100", "import limited api 20"}
 			var sites strings.Builder
 			for i, name := range names {
-				if !strings.Contains(c.site, name) {
+				if !strings.Contains(c.Site, name) {
 					r.t.Fatalf("there is no site with %s", name)
 				}
 				fmt.Fprintf(&sites, "@%d header Site %d\nhandle @%d {\n%s\nrespond ok\n}\n", i, i, i, name)
 			}
 			// The end of the global options, and the beginning of the snippet, whose end is theirs.
-			s := startConfig(r.t, setup{global: "}\n" + snippet, site: sites.String()})
-			r.want("the shop", s.statuses(101, "GET", "/", "Site: 0"), "map[200:100 429:1]")
-			r.want("the API", s.statuses(21, "GET", "/", "Site: 1"), "map[200:20 429:1]")
+			s := sitetest.StartConfig(r.t, sitetest.Config{Global: "}\n" + snippet, Site: sites.String()})
+			r.want("the shop", s.Statuses(101, "GET", "/", "Site: 0"), "map[200:100 429:1]")
+			r.want("the API", s.Statuses(21, "GET", "/", "Site: 1"), "map[200:20 429:1]")
 		},
 		"API keys": func(r recipe) {
-			s := startSite(r.t, siteOf(r, 1, "api.example.com"))
-			r.want("a key", s.statuses(101, "GET", "/", "X-Api-Key: a"), "map[200:100 429:1]")
-			r.want("another key", s.statuses(50, "GET", "/", "X-Api-Key: b"), "map[200:50]")
-			r.want("no key", s.statuses(40, "GET", "/"), "map[200:40]")
+			s := sitetest.Start(r.t, siteOf(r, 1, "api.example.com"))
+			r.want("a key", s.Statuses(101, "GET", "/", "X-Api-Key: a"), "map[200:100 429:1]")
+			r.want("another key", s.Statuses(50, "GET", "/", "X-Api-Key: b"), "map[200:50]")
+			r.want("no key", s.Statuses(40, "GET", "/"), "map[200:40]")
 			passed := 0
 			for i := range 20 {
-				if s.get("/", fmt.Sprint("X-Api-Key: invented", i)).StatusCode == 200 {
+				if s.Get("/", fmt.Sprint("X-Api-Key: invented", i)).StatusCode == 200 {
 					passed++
 				}
 			}
 			r.want("invented keys", passed, 10)
 		},
 		"Logins": func(r recipe) {
-			s := startSite(r.t, siteOf(r, 1, "example.com"))
-			r.want("right passwords", s.statuses(10, "POST", "/login"), "map[200:10]")
-			r.want("wrong ones", s.statuses(6, "POST", "/login?status=401"), "map[401:5 429:1]")
-			r.want("the form", s.statuses(10, "GET", "/login"), "map[200:10]")
-			s.clock.advance(10*time.Minute - ms)
-			r.want("nearly ten minutes later", s.statuses(1, "POST", "/login"), "map[429:1]")
-			s.clock.advance(ms)
-			r.want("ten minutes later", s.statuses(6, "POST", "/login?status=403"), "map[403:5 429:1]")
+			s := sitetest.Start(r.t, siteOf(r, 1, "example.com"))
+			r.want("right passwords", s.Statuses(10, "POST", "/login"), "map[200:10]")
+			r.want("wrong ones", s.Statuses(6, "POST", "/login?status=401"), "map[401:5 429:1]")
+			r.want("the form", s.Statuses(10, "GET", "/login"), "map[200:10]")
+			s.Clock.Advance(10*time.Minute - ms)
+			r.want("nearly ten minutes later", s.Statuses(1, "POST", "/login"), "map[429:1]")
+			s.Clock.Advance(ms)
+			r.want("ten minutes later", s.Statuses(6, "POST", "/login?status=403"), "map[403:5 429:1]")
 		},
 		"Uploads": func(r recipe) {
-			s := startSite(r.t, siteOf(r, 1, "example.com"))
+			s := sitetest.Start(r.t, siteOf(r, 1, "example.com"))
 			upload := func(body string) int {
-				res, err := s.client.Post(s.url("/upload/x"), "", strings.NewReader(body))
+				res, err := s.Client.Post(s.URL("/upload/x"), "", strings.NewReader(body))
 				if err != nil {
 					r.t.Fatal(err)
 				}
 				res.Body.Close()
-				s.requests.Add(1)
+				s.Requests.Add(1)
 				return res.StatusCode
 			}
 			r.want("an upload", upload(strings.Repeat("x", 1000)), 200)
 			r.want("its cost", collected(r.t)[`units_total{limit="volume"}`], 1000)
-			res, err := s.client.Post(s.url("/upload/x"), "", struct{ *strings.Reader }{strings.NewReader("x")})
+			res, err := s.Client.Post(s.URL("/upload/x"), "", struct{ *strings.Reader }{strings.NewReader("x")})
 			if err != nil {
 				r.t.Fatal(err)
 			}
 			res.Body.Close()
-			s.requests.Add(1)
+			s.Requests.Add(1)
 			r.want("an upload of unknown length", res.StatusCode, http.StatusLengthRequired)
 		},
 		"Several servers": func(recipe) {}, // see TestDocumentedCode
@@ -89,7 +91,7 @@ func TestGettingStarted(t *testing.T) {
 // front of an upstream.
 func siteOf(r recipe, n int, address string) string {
 	r.t.Helper()
-	code := r.config(n, "localhost:9000", newUpstream(r.t, behind)).site
+	code := r.config(n, "localhost:9000", sitetest.NewUpstream(r.t, behind)).Site
 	site, found := strings.CutPrefix(code, address+" {\n")
 	if !found {
 		r.t.Fatalf("the site is not %s:\n%s", address, code)
@@ -100,10 +102,10 @@ func siteOf(r recipe, n int, address string) string {
 // behindProxy checks that clients behind a proxy, whose address the block of Caddyfile has,
 // have a bucket each, by the field that the proxy sets.
 func behindProxy(r recipe, address, field string) {
-	c := r.config(1, address, "127.0.0.1", "localhost:9000", newUpstream(r.t, behind))
-	c.site = strings.TrimSuffix(strings.TrimPrefix(c.site, "example.com {\n"), "}\n")
-	s := startConfig(r.t, c)
+	c := r.config(1, address, "127.0.0.1", "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	c.Site = strings.TrimSuffix(strings.TrimPrefix(c.Site, "example.com {\n"), "}\n")
+	s := sitetest.StartConfig(r.t, c)
 	for _, client := range []string{"203.0.113.7", "203.0.113.8"} {
-		r.want("requests of "+client, s.statuses(11, "GET", "/", field+": "+client), "map[200:10 429:1]")
+		r.want("requests of "+client, s.Statuses(11, "GET", "/", field+": "+client), "map[200:10 429:1]")
 	}
 }

@@ -8,60 +8,62 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestFullBucketDeniesUntilNextDrip guards what this module is for: a full
 // bucket denies until the very microsecond at which a unit has dripped out, and
 // the fields tell when.
 func TestFullBucketDeniesUntilNextDrip(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			size 2
 			drip_rate 1500ms
 		}
 		respond "admitted"
 	`)
-	s.run(
-		step{want: "200 limit=2 remaining=1 clear=1.500", body: "admitted"},
-		step{want: "200 limit=2 remaining=0 clear=3.000", body: "admitted"},
-		step{want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
-		step{want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
-		step{after: 500 * ms, want: "429 limit=2 remaining=0 clear=2.500 reset=1.000 retry-after=1"},
-		step{after: 1000*ms - µs, want: "429 limit=2 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
-		step{after: µs, want: "200 limit=2 remaining=0 clear=3.000", body: "admitted"},
-		step{after: 1500*ms - µs, want: "429 limit=2 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
-		step{after: µs, want: "200 limit=2 remaining=0 clear=3.000"},
+	s.Run(
+		sitetest.Step{Want: "200 limit=2 remaining=1 clear=1.500", Text: "admitted"},
+		sitetest.Step{Want: "200 limit=2 remaining=0 clear=3.000", Text: "admitted"},
+		sitetest.Step{Want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
+		sitetest.Step{Want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
+		sitetest.Step{After: 500 * ms, Want: "429 limit=2 remaining=0 clear=2.500 reset=1.000 retry-after=1"},
+		sitetest.Step{After: 1000*ms - µs, Want: "429 limit=2 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
+		sitetest.Step{After: µs, Want: "200 limit=2 remaining=0 clear=3.000", Text: "admitted"},
+		sitetest.Step{After: 1500*ms - µs, Want: "429 limit=2 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
+		sitetest.Step{After: µs, Want: "200 limit=2 remaining=0 clear=3.000"},
 		// Idle time is not banked: a bucket runs empty and no further.
-		step{after: time.Hour, want: "200 limit=2 remaining=1 clear=1.500"},
-		step{want: "200 limit=2 remaining=0 clear=3.000"},
-		step{want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
+		sitetest.Step{After: time.Hour, Want: "200 limit=2 remaining=1 clear=1.500"},
+		sitetest.Step{Want: "200 limit=2 remaining=0 clear=3.000"},
+		sitetest.Step{Want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
 	)
 }
 
 // TestMatcherOfDirective guards that requests which the directive's matcher
 // leaves out are neither counted nor told of a limit.
 func TestMatcherOfDirective(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		@post method POST
 		rate_limit @post {
 			size 1
 		}
 		respond "admitted"
 	`)
-	s.run(times(3, step{want: "200", body: "admitted"})...)
-	s.run(
-		step{method: "POST", want: "200 limit=1 remaining=0 clear=1.000"},
-		step{method: "POST", want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
-		step{want: "200", body: "admitted"},
+	s.Run(sitetest.Times(3, sitetest.Step{Want: "200", Text: "admitted"})...)
+	s.Run(
+		sitetest.Step{Method: "POST", Want: "200 limit=1 remaining=0 clear=1.000"},
+		sitetest.Step{Method: "POST", Want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+		sitetest.Step{Want: "200", Text: "admitted"},
 	)
 }
 
 // TestNoLimitApplies guards that a request which meets no bucket passes as if
 // the directive were not there, and needs no Redis.
 func TestNoLimitApplies(t *testing.T) {
-	s := startConfig(t, setup{
-		global: redisGlobal("127.0.0.1:1"),
-		site: `
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal("127.0.0.1:1"),
+		Site: `
 			rate_limit {
 				limit posts {
 					match method POST
@@ -81,9 +83,9 @@ func TestNoLimitApplies(t *testing.T) {
 			respond "admitted"
 		`,
 	})
-	s.run(
-		step{header: []string{"X-Factor: 0"}, want: "200", body: "admitted"},
-		step{header: []string{"X-Factor: 1"}, want: "503 retry-after=1"},
+	s.Run(
+		sitetest.Step{Header: []string{"X-Factor: 0"}, Want: "200", Text: "admitted"},
+		sitetest.Step{Header: []string{"X-Factor: 1"}, Want: "503 retry-after=1"},
 	)
 }
 
@@ -91,7 +93,7 @@ func TestNoLimitApplies(t *testing.T) {
 // whatever else its requests come to at the same time.
 func TestConcurrentRequests(t *testing.T) {
 	const requests, size = 300, 50
-	s := startSite(t, fmt.Sprintf(`
+	s := sitetest.Start(t, fmt.Sprintf(`
 		rate_limit {
 			key {header.X-Key}
 			size %d
@@ -106,13 +108,13 @@ func TestConcurrentRequests(t *testing.T) {
 		}
 		respond "{http.rate_limit.remaining}"
 	`, size))
-	s.client.Transport.(*http.Transport).MaxConnsPerHost = 20
+	s.Client.Transport.(*http.Transport).MaxConnsPerHost = 20
 	var admitted, denied, bad atomic.Int64
 	var wg sync.WaitGroup
 	for i := range requests {
 		wg.Go(func() {
 			path := []string{"/", "/bad"}[i%2]
-			res, err := s.client.Get(s.url(path))
+			res, err := s.Client.Get(s.URL(path))
 			if err != nil {
 				t.Error(err)
 				return
@@ -139,7 +141,7 @@ func TestConcurrentRequests(t *testing.T) {
 // all count, make one set of fields, and that the first to deny spares the
 // others.
 func TestSeveralHandlers(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		route {
 			rate_limit outer {
 				size 3
@@ -158,26 +160,26 @@ func TestSeveralHandlers(t *testing.T) {
 		}
 	`)
 	const policy = `policy="inner";q=3;w=10800 `
-	s.run(
-		step{path: "/api/x", body: "outer",
-			want: `200 limit=3 remaining=2 clear=60.000 ` + policy + `ratelimit="inner";r=2;t=7200`},
-		step{path: "/", body: "outer", want: `200 limit=3 remaining=1 clear=120.000`},
-		step{path: "/api/x", body: "outer",
-			want: `200 limit=3 remaining=0 clear=180.000 ` + policy + `ratelimit="inner";r=1;t=3600`},
-		step{path: "/api/x", want: `429 limit=3 remaining=0 clear=180.000 reset=60.000 retry-after=60`},
-		step{path: "/api/x", after: time.Minute,
-			want: `200 limit=3 remaining=0 clear=180.000 ` + policy + `ratelimit="inner";r=0;t=3540`},
+	s.Run(
+		sitetest.Step{Path: "/api/x", Text: "outer",
+			Want: `200 limit=3 remaining=2 clear=60.000 ` + policy + `ratelimit="inner";r=2;t=7200`},
+		sitetest.Step{Path: "/", Text: "outer", Want: `200 limit=3 remaining=1 clear=120.000`},
+		sitetest.Step{Path: "/api/x", Text: "outer",
+			Want: `200 limit=3 remaining=0 clear=180.000 ` + policy + `ratelimit="inner";r=1;t=3600`},
+		sitetest.Step{Path: "/api/x", Want: `429 limit=3 remaining=0 clear=180.000 reset=60.000 retry-after=60`},
+		sitetest.Step{Path: "/api/x", After: time.Minute,
+			Want: `200 limit=3 remaining=0 clear=180.000 ` + policy + `ratelimit="inner";r=0;t=3540`},
 		// What the inner one denies the outer one has counted.
-		step{path: "/api/x", after: time.Minute,
-			want: `429 limit=3 remaining=0 clear=180.000 retry-after=3480 ` + policy + `ratelimit="inner";r=0;t=3480`},
-		step{path: "/", want: `429 limit=3 remaining=0 clear=180.000 reset=60.000 retry-after=60`},
+		sitetest.Step{Path: "/api/x", After: time.Minute,
+			Want: `429 limit=3 remaining=0 clear=180.000 retry-after=3480 ` + policy + `ratelimit="inner";r=0;t=3480`},
+		sitetest.Step{Path: "/", Want: `429 limit=3 remaining=0 clear=180.000 reset=60.000 retry-after=60`},
 	)
 }
 
 // TestInnerHandlerDenies guards what a response carries when a request passes
 // one handler and is denied by the next.
 func TestInnerHandlerDenies(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		route {
 			rate_limit outer {
 				size 10
@@ -193,10 +195,10 @@ func TestInnerHandlerDenies(t *testing.T) {
 			respond "{err.message}, {http.rate_limit.exceeded.name}"
 		}
 	`)
-	s.run(
-		step{want: "200 limit=1 remaining=0 clear=60.000", body: "admitted"},
-		step{want: "429 limit=1 remaining=0 clear=120.000 reset=30.000 retry-after=30",
-			body: "rate limit inner exceeded: retry after 30 s, inner"},
+	s.Run(
+		sitetest.Step{Want: "200 limit=1 remaining=0 clear=60.000", Text: "admitted"},
+		sitetest.Step{Want: "429 limit=1 remaining=0 clear=120.000 reset=30.000 retry-after=30",
+			Text: "rate limit inner exceeded: retry after 30 s, inner"},
 	)
 }
 
@@ -227,9 +229,9 @@ func TestOnError(t *testing.T) {
 			"": "", ", with error routes": "handle_errors {\nrespond \"{err.status_code} {err.message}\"\n}",
 		} {
 			t.Run(tc.name+name, func(t *testing.T) {
-				s := startConfig(t, setup{
-					global: "rate_limit {\nredis 127.0.0.1:1 {\ntimeout 5s\npassword canary-5fd4\n}\n" + tc.app + "\n}",
-					site:   "rate_limit {\nsize 2\n" + tc.handler + "\n}\n" + routes + "\nrespond admitted",
+				s := sitetest.StartConfig(t, sitetest.Config{
+					Global: "rate_limit {\nredis 127.0.0.1:1 {\ntimeout 5s\npassword canary-5fd4\n}\n" + tc.app + "\n}",
+					Site:   "rate_limit {\nsize 2\n" + tc.handler + "\n}\n" + routes + "\nrespond admitted",
 				})
 				for _, want := range tc.want {
 					body := "admitted"
@@ -242,19 +244,19 @@ func TestOnError(t *testing.T) {
 					default:
 						body = "429 rate limit default exceeded: retry after 1 s"
 					}
-					s.run(step{want: want, body: body})
+					s.Run(sitetest.Step{Want: want, Text: body})
 				}
-				if own := append(s.log("error", ownLogger), s.log("warn", ownLogger)...); len(own) > 0 {
+				if own := append(s.Log("error", sitetest.OwnLogger), s.Log("warn", sitetest.OwnLogger)...); len(own) > 0 {
 					t.Errorf("the handler reports it: %v", own)
 				}
-				eventually(t, "a line that Redis is lost", func() bool { return len(s.log("error", "rate_limit")) > 0 })
-				lost := s.log("error", "rate_limit")
+				sitetest.Eventually(t, "a line that Redis is lost", func() bool { return len(s.Log("error", "rate_limit")) > 0 })
+				lost := s.Log("error", "rate_limit")
 				if len(lost) != 1 || lost[0]["server"] != "127.0.0.1:1" || lost[0]["reason"] == "" {
 					t.Errorf("got %v, want one line that Redis is lost", lost)
 				}
-				for _, e := range s.entries() {
-					if strings.Contains(e.text(), "canary") {
-						t.Errorf("the password is in the log: %s", e.text())
+				for _, e := range s.Entries() {
+					if strings.Contains(e.Text(), "canary") {
+						t.Errorf("the password is in the log: %s", e.Text())
 					}
 				}
 			})

@@ -15,6 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestNewFamilies guards what the headers option may say.
@@ -108,21 +109,21 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, setup{site: tc.site, unnamed: true})
-			s.run(step{want: tc.want})
+			s := sitetest.StartConfig(t, sitetest.Config{Site: tc.site, Unnamed: true})
+			s.Run(sitetest.Step{Want: tc.want})
 		})
 	}
 	t.Run("a named route invoked twice", func(t *testing.T) {
-		s := startConfig(t, setup{
-			site:  "route {\ninvoke limited\ninvoke limited\nrespond admitted\n}",
-			sites: "&(limited) {\nrate_limit api {\nsize 9\nheaders ratelimit-11\n}\n}",
+		s := sitetest.StartConfig(t, sitetest.Config{
+			Site:  "route {\ninvoke limited\ninvoke limited\nrespond admitted\n}",
+			Sites: "&(limited) {\nrate_limit api {\nsize 9\nheaders ratelimit-11\n}\n}",
 		})
-		s.run(
-			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=7;t=7`},
-			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=5;t=5`},
-			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=3;t=3`},
-			step{want: `200 policy="api";q=9;w=9 ratelimit="api";r=1;t=1`},
-			step{want: `429 retry-after=1 policy="api";q=9;w=9 ratelimit="api";r=0;t=1`},
+		s.Run(
+			sitetest.Step{Want: `200 policy="api";q=9;w=9 ratelimit="api";r=7;t=7`},
+			sitetest.Step{Want: `200 policy="api";q=9;w=9 ratelimit="api";r=5;t=5`},
+			sitetest.Step{Want: `200 policy="api";q=9;w=9 ratelimit="api";r=3;t=3`},
+			sitetest.Step{Want: `200 policy="api";q=9;w=9 ratelimit="api";r=1;t=1`},
+			sitetest.Step{Want: `429 retry-after=1 policy="api";q=9;w=9 ratelimit="api";r=0;t=1`},
 		)
 	})
 }
@@ -130,7 +131,7 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 // Guards that a limit's policy is the same in all responses, whatever a request costs, and has
 // the quota units of the draft's registry, for bytes and requests in progress, but no other.
 func TestPolicyOfUnits(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		route /cheap {
 			rate_limit api {
 				size 9
@@ -178,14 +179,14 @@ func TestPolicyOfUnits(t *testing.T) {
 		respond admitted
 	`)
 	const policies = `policy="api";q=9;w=9, "default";q=9;w=9, "each";q=9;w=9, "each/min_interval";q=1;w=1 `
-	s.run(
-		step{path: "/cheap", header: []string{"X-Cost: 1"}, want: `200 ` + policies +
+	s.Run(
+		sitetest.Step{Path: "/cheap", Header: []string{"X-Cost: 1"}, Want: `200 ` + policies +
 			`ratelimit="api";r=8;t=8, "default";r=8;t=8, "each";r=8;t=8, "each/min_interval";r=0;t=1`},
-		step{path: "/costly", want: `200 policy="api";q=9;w=9 ratelimit="api";r=6;t=6`},
-		step{path: "/bytes", want: `200 policy="down";q=1000;qu="content-bytes";w=1000, "up";q=1000;qu="content-bytes";w=1000, ` +
+		sitetest.Step{Path: "/costly", Want: `200 policy="api";q=9;w=9 ratelimit="api";r=6;t=6`},
+		sitetest.Step{Path: "/bytes", Want: `200 policy="down";q=1000;qu="content-bytes";w=1000, "up";q=1000;qu="content-bytes";w=1000, ` +
 			`"up/min_interval";q=1;w=1, "tokens";q=9;w=9, "open";q=5;qu="concurrent-requests" ` +
 			`ratelimit="down";r=999;t=999, "up";r=999;t=999, "up/min_interval";r=0;t=1, "tokens";r=8;t=8, "open";r=4`},
-		step{path: "/cheap", after: time.Second, header: []string{"X-Cost: 5"}, want: `200 ` + policies +
+		sitetest.Step{Path: "/cheap", After: time.Second, Header: []string{"X-Cost: 5"}, Want: `200 ` + policies +
 			`ratelimit="api";r=6;t=6, "default";r=8;t=8, "each";r=4;t=4, "each/min_interval";r=0;t=1`},
 	)
 }
@@ -204,7 +205,7 @@ var upstreamFields = map[string]string{
 // before it, announced or not: a client would take the last ones it sees. The
 // draft forbids its fields there. Other trailers pass.
 func TestUpstreamTrailers(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		prefix := http.TrailerPrefix
 		if r.URL.Path == "/announced" {
 			prefix = ""
@@ -249,17 +250,17 @@ func TestUpstreamTrailers(t *testing.T) {
 				}`, ""},
 		} {
 			t.Run(protocol+" "+tc.name, func(t *testing.T) {
-				s := startConfig(t, setup{
-					global: "servers {\nprotocols h1 h2c\n}",
-					site:   "route {\n" + tc.block + "\nreverse_proxy " + upstream + "\n}",
+				s := sitetest.StartConfig(t, sitetest.Config{
+					Global: "servers {\nprotocols h1 h2c\n}",
+					Site:   "route {\n" + tc.block + "\nreverse_proxy " + upstream + "\n}",
 				})
 				if protocol == "HTTP/2.0" {
-					s.useHTTP2()
+					s.UseHTTP2()
 				}
 				for _, path := range []string{"/announced", "/sudden", "/partly"} {
-					a := s.get(path)
-					if a.Proto != protocol || a.body != "upstream" {
-						t.Errorf("%s: got %s, body %q", path, a.Proto, a.body)
+					a := s.Get(path)
+					if a.Proto != protocol || a.Text != "upstream" {
+						t.Errorf("%s: got %s, body %q", path, a.Proto, a.Text)
 					}
 					if got := fieldstest.In(a.Trailer); got != tc.want {
 						t.Errorf("%s: got %s in trailers, want %s", path, got, tc.want)
@@ -268,7 +269,7 @@ func TestUpstreamTrailers(t *testing.T) {
 						t.Errorf("%s: another trailer is lost: %v", path, a.Trailer)
 					}
 				}
-				if a := s.get("/only-ours"); tc.want == "" && len(a.Trailer) > 0 {
+				if a := s.Get("/only-ours"); tc.want == "" && len(a.Trailer) > 0 {
 					t.Errorf("of our fields alone: %v is announced", a.Trailer)
 				}
 			})
@@ -279,7 +280,7 @@ func TestUpstreamTrailers(t *testing.T) {
 // Guards that an informational response has one rate limit and not two: ours, like the final
 // one that it tells of beforehand, or with fill the upstream's if it has any.
 func TestEarlyHintsHaveOneLimit(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</style.css>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
 		for name, value := range upstreamFields {
@@ -305,8 +306,8 @@ func TestEarlyHintsHaveOneLimit(t *testing.T) {
 		{"/hints", "x-ratelimit ratelimit-11 fill", up, ours},
 	} {
 		t.Run(tc.headers+" "+tc.path, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\nsize 9\nheaders "+tc.headers+"\n}\nreverse_proxy "+upstream)
-			hints, final := s.getWithHints(tc.path)
+			s := sitetest.Start(t, "rate_limit {\nsize 9\nheaders "+tc.headers+"\n}\nreverse_proxy "+upstream)
+			hints, final := s.GetWithHints(tc.path)
 			if want := []string{hint + ours, hint + tc.second}; !slices.Equal(hints, want) {
 				t.Errorf("got hints\n %q\nwant\n %q", hints, want)
 			}
@@ -320,7 +321,7 @@ func TestEarlyHintsHaveOneLimit(t *testing.T) {
 // Guards the remedy that the documentation gives where an error route proxies:
 // of all fields only ours are left.
 func TestErrorRouteThatProxies(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
 		}
@@ -328,7 +329,7 @@ func TestErrorRouteThatProxies(t *testing.T) {
 		w.Header().Set("X-Error-Page", "slow down")
 		io.WriteString(w, "error page")
 	})
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			size 1
 			headers x-ratelimit ratelimit-11
@@ -340,12 +341,12 @@ func TestErrorRouteThatProxies(t *testing.T) {
 			}
 		}
 	`)
-	s.get("/")
-	a := s.get("/")
+	s.Get("/")
+	a := s.Get("/")
 	const want = `200 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
 		`policy="default";q=1;w=1 ratelimit="default";r=0;t=1`
-	if a.String() != want || a.body != "error page" || a.Header.Get("X-Error-Page") != "slow down" {
-		t.Errorf("got %s, body %q\nwant %s, the upstream's body", a, a.body, want)
+	if a.String() != want || a.Text != "error page" || a.Header.Get("X-Error-Page") != "slow down" {
+		t.Errorf("got %s, body %q\nwant %s, the upstream's body", a, a.Text, want)
 	}
 }
 
@@ -366,7 +367,7 @@ func remedy(t *testing.T) string {
 // TestUpstreamFields guards that fields of ours which an upstream sends too do
 // not stand twice in the response, and that nothing else of it is lost.
 func TestUpstreamFields(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
 		}
@@ -385,28 +386,28 @@ func TestUpstreamFields(t *testing.T) {
 		reverse_proxy ` + upstream
 
 	t.Run("both families", func(t *testing.T) {
-		s := startSite(t, fmt.Sprintf(site, "x-ratelimit ratelimit-11"))
-		s.run(
-			step{body: "upstream",
-				want: `200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`},
+		s := sitetest.Start(t, fmt.Sprintf(site, "x-ratelimit ratelimit-11"))
+		s.Run(
+			sitetest.Step{Text: "upstream",
+				Want: `200 limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`},
 			// When the upstream wants clients to wait it is not for us to change.
-			step{path: "/busy", body: "upstream", want: `503 limit=9 remaining=7 clear=2.000 retry-after=120 ` +
+			sitetest.Step{Path: "/busy", Text: "upstream", Want: `503 limit=9 remaining=7 clear=2.000 retry-after=120 ` +
 				`policy="default";q=9;w=9 ratelimit="default";r=7;t=7`},
 		)
 	})
 	t.Run("one family", func(t *testing.T) {
-		s := startSite(t, fmt.Sprintf(site, "x-ratelimit"))
-		s.run(step{want: `200 limit=9 remaining=8 clear=1.000 ` +
+		s := sitetest.Start(t, fmt.Sprintf(site, "x-ratelimit"))
+		s.Run(sitetest.Step{Want: `200 limit=9 remaining=8 clear=1.000 ` +
 			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
 	})
 	t.Run("no limit applies", func(t *testing.T) {
-		s := startSite(t, fmt.Sprintf(site, "x-ratelimit"))
-		s.run(step{path: "/free", want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
+		s := sitetest.Start(t, fmt.Sprintf(site, "x-ratelimit"))
+		s.Run(sitetest.Step{Path: "/free", Want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
 			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
 	})
 	t.Run("off", func(t *testing.T) {
-		s := startSite(t, fmt.Sprintf(site, "off"))
-		s.run(step{want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
+		s := sitetest.Start(t, fmt.Sprintf(site, "off"))
+		s.Run(sitetest.Step{Want: `200 limit=5000 remaining=4999 clear=1.5 reset=1795259336 ` +
 			`policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`})
 	})
 }
@@ -422,7 +423,7 @@ func TestFamiliesStandWhole(t *testing.T) {
 		up     = "X-Ratelimit-Limit=60 X-Ratelimit-Reset=1795259336 X-Ratelimit-Resource=core X-Ratelimit-Used=1"
 		upIETF = "Ratelimit-Limit=60 Ratelimit-Remaining=59"
 	)
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		sent := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 		if sent != "ietf" && sent != "none" {
@@ -479,9 +480,9 @@ func TestFamiliesStandWhole(t *testing.T) {
 	s := startLeavingSite(t, site.String()+"reverse_proxy "+upstream)
 	for version := 1; version <= 3; version++ {
 		t.Run(fmt.Sprint("HTTP/", version), func(t *testing.T) {
-			target, transport := s.url(""), s.client.Transport
+			target, transport := s.URL(""), s.Client.Transport
 			if version == 3 {
-				overHTTP3(t)
+				sitetest.OverHTTP3(t)
 			}
 			if version > 1 {
 				target, transport = s.streams(version)
@@ -515,16 +516,16 @@ func TestFamiliesStandWhole(t *testing.T) {
 		})
 	}
 	t.Run("a block that fills and one that does not", func(t *testing.T) {
-		s := startSite(t, "route {\nrate_limit {\nsize 9\nheaders fill\n}\nrate_limit {\nsize 8\n}\nreverse_proxy "+upstream+"\n}")
-		s.run(step{path: "/x", want: "200 limit=8 remaining=7 clear=1.000"})
+		s := sitetest.Start(t, "route {\nrate_limit {\nsize 9\nheaders fill\n}\nrate_limit {\nsize 8\n}\nreverse_proxy "+upstream+"\n}")
+		s.Run(sitetest.Step{Path: "/x", Want: "200 limit=8 remaining=7 clear=1.000"})
 	})
 	// The page is the upstream's, but what it tells of a limit is not what the client ran into.
 	t.Run("a page for a denial", func(t *testing.T) {
 		const block = "rate_limit {\nkey all\nsize 1\nheaders fill ratelimit-11 x-ratelimit\n}\n"
-		s := startSite(t, block+"respond admitted\nhandle_errors {\n"+strings.Replace(block, "size 1", "size 5", 1)+
+		s := sitetest.Start(t, block+"respond admitted\nhandle_errors {\n"+strings.Replace(block, "size 1", "size 5", 1)+
 			"reverse_proxy "+upstream+"\n}")
-		s.get("/")
-		s.run(step{path: "/both", want: `200 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
+		s.Get("/")
+		s.Run(sitetest.Step{Path: "/both", Want: `200 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1 ` +
 			`policy="default";q=1;w=1, "default-2";q=5;w=5 ratelimit="default";r=0;t=1, "default-2";r=4`})
 	})
 }
@@ -564,14 +565,14 @@ func TestHeadersOption(t *testing.T) {
 		{"headers off", "200", "429 retry-after=1"},
 	} {
 		t.Run(tc.headers, func(t *testing.T) {
-			s := startSite(t, `
+			s := sitetest.Start(t, `
 				rate_limit {
 					size 1
 					`+tc.headers+`
 				}
 				respond "admitted"
 			`)
-			s.run(step{want: tc.admitted, body: "admitted"}, step{want: tc.denied})
+			s.Run(sitetest.Step{Want: tc.admitted, Text: "admitted"}, sitetest.Step{Want: tc.denied})
 		})
 	}
 }
@@ -579,7 +580,7 @@ func TestHeadersOption(t *testing.T) {
 // TestHeadersOfGitHub guards the fields that clients of GitHub's API read: none but those, the
 // time within the seconds in which the request was answered, whoever writes the response.
 func TestHeadersOfGitHub(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
 		}
@@ -606,10 +607,10 @@ func TestHeadersOfGitHub(t *testing.T) {
 			[2]string{"200 limit=1 remaining=0 used=1 reset=?", "429 limit=1 remaining=0 used=1 reset=? retry-after=60"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, tc.site)
+			s := sitetest.Start(t, tc.site)
 			for i, want := range tc.want {
 				began := time.Now().Unix()
-				a := s.get("/")
+				a := s.Get("/")
 				reset := a.Header.Get("X-RateLimit-Reset")
 				if got := strings.Replace(a.String(), "reset="+reset, "reset=?", 1); got != want {
 					t.Errorf("response %d:\n got %s\nwant %s", i+1, got, want)
@@ -648,14 +649,14 @@ func TestResetOfWindowsByTheClock(t *testing.T) {
 		}
 	}
 	site.WriteString("@charged query status=401\nrespond @charged {http.rate_limit.reset_at} 401\nrespond {http.rate_limit.reset_at}")
-	for store, global := range map[string]string{"memory": "", "redis": redisGlobal(redistest.Start(t).Addr, slowly)} {
+	for store, global := range map[string]string{"memory": "", "redis": sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout)} {
 		t.Run(store, func(t *testing.T) {
-			s := startConfig(t, setup{global: global, site: site.String()})
+			s := sitetest.StartConfig(t, sitetest.Config{Global: global, Site: site.String()})
 			for i, window := range windows {
 				for _, query := range []string{"cost=0", "cost=0", "cost=1&status=401", "cost=0"} {
 					began := time.Now().In(berlin)
-					s.clock.advance(time.Duration(began.UnixNano()) - s.clock.read())
-					a := s.get(fmt.Sprintf("/%d?%s", i, query))
+					s.Clock.Advance(time.Duration(began.UnixNano()) - s.Clock.Now())
+					a := s.Get(fmt.Sprintf("/%d?%s", i, query))
 					end, now := ends[window](began), time.Now()
 					if !now.Before(end) {
 						continue // it has ended meanwhile
@@ -663,7 +664,7 @@ func TestResetOfWindowsByTheClock(t *testing.T) {
 					_, left, _ := strings.Cut(a.Header.Get("RateLimit"), ";t=")
 					in := end.Sub(now).Seconds()
 					for name, late := range map[string]float64{
-						"reset_at":          float64(fieldstest.Number(a.body) - end.Unix()),
+						"reset_at":          float64(fieldstest.Number(a.Text) - end.Unix()),
 						"X-RateLimit-Reset": float64(fieldstest.Number(a.Header.Get("X-RateLimit-Reset")) - end.Unix()),
 						"RateLimit's t":     float64(fieldstest.Number(left)) - in,
 					} {
@@ -680,7 +681,7 @@ func TestResetOfWindowsByTheClock(t *testing.T) {
 // TestHeaderDirective guards that an administrator who configures a header directive has the
 // last word on our fields: they are not restored when removed or replaced.
 func TestHeaderDirective(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-RateLimit-Limit", "5000")
 	})
 	for _, tc := range []struct{ name, routes, want string }{
@@ -729,8 +730,8 @@ func TestHeaderDirective(t *testing.T) {
 			respond "admitted"`, "200 limit=2 remaining=1 clear=1.000"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, "route {"+tc.routes+"\n}")
-			s.run(step{want: tc.want})
+			s := sitetest.Start(t, "route {"+tc.routes+"\n}")
+			s.Run(sitetest.Step{Want: tc.want})
 		})
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // refusedValue matches the error for a value of an option: the option, the value, and what to
@@ -40,7 +42,7 @@ func hinted(hint string) (values []string) {
 // what these say to use: the examples, the words and the ends of a range. Another error may say
 // more, such as what else the option needs.
 func TestHintsAreValid(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	files, err := filepath.Glob("test/behaviour/testdata/options/*.txt")
 	if err != nil {
 		t.Fatal(err)

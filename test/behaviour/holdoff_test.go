@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // gatedUpstream is an upstream whose responses have the status that their path says, once as many
@@ -62,12 +63,12 @@ func remaining(t *testing.T, target string) int {
 // the size; and that a request counts whose client has hung up.
 func TestHoldOff(t *testing.T) {
 	g := new(gatedUpstream)
-	site := "rate_limit scans {\nkey all\nsize 20\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy " + newUpstream(t, g.serve)
+	site := "rate_limit scans {\nkey all\nsize 20\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy " + sitetest.NewUpstream(t, g.serve)
 	eachNode(t, site, func(t *testing.T, urls []string) {
 		g.closed(0)
 		at := func(what string, want int) {
 			t.Helper()
-			eventually(t, fmt.Sprintf("%s: %d remain", what, want), func() bool { return remaining(t, urls[0]) == want })
+			sitetest.Eventually(t, fmt.Sprintf("%s: %d remain", what, want), func() bool { return remaining(t, urls[0]) == want })
 		}
 		together := func(n, status int) {
 			t.Helper()
@@ -87,10 +88,10 @@ func TestHoldOff(t *testing.T) {
 		before := g.left.Load()
 		var left sync.WaitGroup
 		left.Go(func() { _, _ = ask(ctx, urls[0]+"/200") })
-		eventually(t, "in progress", func() bool { return g.arrived.Load() == g.waits.Load()-1 })
+		sitetest.Eventually(t, "in progress", func() bool { return g.arrived.Load() == g.waits.Load()-1 })
 		cancel()
 		left.Wait()
-		eventually(t, "left", func() bool { return g.left.Load() > before })
+		sitetest.Eventually(t, "left", func() bool { return g.left.Load() > before })
 		g.closed(0)
 		at("who hangs up counts", 12)
 		together(30, 404) // 38 units, which takes 19 drips
@@ -107,11 +108,11 @@ func TestHoldOff(t *testing.T) {
 func TestHoldOffThroughOutage(t *testing.T) {
 	g := new(gatedUpstream)
 	server := redistest.Start(t)
-	s := startConfig(t, setup{
-		global: redisGlobal(server.Addr, "timeout 200ms"),
-		site:   "rate_limit scans {\nkey all\nsize 20\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy " + newUpstream(t, g.serve),
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, "timeout 200ms"),
+		Site:   "rate_limit scans {\nkey all\nsize 20\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy " + sitetest.NewUpstream(t, g.serve),
 	})
-	eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
+	sitetest.Eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
 	// inProgress has n requests admitted, then does something, and then has them answered.
 	inProgress := func(n int64, do func()) {
 		t.Helper()
@@ -119,19 +120,19 @@ func TestHoldOffThroughOutage(t *testing.T) {
 		var clients sync.WaitGroup
 		for range n {
 			clients.Go(func() {
-				if status, _ := ask(t.Context(), s.url("/404")); status != http.StatusNotFound {
+				if status, _ := ask(t.Context(), s.URL("/404")); status != http.StatusNotFound {
 					t.Errorf("got %d", status)
 				}
 			})
 		}
-		eventually(t, "in progress", func() bool { return g.arrived.Load() == g.waits.Load()-1 })
+		sitetest.Eventually(t, "in progress", func() bool { return g.arrived.Load() == g.waits.Load()-1 })
 		do()
 		g.closed(0)
 		clients.Wait()
 	}
 	at := func(what string, want int) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%s: %d remain", what, want), func() bool { return remaining(t, s.url("")) == want })
+		sitetest.Eventually(t, fmt.Sprintf("%s: %d remain", what, want), func() bool { return remaining(t, s.URL("")) == want })
 	}
 	inProgress(3, func() {})
 	at("charged", 17)
@@ -181,7 +182,7 @@ func TestCostOfNothing(t *testing.T) {
 func TestViewsCostNothing(t *testing.T) {
 	var open atomic.Pointer[chan struct{}]
 	var arrived atomic.Int64
-	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			arrived.Add(1)
 			<-*open.Load()
@@ -262,7 +263,7 @@ func TestViewsCostNothing(t *testing.T) {
 					return fmt.Sprint(status, " ", header.Get("X-RateLimit-Remaining"))
 				}
 				if limit == "tokens" { // which are charged soon after the response
-					eventually(t, fmt.Sprintf("%s: request %d, %s: %q", limit, i, query, want), func() bool { return get() == want || query[0] != 'v' })
+					sitetest.Eventually(t, fmt.Sprintf("%s: request %d, %s: %q", limit, i, query, want), func() bool { return get() == want || query[0] != 'v' })
 					continue
 				}
 				if got := get(); got != want {
@@ -288,11 +289,11 @@ func TestViewsCostNothing(t *testing.T) {
 				}
 			})
 		}
-		eventually(t, "two are in progress", func() bool { return arrived.Load()-before == 2 })
+		sitetest.Eventually(t, "two are in progress", func() bool { return arrived.Load()-before == 2 })
 		run("places", "cost=0 => 200 0", "cost=0 => 200 0", "cost=0 => 200 0")
 		close(opens)
 		slow.Wait()
-		eventually(t, "all places are free", func() bool {
+		sitetest.Eventually(t, "all places are free", func() bool {
 			_, header := ask(t.Context(), urls[0]+"/?key=places&limit=places&cost=0")
 			return header.Get("X-RateLimit-Remaining") == "2"
 		})
@@ -306,7 +307,7 @@ func TestHoldOffChargesOnce(t *testing.T) {
 	const size, clients = 100_000, 20
 	var had, gone, answered, canceled atomic.Int64
 	var leave [clients]atomic.Value // has the client reset its stream
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		had.Add(1)
 		if i, err := strconv.Atoi(r.Header.Get("Leave")); err == nil {
 			leave[i].Load().(context.CancelFunc)()
@@ -315,24 +316,24 @@ func TestHoldOffChargesOnce(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 	})
 	server := redistest.Start(t)
-	at := func(redis string) setup {
-		return setup{
-			global: redis + "\nservers {\nprotocols h1 h2c\n}",
-			site:   fmt.Sprintf("rate_limit scans {\nkey all\nsize %d\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy %s", size, upstream),
+	at := func(redis string) sitetest.Config {
+		return sitetest.Config{
+			Global: redis + "\nservers {\nprotocols h1 h2c\n}",
+			Site:   fmt.Sprintf("rate_limit scans {\nkey all\nsize %d\ndrip_rate 1h\ncount status 404\nhold off\n}\nreverse_proxy %s", size, upstream),
 		}
 	}
-	redis := redisGlobal(server.Addr, "timeout 200ms")
-	s := startConfig(t, at(redis))
-	eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
-	s.useHTTP2()
+	redis := sitetest.RedisGlobal(server.Addr, "timeout 200ms")
+	s := sitetest.StartConfig(t, at(redis))
+	sitetest.Eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
+	s.UseHTTP2()
 	var target atomic.Value
-	target.Store(s.url("/"))
+	target.Store(s.URL("/"))
 	ctx, stop := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for i := range clients {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				patient, cancel := context.WithTimeout(t.Context(), patience)
+				patient, cancel := context.WithTimeout(t.Context(), sitetest.Patience)
 				leave[i].Store(cancel)
 				req, err := http.NewRequestWithContext(patient, http.MethodGet, target.Load().(string), nil)
 				if err != nil {
@@ -342,7 +343,7 @@ func TestHoldOffChargesOnce(t *testing.T) {
 				if rand.IntN(3) == 0 {
 					req.Header.Set("Leave", strconv.Itoa(i))
 				}
-				if res, err := s.client.Do(req); err != nil {
+				if res, err := s.Client.Do(req); err != nil {
 					gone.Add(1)
 				} else {
 					res.Body.Close()
@@ -355,12 +356,12 @@ func TestHoldOffChargesOnce(t *testing.T) {
 			}
 		})
 	}
-	load := func(c setup) {
+	load := func(c sitetest.Config) {
 		t.Helper()
-		if err := s.load(c); err != nil {
+		if err := s.Load(c); err != nil {
 			t.Fatal(err)
 		}
-		target.Store(s.url("/"))
+		target.Store(s.URL("/"))
 		time.Sleep(50 * ms)
 	}
 	do := func(args ...any) {
@@ -376,7 +377,7 @@ func TestHoldOffChargesOnce(t *testing.T) {
 		do("SCRIPT", "FLUSH")
 	}
 	load(at(redis))
-	load(at(redisGlobal(server.Addr, "timeout 200ms", "key_prefix other")))
+	load(at(sitetest.RedisGlobal(server.Addr, "timeout 200ms", "key_prefix other")))
 	do("CLIENT", "PAUSE", 500, "ALL")
 	time.Sleep(600 * ms)
 	load(at(""))
@@ -390,10 +391,10 @@ func TestHoldOffChargesOnce(t *testing.T) {
 	if answered.Load() < 100 || gone.Load() < 20 {
 		t.Errorf("%d requests were answered and %d given up: the test covers too little", answered.Load(), gone.Load())
 	}
-	s.client.CloseIdleConnections()
+	s.Client.CloseIdleConnections()
 	least := had.Load()
-	eventually(t, fmt.Sprintf("%d are charged", least), func() bool {
-		charged := int64(size - remaining(t, s.url("")))
+	sitetest.Eventually(t, fmt.Sprintf("%d are charged", least), func() bool {
+		charged := int64(size - remaining(t, s.URL("")))
 		least++ // by this request
 		return charged >= least-1 && charged <= least-1+canceled.Load()
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // Guards the prefixes that count unless others are set, and that they are the
@@ -74,9 +75,9 @@ func TestKeyShorthandsInJSON(t *testing.T) {
 	if got := ready.Key.String(); got != want {
 		t.Errorf("got key %s, want %s", got, want)
 	}
-	r := newSiteRequest()
-	r.setClient("203.0.113.9")
-	buckets, err := r.asks(ready)
+	r := sitetest.NewRequest()
+	r.SetClient("203.0.113.9")
+	buckets, err := r.Queries(ready)
 	if err != nil || len(buckets) != 1 {
 		t.Fatalf("got buckets %+v, %v, want one", buckets, err)
 	}
@@ -120,16 +121,16 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Max: "5", Duration: "1s", MinInterval: "1s"},
 			} {
 				ready, logs := readyLimit(t, l)
-				r := newSiteRequest()
-				r.setClient("::ffff:198.51.100.7")
+				r := sitetest.NewRequest()
+				r.SetClient("::ffff:198.51.100.7")
 				for name, v := range tc.values {
 					if name == "http.request.remote.host" {
 						r.RemoteAddr = v
 						continue
 					}
-					r.replacer.Set(name, v)
+					r.Replacer.Set(name, v)
 				}
-				buckets, err := r.asks(ready)
+				buckets, err := r.Queries(ready)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -178,9 +179,9 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 	want := []string{"warn a {a}", "warn a/within {a}", "warn c {c}-{a}"}
 	for range 2 { // two configurations
 		l, warned := load()
-		r := newSiteRequest()
-		r.replacer.Set("a", "secret")
-		if _, err := r.asks(l); err != nil {
+		r := sitetest.NewRequest()
+		r.Replacer.Set("a", "secret")
+		if _, err := r.Queries(l); err != nil {
 			t.Fatal(err)
 		}
 		if got := warned(); len(got) > 0 {
@@ -189,7 +190,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 		var requests sync.WaitGroup
 		for range 20 {
 			requests.Go(func() {
-				if _, err := newSiteRequest().asks(l); err != nil {
+				if _, err := sitetest.NewRequest().Queries(l); err != nil {
 					t.Error(err)
 				}
 			})
@@ -207,9 +208,9 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 func TestUnknownClientAddress(t *testing.T) {
 	t.Parallel()
 	l, logs := readyLimit(t, &config.Limit{Name: "a", Size: "1"})
-	r := newSiteRequest()
-	r.setClient("")
-	buckets, err := r.asks(l)
+	r := sitetest.NewRequest()
+	r.SetClient("")
+	buckets, err := r.Queries(l)
 	if err != nil || len(buckets) != 1 {
 		t.Fatalf("got buckets %+v, %v, want one", buckets, err)
 	}
@@ -231,10 +232,10 @@ func TestKeyOfEachRequest(t *testing.T) {
 		{Name: "d", Size: "1"},
 	}}})
 	for _, v := range []string{"1", "2"} {
-		r := newSiteRequest()
-		r.replacer.Set("a", "a"+v)
-		r.replacer.Set("c", "c"+v)
-		buckets, err := r.asks(l)
+		r := sitetest.NewRequest()
+		r.Replacer.Set("a", "a"+v)
+		r.Replacer.Set("c", "c"+v)
+		buckets, err := r.Queries(l)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +253,7 @@ func TestKeyOfEachRequest(t *testing.T) {
 // stands that takes it, when the matchers before it have set them: by another
 // limit's capture, strangers would share buckets and clients choose theirs.
 func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			key {re.id.1}
 			headers ratelimit-11
@@ -285,7 +286,7 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 		{"/a/y", "first 7, within 7, second 8, other 7, last 8"},
 		{"/a/x", "first 6, within 6, second 6, other 6, last 7"},
 	} {
-		limits, err := fieldstest.ParseList(s.get(tc.path).Header.Get("RateLimit"))
+		limits, err := fieldstest.ParseList(s.Get(tc.path).Header.Get("RateLimit"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -327,31 +328,31 @@ func TestClientsWithoutAddress(t *testing.T) {
 		{"no address needed", "", "all", false, "8 7", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			socket := filepath.Join(tempDir(t), "caddy.sock")
-			s := startConfig(t, setup{
-				global: tc.global,
-				site:   "respond other",
-				sites: "http:// {\nbind unix/" + socket + "\nlog\nrate_limit {\nkey " + tc.key +
+			socket := filepath.Join(sitetest.TempDir(t), "caddy.sock")
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: tc.global,
+				Site:   "respond other",
+				Sites: "http:// {\nbind unix/" + socket + "\nlog\nrate_limit {\nkey " + tc.key +
 					"\nsize 9\n}\nrespond {http.rate_limit.limit}\n}",
 			})
-			s.client.Transport = caddytest.FreshConnections(socket)
+			s.Client.Transport = caddytest.FreshConnections(socket)
 			var left []string
 			for _, address := range []string{"192.0.2.1", "192.0.2.2"} {
 				var header []string
 				if tc.forwarded {
 					header = []string{"X-Forwarded-For: " + address}
 				}
-				a := s.get("/", header...)
+				a := s.Get("/", header...)
 				left = append(left, a.Header.Get("X-RateLimit-Remaining"))
-				if a.body != "default" { // clients learn nothing of it
-					t.Errorf("the limit is called %q, want default", a.body)
+				if a.Text != "default" { // clients learn nothing of it
+					t.Errorf("the limit is called %q, want default", a.Text)
 				}
 			}
 			if got := strings.Join(left, " "); got != tc.left {
 				t.Errorf("two clients leave %s of 9, want %s", got, tc.left)
 			}
 			var warnings []string
-			for _, e := range s.log("warn", ownLogger) {
+			for _, e := range s.Log("warn", sitetest.OwnLogger) {
 				warnings = append(warnings, fmt.Sprint(e["msg"], ": ", e["limit"], " ", e["key"]))
 			}
 			if !slices.Equal(warnings, tc.warnings) {
@@ -392,9 +393,9 @@ func TestKeysSentInSeveralWays(t *testing.T) {
 	} {
 		t.Run(tc.key, func(t *testing.T) {
 			site := "rate_limit {\nkey " + tc.key + "\nsize 9\n}\nrespond admitted"
-			s := startConfig(t, setup{
-				site:  site,
-				sites: "http://named.test:{port} {\n" + site + "\n}\nhttp://:{port} {\n" + site + "\n}",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Site:  site,
+				Sites: "http://named.test:{port} {\n" + site + "\n}\nhttp://:{port} {\n" + site + "\n}",
 			})
 			var left []string
 			for _, request := range tc.requests {
@@ -406,7 +407,7 @@ func TestKeysSentInSeveralWays(t *testing.T) {
 					}
 					header = append(header, strings.ReplaceAll(field, ", ", "; "))
 				}
-				left = append(left, s.get(path, header...).Header.Get("X-RateLimit-Remaining"))
+				left = append(left, s.Get(path, header...).Header.Get("X-RateLimit-Remaining"))
 			}
 			if got := strings.Join(left, " "); got != tc.want {
 				t.Errorf("requests %q leave %s, want %s", tc.requests, got, tc.want)
@@ -472,9 +473,9 @@ func TestKeysChooseBuckets(t *testing.T) {
 		}, "8 7 8 8 7 8"},
 	} {
 		t.Run(tc.key, func(t *testing.T) {
-			s := startConfig(t, setup{
-				global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
-				site:   fmt.Sprintf(site, quoted(tc.key)),
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+				Site:   fmt.Sprintf(site, quoted(tc.key)),
 			})
 			var left []string
 			for _, header := range tc.requests {
@@ -482,7 +483,7 @@ func TestKeysChooseBuckets(t *testing.T) {
 				if header != "" {
 					fields = strings.Split(header, "; ")
 				}
-				left = append(left, s.get("/", fields...).Header.Get("X-RateLimit-Remaining"))
+				left = append(left, s.Get("/", fields...).Header.Get("X-RateLimit-Remaining"))
 			}
 			if got := strings.Join(left, " "); got != tc.want {
 				t.Errorf("requests %q leave %s, want %s", tc.requests, got, tc.want)
@@ -501,15 +502,15 @@ func quoted(text string) string {
 // TestAddressNotTrusted guards that clients can't choose their bucket by a
 // field that only proxies may send.
 func TestAddressNotTrusted(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			size 1
 		}
 		respond "admitted"
 	`)
-	s.run(
-		step{header: []string{"X-Forwarded-For: 1.2.3.4"}, want: "200 limit=1 remaining=0 clear=1.000"},
-		step{header: []string{"X-Forwarded-For: 1.2.3.5"},
-			want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+	s.Run(
+		sitetest.Step{Header: []string{"X-Forwarded-For: 1.2.3.4"}, Want: "200 limit=1 remaining=0 clear=1.000"},
+		sitetest.Step{Header: []string{"X-Forwarded-For: 1.2.3.5"},
+			Want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
 	)
 }

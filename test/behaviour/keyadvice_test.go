@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestKeysThatLimitNothing guards that a key which can't be meant so is told when the
@@ -82,9 +83,9 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"a:b", "", ""},
 		{"header.X-Api-Key", `Its key is the text "header.X-Api-Key", not`, "Write {header.X-Api-Key}."},
 	} {
-		forms := map[string]setup{
-			"limit": {site: "rate_limit {\nsize 5\nlimit within {\nsize 3\n}\n" + optionLine("key", tc.key) + "}"},
-			"zone":  {site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n" + optionLine("key", tc.key) + "}\n}"},
+		forms := map[string]sitetest.Config{
+			"limit": {Site: "rate_limit {\nsize 5\nlimit within {\nsize 3\n}\n" + optionLine("key", tc.key) + "}"},
+			"zone":  {Site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n" + optionLine("key", tc.key) + "}\n}"},
 		}
 		for name, c := range forms {
 			t.Run(name+" "+tc.key, func(t *testing.T) { wantWarning(t, c, tc.problem, tc.remedy) })
@@ -95,7 +96,7 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		"{client_ip}": "", "{remote_host}": "", "{uuid}": "{http.request.uuid}", "{file.key}": "",
 	} {
 		t.Run("JSON "+key, func(t *testing.T) {
-			c := setup{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"size":5,"key":"` + key + `"}]}]}]`}
+			c := sitetest.Config{Routes: `[{"handle":[{"handler":"rate_limit","limits":[{"size":5,"key":"` + key + `"}]}]}]`}
 			if want == "" {
 				wantWarning(t, c, "", "")
 			} else {
@@ -146,9 +147,9 @@ func TestKeysSetAround(t *testing.T) {
 			ofRoute + "forward_auth first"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := setup{site: tc.site}
+			c := sitetest.Config{Site: tc.site}
 			if strings.Contains(tc.site, "invoke") {
-				c.sites = "&(both) {\nroute {\n" + limit("{http.auth.user.id}") + basicAuth + "}\n}"
+				c.Sites = "&(both) {\nroute {\n" + limit("{http.auth.user.id}") + basicAuth + "}\n}"
 			}
 			problem := tc.problem
 			if problem != "" {
@@ -183,11 +184,11 @@ func adviceOn(t *testing.T, text []byte) []advice.Advice {
 
 // wantWarning checks what is logged of limits when c is loaded: one line with the
 // beginnings of what is wrong and what to do, or none. The command check says the same.
-func wantWarning(t *testing.T, c setup, problem, remedy string) {
+func wantWarning(t *testing.T, c sitetest.Config, problem, remedy string) {
 	t.Helper()
-	onCheck := adviceOn(t, c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
-	s := startConfig(t, c)
-	lines := append(s.log("warn", ownLogger), s.log("warn", "rate_limit")...)
+	onCheck := adviceOn(t, c.JSON(t, "127.0.0.1:1", filepath.Join(sitetest.TempDir(t), "log")))
+	s := sitetest.StartConfig(t, c)
+	lines := append(s.Log("warn", sitetest.OwnLogger), s.Log("warn", "rate_limit")...)
 	for _, line := range lines {
 		if !slices.ContainsFunc(onCheck, func(a advice.Advice) bool { return a.Problem == line["problem"] && a.Remedy == line["remedy"] }) {
 			t.Errorf("got %+v of check, want what is logged: %v", onCheck, line)

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 )
 
@@ -21,7 +22,7 @@ import (
 func TestAnyKeyIsNamedAsShown(t *testing.T) {
 	keys := []string{"a", "\xff", "\xfe", "\ufffd", `"\xff"`, `"`, `"a"`, `"a`, `\xff`, "%ff", "é\xc3", "a,\xff", "\x00", "a\nb", "\x1b[2J\u202e", "\xed\xa0\x80"}
 	byCommand := len(keys)
-	if raceEnabled {
+	if sitetest.RaceEnabled {
 		byCommand = 1 // each one is several processes
 	}
 	random := rand.New(rand.NewPCG(testseed.Base(), 0)) //nolint:gosec // a test
@@ -34,10 +35,10 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 	}
 	for name, global := range map[string]func() string{
 		"memory": func() string { return "" },
-		"redis":  func() string { return redisGlobal(redistest.Start(t).Addr, slowly) },
+		"redis":  func() string { return sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, a := startWithAdmin(t, setup{global: global(), site: `
+			s, a := startWithAdmin(t, sitetest.Config{Global: global(), Site: `
 				rate_limit login {
 					key {query.k}
 					size 1
@@ -51,12 +52,12 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 				path := "/?k=" + url.QueryEscape(key)
 				wantStatus := func(after string, want int) {
 					t.Helper()
-					if got := s.get(path).StatusCode; got != want {
+					if got := s.Get(path).StatusCode; got != want {
 						t.Errorf("%q: %s, a request is answered with %d, want %d", key, after, got, want)
 					}
 				}
-				s.get(path)
-				s.get(path)
+				s.Get(path)
+				s.Get(path)
 				var listed struct {
 					Bans []struct {
 						Key     string
@@ -148,7 +149,7 @@ func TestKeysOfAnyBytesInReports(t *testing.T) {
 	t.Parallel()
 	config := configFile(t, ":80 {\nrate_limit api {\nkey {query.k}\nsize 1\n}\n}\n")
 	log := logFile(t, logLine(0, "192.0.2.1", "/?k=%ff")+logLine(0, "192.0.2.1", "/?k=%ff"))
-	html := fmt.Sprint(tempDir(t), "/report.html")
+	html := fmt.Sprint(sitetest.TempDir(t), "/report.html")
 	r := runCommand(t, "replay", "-c", config, "--show-keys", "--html", html, log)
 	page, err := os.ReadFile(html)
 	if err != nil || !strings.Contains(r.out, `"\xff"`) || !strings.Contains(string(page), `&#34;\xff&#34;`) {

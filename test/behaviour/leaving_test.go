@@ -20,11 +20,12 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // leavingSite is a site over HTTP/1.1, 2 and 3, with TLS and without.
 type leavingSite struct {
-	*server
+	*sitetest.Site
 	tlsAddr string
 	trusted *tls.Config
 	h3      *http3.Transport
@@ -37,9 +38,9 @@ func startLeavingSite(t *testing.T, site string) *leavingSite {
 	s := &leavingSite{tlsAddr: redistest.FreeAddr(t), trusted: &tls.Config{RootCAs: authority.Pool(), ServerName: "localhost"}}
 	s.h3 = &http3.Transport{TLSClientConfig: s.trusted.Clone()}
 	t.Cleanup(func() { s.h3.Close() })
-	s.server = startConfig(t, setup{
-		global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
-		site:   site, sites: "https://" + s.tlsAddr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
+	s.Site = sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
+		Site:   site, Sites: "https://" + s.tlsAddr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
 	})
 	return s
 }
@@ -51,7 +52,7 @@ type leaver func(s *leavingSite, path string, leave <-chan struct{}) int
 // overHTTP1 returns a leaver that writes a request as it stands, in which %s is the path.
 func overHTTP1(secure bool, request string, hangUp func(net.Conn)) leaver {
 	return func(s *leavingSite, path string, leave <-chan struct{}) int {
-		addr := s.addr
+		addr := s.Addr
 		if secure {
 			addr = s.tlsAddr
 		}
@@ -92,7 +93,7 @@ func (s *leavingSite) streams(version int) (target string, transport interface {
 	}
 	h2 := &http.Transport{Protocols: new(http.Protocols)}
 	h2.Protocols.SetUnencryptedHTTP2(true)
-	return "http://" + s.addr, h2
+	return "http://" + s.Addr, h2
 }
 
 // overStreams returns a leaver that resets its stream of HTTP/2 or 3, in the middle of a
@@ -215,7 +216,7 @@ func TestCountUnknownResponses(t *testing.T) {
 	const size, guesses = 3, 8
 	over := make(chan struct{})
 	defer close(over)
-	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
 			_, _ = r.Body.Read(make([]byte, 1))
 		}
@@ -263,7 +264,7 @@ func TestCountUnknownResponses(t *testing.T) {
 	} {
 		t.Run(path[1:], func(t *testing.T) {
 			if strings.HasPrefix(path, "/h3") {
-				overHTTP3(t)
+				sitetest.OverHTTP3(t)
 			}
 			arrived.Store(0)
 			status := 0
@@ -271,7 +272,7 @@ func TestCountUnknownResponses(t *testing.T) {
 				before, leave, left := arrived.Load(), make(chan struct{}), make(chan int)
 				go func() { left <- send(s, path, leave) }()
 				done := false
-				eventually(t, "a guess arrives or is denied", func() bool {
+				sitetest.Eventually(t, "a guess arrives or is denied", func() bool {
 					select {
 					case status = <-left:
 						done = true
@@ -283,7 +284,7 @@ func TestCountUnknownResponses(t *testing.T) {
 				if !done {
 					status = <-left
 				}
-				eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
+				sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
 			}
 			if n := arrived.Load(); n != size || status != http.StatusTooManyRequests && status != http.StatusOK {
 				t.Errorf("%d guesses of %d arrived, want %d; the last one got %d", n, guesses, size, status)
@@ -301,18 +302,18 @@ func TestCountUnknownResponses(t *testing.T) {
 // don't make a known response of a failure that is none, and that what they have to say of
 // other errors is one.
 func TestCountUnknownWithErrorRoutes(t *testing.T) {
-	upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	upstream := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	const limits = `[{"name": "login", "key": "{http.request.uri.path}", "size": "9", "drip_rate": "1h", "count": {"status_code": [401]}}]`
-	s := startConfig(t, setup{site: "rate_limit {\nsize 1\n}", routes: `[{"handle": [{"handler": "rate_limit", "limits": ` + limits + `},
+	s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit {\nsize 1\n}", Routes: `[{"handle": [{"handler": "rate_limit", "limits": ` + limits + `},
 		{"handler": "subroute", "routes": [
 			{"match": [{"path": ["/missing"]}], "handle": [{"handler": "error", "status_code": 404}]},
 			{"handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "` + upstream + `"}]}]}],
 		"errors": {"routes": [{"handle": [{"handler": "static_response", "status_code": 200, "body": "sorry"}]}]}}]}]`})
 	for path, want := range map[string]int64{"/missing": 0, "/": 1} {
-		if a := s.get(path); a.StatusCode != 200 || a.body != "sorry" {
-			t.Errorf("%s: got %s %q", path, a, a.body)
+		if a := s.Get(path); a.StatusCode != 200 || a.Text != "sorry" {
+			t.Errorf("%s: got %s %q", path, a, a.Text)
 		}
-		eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
 		if l := levelOf(t, "login", path); l.Units != want {
 			t.Errorf("%s: charged %d, want %d", path, l.Units, want)
 		}
@@ -324,17 +325,17 @@ func TestCountUnknownWithErrorRoutes(t *testing.T) {
 // an answer. What was sent to none, as the only one is down, no upstream had.
 func TestCountRetriedRequests(t *testing.T) {
 	var arrived atomic.Int64
-	upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) { arrived.Add(1); panic(http.ErrAbortHandler) })
+	upstream := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { arrived.Add(1); panic(http.ErrAbortHandler) })
 	down := redistest.FreeAddr(t)
 	const login = "rate_limit login {\nkey {path}\nsize 5\ndrip_rate 1h\ncount status 401\n}\n"
 	// Round robin begins with the second upstream.
-	s := startSite(t, login+"reverse_proxy /down "+down+"\n"+
+	s := sitetest.Start(t, login+"reverse_proxy /down "+down+"\n"+
 		"reverse_proxy "+down+" "+upstream+" {\nlb_policy round_robin\nlb_retries 1\ntransport http {\nkeepalive off\n}\n}")
 	for path, want := range map[string]int64{"/down": 0, "/": 5} {
 		for range 9 {
-			s.get(path)
+			s.Get(path)
 		}
-		eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
 		if l := levelOf(t, "login", path); l.Units != want {
 			t.Errorf("%s: charged %d, want %d", path, l.Units, want)
 		}
@@ -349,15 +350,15 @@ func TestCountRetriedRequests(t *testing.T) {
 // later denied them.
 func TestUncountedIfNotPassedOn(t *testing.T) {
 	var passed atomic.Int64
-	upstream := newUpstream(t, func(http.ResponseWriter, *http.Request) { passed.Add(1) })
+	upstream := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { passed.Add(1) })
 	s := startLeavingSite(t, "route {\ntest_silent /early pass\nrate_limit {\naccounting in_order\nlimit login {\nkey all\nsize 9\ndrip_rate 1h\ncount status 401\n}\n"+
 		"limit tokens {\nkey all\nsize 90\ndrip_rate 1h\ncost 7\ncount status 401\nactual_cost bytes\n}\n"+
 		"limit slow {\nmatch not path /early\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 1h\n}\n}\nreverse_proxy "+upstream+"\n}")
-	s.get("/")
+	s.Get("/")
 	leave, left := make(chan struct{}), make(chan int)
 	go func() { left <- overHTTP1(false, whole, hangUp)(s, "/", leave) }()
-	eventually(t, "a request waits", func() bool { return waitingAt(t, "slow") == 1 })
-	if a := s.get("/"); a.StatusCode != 429 {
+	sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, "slow") == 1 })
+	if a := s.Get("/"); a.StatusCode != 429 {
 		t.Errorf("got %s, want a denial", a)
 	}
 	if l := level(t, "login"); l.Held != 1 {
@@ -368,12 +369,12 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 	leave = make(chan struct{})
 	before := arrived.Load()
 	go func() { left <- overHTTP1(false, bare, hangUp)(s, "/early", leave) }()
-	eventually(t, "a request arrives", func() bool { return arrived.Load() > before })
+	sitetest.Eventually(t, "a request arrives", func() bool { return arrived.Load() > before })
 	close(leave)
 	<-left
-	eventually(t, "it has ended", func() bool { return strings.Contains(fmt.Sprint(s.lastAccess()), "/early") })
+	sitetest.Eventually(t, "it has ended", func() bool { return strings.Contains(fmt.Sprint(s.LastAccess()), "/early") })
 	for _, name := range []string{"login", "tokens"} {
-		eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
+		sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
 		if l := level(t, name); l.Units != 0 {
 			t.Errorf("%s has %+v, want nothing", name, l)
 		}
@@ -386,7 +387,7 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 // waitingAt returns how many requests wait for the limit of a name.
 func waitingAt(t *testing.T, name string) int64 {
 	t.Helper()
-	return bucketAt(t, name).Limit.Waiting.Len()
+	return sitetest.BucketAt(t, name).Limit.Waiting.Len()
 }
 
 // TestWaitingClientsLeave guards that a client which leaves while its request waits frees
@@ -394,7 +395,7 @@ func waitingAt(t *testing.T, name string) int64 {
 // next request. It stays charged.
 func TestWaitingClientsLeave(t *testing.T) {
 	var passed atomic.Int64
-	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/first" {
 			passed.Add(1)
 		}
@@ -422,22 +423,22 @@ func TestWaitingClientsLeave(t *testing.T) {
 		for _, wait := range []string{"long", "short"} {
 			t.Run(name+", "+wait, func(t *testing.T) {
 				if strings.HasPrefix(name, "h3") {
-					overHTTP3(t)
+					sitetest.OverHTTP3(t)
 				}
 				path, waiting := "/"+wait+name, map[string]int{"long": 5, "short": 1}[wait]
 				for range 3 {
-					s.get(path)
+					s.Get(path)
 				}
 				passed.Store(0)
 				leave := make(chan struct{})
 				var leaving sync.WaitGroup
 				for n := range waiting {
 					leaving.Go(func() { send(s, path, leave) })
-					eventually(t, "a request waits", func() bool { return waitingAt(t, wait) == int64(n+1) })
+					sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, wait) == int64(n+1) })
 				}
 				close(leave)
 				leaving.Wait()
-				eventually(t, "none waits", func() bool { return waitingAt(t, wait) == 0 })
+				sitetest.Eventually(t, "none waits", func() bool { return waitingAt(t, wait) == 0 })
 				if n := passed.Load(); n > 0 {
 					t.Errorf("%d requests passed whose clients had left", n)
 				}

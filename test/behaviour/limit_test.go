@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // Guards that a denied client which waits for Retry-After is admitted:
@@ -17,7 +19,7 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 	tests := []struct {
 		name  string
 		site  string
-		steps []step
+		steps []sitetest.Step
 	}{
 		{
 			"an earlier block was charged",
@@ -34,14 +36,14 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 			handle_errors {
 				respond "{http.rate_limit.limit} {http.rate_limit.exceeded.name} {http.rate_limit.retry_after}: {err.message}"
 			}`,
-			[]step{
-				{want: "200 limit=1 remaining=0 clear=3600.000", body: "burst"},
-				{want: "429 limit=1 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600",
-					body: "burst burst 3600: rate limit burst exceeded: retry after 3600 s"},
-				{after: time.Hour - time.Microsecond,
-					want: "429 limit=2 remaining=0 clear=3600.001 reset=0.001 retry-after=1",
-					body: "day day 1: rate limit day exceeded: retry after 1 s"},
-				{after: time.Microsecond, want: "200 limit=1 remaining=0 clear=7200.000", body: "burst"},
+			[]sitetest.Step{
+				{Want: "200 limit=1 remaining=0 clear=3600.000", Text: "burst"},
+				{Want: "429 limit=1 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600",
+					Text: "burst burst 3600: rate limit burst exceeded: retry after 3600 s"},
+				{After: time.Hour - time.Microsecond,
+					Want: "429 limit=2 remaining=0 clear=3600.001 reset=0.001 retry-after=1",
+					Text: "day day 1: rate limit day exceeded: retry after 1 s"},
+				{After: time.Microsecond, Want: "200 limit=1 remaining=0 clear=7200.000", Text: "burst"},
 			},
 		},
 		{
@@ -57,14 +59,14 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 				}
 			}
 			respond "{http.rate_limit.limit}"`,
-			[]step{
-				{want: `200 limit=1 remaining=0 clear=7200.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
+			[]sitetest.Step{
+				{Want: `200 limit=1 remaining=0 clear=7200.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
 					`ratelimit="day";r=2;t=7200, "day/burst";r=0;t=1`},
-				{want: `429 limit=1 remaining=0 clear=14400.000 reset=7200.000 retry-after=7200 ` +
+				{Want: `429 limit=1 remaining=0 clear=14400.000 reset=7200.000 retry-after=7200 ` +
 					`policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
 					`ratelimit="day";r=0;t=7200, "day/burst";r=0;t=1`},
-				{after: 2 * time.Hour,
-					want: `200 limit=1 remaining=0 clear=14400.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
+				{After: 2 * time.Hour,
+					Want: `200 limit=1 remaining=0 clear=14400.000 policy="day";q=4;w=14400, "day/burst";q=1;w=1 ` +
 						`ratelimit="day";r=0;t=3600, "day/burst";r=0;t=1`},
 			},
 		},
@@ -80,10 +82,10 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 				}
 				respond admitted
 			}`,
-			[]step{
-				{want: "200 limit=1 remaining=0 clear=3600.000"},
-				{want: "429 limit=1 remaining=0 clear=7200.000 reset=1.000 retry-after=1"},
-				{after: time.Second, want: "200 limit=1 remaining=0 clear=10799.000"},
+			[]sitetest.Step{
+				{Want: "200 limit=1 remaining=0 clear=3600.000"},
+				{Want: "429 limit=1 remaining=0 clear=7200.000 reset=1.000 retry-after=1"},
+				{After: time.Second, Want: "200 limit=1 remaining=0 clear=10799.000"},
 			},
 		},
 		{
@@ -96,16 +98,16 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 				}
 			}
 			respond admitted`,
-			[]step{
-				{want: "200 limit=1 remaining=0 clear=3600.000"},
-				{want: "429 limit=1 remaining=0 clear=3600.000 reset=1.000 retry-after=1"},
-				{after: time.Second, want: "200 limit=1 remaining=0 clear=7199.000"},
+			[]sitetest.Step{
+				{Want: "200 limit=1 remaining=0 clear=3600.000"},
+				{Want: "429 limit=1 remaining=0 clear=3600.000 reset=1.000 retry-after=1"},
+				{After: time.Second, Want: "200 limit=1 remaining=0 clear=7199.000"},
 			},
 		},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			startSite(t, tc.site).run(tc.steps...)
+			sitetest.Start(t, tc.site).Run(tc.steps...)
 		})
 	}
 }
@@ -132,11 +134,11 @@ func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
 	for _, tc := range tests {
 		for _, unnamed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, unnamed %t", tc.name, unnamed), func(t *testing.T) {
-				s := startConfig(t, setup{
-					unnamed: unnamed && !strings.HasPrefix(tc.limit, "default"),
-					global:  "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
-					site:    "rate_limit " + fmt.Sprintf(tc.limit, "1") + "\nrespond admitted",
-					sites: `http://default.test:{port} {
+				s := sitetest.StartConfig(t, sitetest.Config{
+					Unnamed: unnamed && !strings.HasPrefix(tc.limit, "default"),
+					Global:  "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+					Site:    "rate_limit " + fmt.Sprintf(tc.limit, "1") + "\nrespond admitted",
+					Sites: `http://default.test:{port} {
 					rate_limit {
 						max 1
 						duration 1s
@@ -156,14 +158,14 @@ func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
 				const first = "200 limit=1 remaining=0 clear=1.000"
 				attack := []string{"X-Api-Key: 192.0.2.1"}
 				victim := []string{"Host: default.test", "X-Forwarded-For: 192.0.2.1"}
-				s.run(
-					step{header: attack, want: first},
-					step{header: attack, want: full},
-					step{header: victim, want: first},
-					step{header: victim, want: full},
-					step{header: append(victim, "Host: other.test"), path: "/?k=192.0.2.1", want: first},
-					step{header: append(victim, "Host: other.test"), want: first},
-					step{header: append(victim, "Host: other.test"), want: full},
+				s.Run(
+					sitetest.Step{Header: attack, Want: first},
+					sitetest.Step{Header: attack, Want: full},
+					sitetest.Step{Header: victim, Want: first},
+					sitetest.Step{Header: victim, Want: full},
+					sitetest.Step{Header: append(victim, "Host: other.test"), Path: "/?k=192.0.2.1", Want: first},
+					sitetest.Step{Header: append(victim, "Host: other.test"), Want: first},
+					sitetest.Step{Header: append(victim, "Host: other.test"), Want: full},
 				)
 			})
 		}
@@ -211,20 +213,20 @@ func TestLimitsWithoutNameBelongToTheirPlace(t *testing.T) {
 			"http://other.test:{port} {\nrate_limit {\nsize 9\nlimit in {\nsize 8\n}\n}\nrespond ok\n}", []string{"default/in 7", "default-2/in 7", "default-3/in 7"}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			t.Setenv("UPSTREAM", newUpstream(t, func(http.ResponseWriter, *http.Request) {}))
+			t.Setenv("UPSTREAM", sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) {}))
 			show := func(site string) string {
 				return strings.ReplaceAll(site, "respond ok", "respond \"{http.rate_limit.limit} {http.rate_limit.remaining}\"")
 			}
-			c := setup{site: show(tc.site), sites: show(tc.sites)}
+			c := sitetest.Config{Site: show(tc.site), Sites: show(tc.sites)}
 			if tc.snippet != "" { // behind the global options
-				c.global = "}\n(limited) {\n" + show(tc.snippet)
+				c.Global = "}\n(limited) {\n" + show(tc.snippet)
 			}
-			s := startConfig(t, c)
+			s := sitetest.StartConfig(t, c)
 			for i, want := range tc.want {
-				a := s.get([]string{"/", "/x", "/y", "/y"}[i], "Host: "+[]string{s.addr, s.addr, "other.test", "third.test"}[i])
+				a := s.Get([]string{"/", "/x", "/y", "/y"}[i], "Host: "+[]string{s.Addr, s.Addr, "other.test", "third.test"}[i])
 				got := a.Header.Get("RateLimit")
 				if got == "" {
-					got = strings.TrimSpace(a.body)
+					got = strings.TrimSpace(a.Text)
 				}
 				if got = strings.TrimPrefix(got, "{http.rate_limit.limit} {http.rate_limit.remaining}"); got != want {
 					t.Errorf("request %d: got %q, want %q", i+1, got, want)
@@ -259,9 +261,9 @@ func TestUnnamedLimitsOfOtherSizesAreApart(t *testing.T) {
 				site := func(size string) string {
 					return "vars three 3\nvars four 4\nrate_limit {\nkey " + key + "\n" + size + "\n}\nrespond admitted"
 				}
-				s := startConfig(t, setup{unnamed: true, site: site(tc.first), sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}"})
+				s := sitetest.StartConfig(t, sitetest.Config{Unnamed: true, Site: site(tc.first), Sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}"})
 				for range 3 {
-					if a := s.get("/", "X-Api-Key: a"); a.StatusCode != 200 {
+					if a := s.Get("/", "X-Api-Key: a"); a.StatusCode != 200 {
 						t.Fatal(a)
 					}
 				}
@@ -269,7 +271,7 @@ func TestUnnamedLimitsOfOtherSizesAreApart(t *testing.T) {
 				if tc.shared {
 					want = 429
 				}
-				if a := s.get("/", "X-Api-Key: a", "Host: other.test"); a.StatusCode != want {
+				if a := s.Get("/", "X-Api-Key: a", "Host: other.test"); a.StatusCode != want {
 					t.Errorf("the other site answers %d, want %d", a.StatusCode, want)
 				}
 			})
@@ -300,28 +302,28 @@ func TestClientAdmittedAfterOneWait(t *testing.T) {
 				fmt.Fprint(&site, "}\n")
 			}
 			fmt.Fprint(&site, "respond admitted\n}\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}\n")
-			s := startSite(t, site.String())
+			s := sitetest.Start(t, site.String())
 
 			const admitted = "admitted"
-			block := func(a answer) string {
-				name, _, _ := strings.Cut(a.body, "/")
+			block := func(a sitetest.Answer) string {
+				name, _, _ := strings.Cut(a.Text, "/")
 				return name
 			}
 			denials := 0
 			for range 100 {
-				s.clock.advance(time.Duration(random.IntN(1000)) * time.Millisecond)
+				s.Clock.Advance(time.Duration(random.IntN(1000)) * time.Millisecond)
 				cost := "X-Cost: " + among("1", "2", "3", "4")
-				a := s.get("/", cost)
+				a := s.Get("/", cost)
 				for block(a) != admitted {
 					denials++
 					wait, err := time.ParseDuration(a.Header.Get("X-RateLimit-Reset") + "s")
 					if err != nil {
 						t.Fatal(err)
 					}
-					s.clock.advance(wait)
-					again := s.get("/", cost)
+					s.Clock.Advance(wait)
+					again := s.Get("/", cost)
 					if block(again) != admitted && block(again) <= block(a) {
-						t.Fatalf("%s\n%s by %s, and after that time %s by %s", site.String(), a, a.body, again, again.body)
+						t.Fatalf("%s\n%s by %s, and after that time %s by %s", site.String(), a, a.Text, again, again.Text)
 					}
 					a = again
 				}
@@ -336,7 +338,7 @@ func TestClientAdmittedAfterOneWait(t *testing.T) {
 // TestDripSize guards that each drip takes drip_size units at once, also where
 // the last is short, and that the wait for an expensive request is exact.
 func TestDripSize(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			size 5
 			drip_rate 1s
@@ -346,22 +348,22 @@ func TestDripSize(t *testing.T) {
 		respond "admitted"
 	`)
 	cost := func(n string) []string { return []string{"X-Cost: " + n} }
-	s.run(
-		step{header: cost("5"), want: "200 limit=5 remaining=0 clear=3.000"},
-		step{header: cost("1"), want: "429 limit=5 remaining=0 clear=3.000 reset=1.000 retry-after=1"},
-		step{header: cost("3"), want: "429 limit=5 remaining=0 clear=3.000 reset=2.000 retry-after=2"},
-		step{after: time.Second - µs, header: cost("1"),
-			want: "429 limit=5 remaining=0 clear=2.001 reset=0.001 retry-after=1"},
-		step{after: µs, header: cost("1"), want: "200 limit=5 remaining=1 clear=2.000"},
-		step{header: cost("2"), want: "429 limit=5 remaining=1 clear=2.000 reset=1.000 retry-after=1"},
-		step{header: cost("1"), want: "200 limit=5 remaining=0 clear=3.000"},
+	s.Run(
+		sitetest.Step{Header: cost("5"), Want: "200 limit=5 remaining=0 clear=3.000"},
+		sitetest.Step{Header: cost("1"), Want: "429 limit=5 remaining=0 clear=3.000 reset=1.000 retry-after=1"},
+		sitetest.Step{Header: cost("3"), Want: "429 limit=5 remaining=0 clear=3.000 reset=2.000 retry-after=2"},
+		sitetest.Step{After: time.Second - µs, Header: cost("1"),
+			Want: "429 limit=5 remaining=0 clear=2.001 reset=0.001 retry-after=1"},
+		sitetest.Step{After: µs, Header: cost("1"), Want: "200 limit=5 remaining=1 clear=2.000"},
+		sitetest.Step{Header: cost("2"), Want: "429 limit=5 remaining=1 clear=2.000 reset=1.000 retry-after=1"},
+		sitetest.Step{Header: cost("1"), Want: "200 limit=5 remaining=0 clear=3.000"},
 	)
 }
 
 // TestNestedLimits guards that a limit within another applies only where that one
 // does, and that a request is charged to all that apply.
 func TestNestedLimits(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit all {
 			size 10
 			limit api {
@@ -390,16 +392,16 @@ func TestNestedLimits(t *testing.T) {
 		writes = `"all/api/writes";q=2;w=2`
 		free   = `"all/api-free";q=9;w=9`
 	)
-	s.run(
-		step{path: "/", body: "all/api-free",
-			want: `200 policy=` + all + `, ` + free + ` ratelimit="all";r=9;t=9, "all/api-free";r=8;t=8`},
+	s.Run(
+		sitetest.Step{Path: "/", Text: "all/api-free",
+			Want: `200 policy=` + all + `, ` + free + ` ratelimit="all";r=9;t=9, "all/api-free";r=8;t=8`},
 		// A method alone does not reach the innermost limit.
-		step{path: "/", method: "POST",
-			want: `200 policy=` + all + `, ` + free + ` ratelimit="all";r=8;t=8, "all/api-free";r=7;t=7`},
-		step{path: "/api/x", body: "all/api",
-			want: `200 policy=` + all + `, ` + api + ` ratelimit="all";r=7;t=7, "all/api";r=3;t=3`},
-		step{path: "/api/x", method: "PUT", body: "all/api/writes",
-			want: `200 policy=` + all + `, ` + api + `, ` + writes +
+		sitetest.Step{Path: "/", Method: "POST",
+			Want: `200 policy=` + all + `, ` + free + ` ratelimit="all";r=8;t=8, "all/api-free";r=7;t=7`},
+		sitetest.Step{Path: "/api/x", Text: "all/api",
+			Want: `200 policy=` + all + `, ` + api + ` ratelimit="all";r=7;t=7, "all/api";r=3;t=3`},
+		sitetest.Step{Path: "/api/x", Method: "PUT", Text: "all/api/writes",
+			Want: `200 policy=` + all + `, ` + api + `, ` + writes +
 				` ratelimit="all";r=6;t=6, "all/api";r=2;t=2, "all/api/writes";r=1;t=1`},
 	)
 }
@@ -407,7 +409,7 @@ func TestNestedLimits(t *testing.T) {
 // TestMatchForms guards that a limit's matcher may be a named one, a path,
 // matchers in a line or in a block, and * for all requests.
 func TestMatchForms(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		@get method GET
 		rate_limit {
 			limit named {
@@ -444,7 +446,7 @@ func TestMatchForms(t *testing.T) {
 		{"POST", "/ab", `"path" "any"`},
 		{"POST", "/", `"any"`},
 	} {
-		policy := s.send(tc.method, tc.path).Header.Get("RateLimit-Policy")
+		policy := s.Send(tc.method, tc.path).Header.Get("RateLimit-Policy")
 		if got := strings.Join(applied.FindAllString(policy, -1), " "); got != tc.want {
 			t.Errorf("%s %s: limits %s apply, want %s", tc.method, tc.path, got, tc.want)
 		}
@@ -454,7 +456,7 @@ func TestMatchForms(t *testing.T) {
 // TestAtomicAccounting guards that a denied request uses up no limit anywhere:
 // neither above the one that denies nor within it nor beside it.
 func TestAtomicAccounting(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit all {
 			size 10
 			limit api {
@@ -469,21 +471,21 @@ func TestAtomicAccounting(t *testing.T) {
 		respond "admitted"
 	`)
 	const policies = `policy="all";q=10;w=10, "all/api";q=2;w=2, "all/api/deep";q=7;w=7 `
-	s.run(
-		step{path: "/api", want: `200 ` + policies +
+	s.Run(
+		sitetest.Step{Path: "/api", Want: `200 ` + policies +
 			`ratelimit="all";r=9;t=9, "all/api";r=1;t=1, "all/api/deep";r=6;t=6`},
-		step{path: "/api", want: `200 ` + policies +
+		sitetest.Step{Path: "/api", Want: `200 ` + policies +
 			`ratelimit="all";r=8;t=8, "all/api";r=0;t=1, "all/api/deep";r=5;t=5`},
 	)
-	s.run(times(5, step{path: "/api", want: `429 retry-after=1 ` + policies +
+	s.Run(sitetest.Times(5, sitetest.Step{Path: "/api", Want: `429 retry-after=1 ` + policies +
 		`ratelimit="all";r=8, "all/api";r=0;t=1, "all/api/deep";r=5`})...)
-	s.run(step{path: "/", want: `200 policy="all";q=10;w=10 ratelimit="all";r=7;t=7`})
+	s.Run(sitetest.Step{Path: "/", Want: `200 policy="all";q=10;w=10 ratelimit="all";r=7;t=7`})
 }
 
 // TestEachAccounting guards the other way to account, by the table of its
 // source: a client that keeps retrying a full limit uses up the others.
 func TestEachAccounting(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit user {
 			size 16
 			drip_rate 2s
@@ -497,18 +499,18 @@ func TestEachAccounting(t *testing.T) {
 		respond "admitted"
 	`)
 	for n := 1; n <= 6; n++ {
-		s.run(step{path: "/trade", want: fmt.Sprintf("200 limit=6 remaining=%d clear=%d.000", 6-n, 2*n)})
+		s.Run(sitetest.Step{Path: "/trade", Want: fmt.Sprintf("200 limit=6 remaining=%d clear=%d.000", 6-n, 2*n)})
 	}
 	for n := 7; n <= 15; n++ {
-		s.run(step{path: "/trade",
-			want: fmt.Sprintf("429 limit=6 remaining=0 clear=%d.000 reset=1.500 retry-after=2", 2*n)})
+		s.Run(sitetest.Step{Path: "/trade",
+			Want: fmt.Sprintf("429 limit=6 remaining=0 clear=%d.000 reset=1.500 retry-after=2", 2*n)})
 	}
-	s.run(
+	s.Run(
 		// What this one is charged fills the user's bucket: the wait is for both.
-		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
-		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
-		step{path: "/trade", want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
-		step{want: "429 limit=16 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		sitetest.Step{Path: "/trade", Want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		sitetest.Step{Path: "/trade", Want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		sitetest.Step{Path: "/trade", Want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		sitetest.Step{Want: "429 limit=16 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
 	)
 }
 
@@ -517,7 +519,7 @@ func TestEachAccounting(t *testing.T) {
 // requests at least the interval.
 func TestLegacyLimit(t *testing.T) {
 	t.Run("max and duration", func(t *testing.T) {
-		s := startSite(t, `
+		s := sitetest.Start(t, `
 			rate_limit {
 				max 3
 				duration 10s
@@ -525,17 +527,17 @@ func TestLegacyLimit(t *testing.T) {
 			respond "admitted"
 		`)
 		// 10 s / 3, rounded up to a whole microsecond: never more than max on average.
-		s.run(
-			step{want: "200 limit=3 remaining=2 clear=3.334"},
-			step{want: "200 limit=3 remaining=1 clear=6.667"},
-			step{want: "200 limit=3 remaining=0 clear=10.001"},
-			step{want: "429 limit=3 remaining=0 clear=10.001 reset=3.334 retry-after=4"},
-			step{after: 3_333_333 * µs, want: "429 limit=3 remaining=0 clear=6.667 reset=0.001 retry-after=1"},
-			step{after: µs, want: "200 limit=3 remaining=0 clear=10.001"},
+		s.Run(
+			sitetest.Step{Want: "200 limit=3 remaining=2 clear=3.334"},
+			sitetest.Step{Want: "200 limit=3 remaining=1 clear=6.667"},
+			sitetest.Step{Want: "200 limit=3 remaining=0 clear=10.001"},
+			sitetest.Step{Want: "429 limit=3 remaining=0 clear=10.001 reset=3.334 retry-after=4"},
+			sitetest.Step{After: 3_333_333 * µs, Want: "429 limit=3 remaining=0 clear=6.667 reset=0.001 retry-after=1"},
+			sitetest.Step{After: µs, Want: "200 limit=3 remaining=0 clear=10.001"},
 		)
 	})
 	t.Run("intervals rounded up", func(t *testing.T) {
-		s := startSite(t, `
+		s := sitetest.Start(t, `
 			rate_limit {
 				limit even {
 					match /60
@@ -574,15 +576,15 @@ func TestLegacyLimit(t *testing.T) {
 			}{
 				{0, max, 200}, {interval - µs, "1", 429}, {µs, "1", 200}, {0, "1", 429},
 			} {
-				s.clock.advance(tc.after)
-				if a := s.get("/"+max, "X-Cost: "+tc.cost); a.StatusCode != tc.status {
+				s.Clock.Advance(tc.after)
+				if a := s.Get("/"+max, "X-Cost: "+tc.cost); a.StatusCode != tc.status {
 					t.Errorf("max %s, %v later: got %s, want %d", max, tc.after, a, tc.status)
 				}
 			}
 		}
 	})
 	t.Run("min_interval", func(t *testing.T) {
-		s := startSite(t, `
+		s := sitetest.Start(t, `
 			rate_limit login {
 				max 3
 				duration 6s
@@ -593,21 +595,21 @@ func TestLegacyLimit(t *testing.T) {
 			}
 			respond "admitted"
 		`)
-		s.run(
-			step{want: "200 limit=1 remaining=0 clear=2.000"},
-			step{want: "429 limit=1 remaining=0 clear=2.000 reset=0.500 retry-after=1",
-				body: "login/min_interval"},
-			step{after: 500*ms - µs, want: "429 limit=1 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
-			step{after: µs, want: "200 limit=1 remaining=0 clear=3.500"},
+		s.Run(
+			sitetest.Step{Want: "200 limit=1 remaining=0 clear=2.000"},
+			sitetest.Step{Want: "429 limit=1 remaining=0 clear=2.000 reset=0.500 retry-after=1",
+				Text: "login/min_interval"},
+			sitetest.Step{After: 500*ms - µs, Want: "429 limit=1 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
+			sitetest.Step{After: µs, Want: "200 limit=1 remaining=0 clear=3.500"},
 			// Those that came too early used up none of the 3.
-			step{after: 500 * ms, want: "200 limit=1 remaining=0 clear=5.000"},
-			step{after: 500 * ms, want: "429 limit=3 remaining=0 clear=4.500 reset=0.500 retry-after=1",
-				body: "login"},
-			step{after: 500 * ms, want: "200 limit=1 remaining=0 clear=6.000"},
+			sitetest.Step{After: 500 * ms, Want: "200 limit=1 remaining=0 clear=5.000"},
+			sitetest.Step{After: 500 * ms, Want: "429 limit=3 remaining=0 clear=4.500 reset=0.500 retry-after=1",
+				Text: "login"},
+			sitetest.Step{After: 500 * ms, Want: "200 limit=1 remaining=0 clear=6.000"},
 		)
 	})
 	t.Run("cost and factor apply to the burst alone", func(t *testing.T) {
-		s := startSite(t, `
+		s := sitetest.Start(t, `
 			rate_limit {
 				max 2
 				duration 2s
@@ -617,12 +619,12 @@ func TestLegacyLimit(t *testing.T) {
 			}
 			respond "admitted"
 		`)
-		s.run(
-			step{want: "200 limit=1 remaining=0 clear=2.000"},
-			step{want: "429 limit=1 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
-			step{after: time.Second, want: "200 limit=1 remaining=0 clear=3.000"},
-			step{after: time.Second, want: "200 limit=1 remaining=0 clear=4.000"},
-			step{after: time.Second, want: "429 limit=1 remaining=1 clear=3.000 reset=1.000 retry-after=1"},
+		s.Run(
+			sitetest.Step{Want: "200 limit=1 remaining=0 clear=2.000"},
+			sitetest.Step{Want: "429 limit=1 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
+			sitetest.Step{After: time.Second, Want: "200 limit=1 remaining=0 clear=3.000"},
+			sitetest.Step{After: time.Second, Want: "200 limit=1 remaining=0 clear=4.000"},
+			sitetest.Step{After: time.Second, Want: "429 limit=1 remaining=1 clear=3.000 reset=1.000 retry-after=1"},
 		)
 	})
 }
@@ -630,7 +632,7 @@ func TestLegacyLimit(t *testing.T) {
 // TestNeverAdmitted guards what a request gets that costs more than the bucket
 // holds: a denial that does not invite to retry, and no charge.
 func TestNeverAdmitted(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			size 3
 			cost {header.X-Cost}
@@ -638,13 +640,13 @@ func TestNeverAdmitted(t *testing.T) {
 		}
 		respond "admitted"
 	`)
-	s.run(
-		step{header: []string{"X-Cost: 4"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
-		step{header: []string{"X-Cost: 562949953421312"},
-			want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
-		step{header: []string{"X-Cost: 3"},
-			want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;w=3 ratelimit="default";r=0;t=1`},
+	s.Run(
+		sitetest.Step{Header: []string{"X-Cost: 4"},
+			Want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
+		sitetest.Step{Header: []string{"X-Cost: 562949953421312"},
+			Want: `429 limit=3 remaining=3 clear=0.000 policy="default";q=3;w=3 ratelimit="default";r=3`},
+		sitetest.Step{Header: []string{"X-Cost: 3"},
+			Want: `200 limit=3 remaining=0 clear=3.000 policy="default";q=3;w=3 ratelimit="default";r=0;t=1`},
 	)
 }
 
@@ -660,18 +662,18 @@ func TestSitesShareBuckets(t *testing.T) {
 		}
 		respond "admitted"
 	`
-	s := startConfig(t, setup{
-		site:  fmt.Sprintf(limits, 5),
-		sites: "http://other.test:{port} {\nlog\n" + fmt.Sprintf(limits, 6) + "\n}",
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Site:  fmt.Sprintf(limits, 5),
+		Sites: "http://other.test:{port} {\nlog\n" + fmt.Sprintf(limits, 6) + "\n}",
 	})
-	other := func(path, want string) step {
-		return step{path: path, header: []string{"Host: other.test"}, want: want}
+	other := func(path, want string) sitetest.Step {
+		return sitetest.Step{Path: path, Header: []string{"Host: other.test"}, Want: want}
 	}
-	s.run(
-		step{path: "/named", want: "200 limit=2 remaining=1 clear=1.000"},
+	s.Run(
+		sitetest.Step{Path: "/named", Want: "200 limit=2 remaining=1 clear=1.000"},
 		other("/named", "200 limit=2 remaining=0 clear=2.000"),
-		step{path: "/named", want: "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
-		step{path: "/unnamed", want: "200 limit=5 remaining=4 clear=1.000"},
+		sitetest.Step{Path: "/named", Want: "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
+		sitetest.Step{Path: "/unnamed", Want: "200 limit=5 remaining=4 clear=1.000"},
 		other("/unnamed", "200 limit=6 remaining=5 clear=1.000"),
 	)
 }
@@ -706,9 +708,9 @@ func TestClientControlledDrips(t *testing.T) {
 	} {
 		t.Run(block, func(t *testing.T) {
 			t.Setenv("RATE_LIMIT_TEST_N", "5")
-			s := startConfig(t, setup{site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
+			s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
 			var got []string
-			for _, e := range s.log("warn", "rate_limit") {
+			for _, e := range s.Log("warn", "rate_limit") {
 				if e["limit"] != "api" {
 					t.Errorf("got %v, want it of limit api", e)
 				}

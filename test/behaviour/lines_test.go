@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // line is a line of the log.
@@ -151,7 +153,7 @@ func logsLines(f *ast.FuncDecl) (logs bool) {
 // that an upstream answered, where a number or a matcher was to get a value from it.
 func TestLogHasNoClientText(t *testing.T) {
 	const text = "<script>canary</script>"
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit /cost {
 			size 10
 			cost {header.X-Sent}
@@ -173,18 +175,18 @@ func TestLogHasNoClientText(t *testing.T) {
 		}
 		respond ok`)
 	for path, status := range map[string]int{"/cost": 400, "/size": 500, "/actual": 200, "/matcher": 500} {
-		if got := s.get(path, "X-Sent: "+text); got.StatusCode != status {
+		if got := s.Get(path, "X-Sent: "+text); got.StatusCode != status {
 			t.Errorf("%s: got status %d, want %d", path, got.StatusCode, status)
 		}
 	}
 	logged := 0
-	for _, e := range s.entries() {
-		if name, _ := e["logger"].(string); !strings.HasPrefix(name, ownLogger) {
+	for _, e := range s.Entries() {
+		if name, _ := e["logger"].(string); !strings.HasPrefix(name, sitetest.OwnLogger) {
 			continue
 		}
 		logged++
-		if strings.Contains(e.text(), "canary") {
-			t.Errorf("the log has %s", e.text())
+		if strings.Contains(e.Text(), "canary") {
+			t.Errorf("the log has %s", e.Text())
 		}
 	}
 	if logged < 4 {

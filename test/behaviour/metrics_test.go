@@ -26,6 +26,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -90,7 +91,7 @@ func scrapeAs(t testing.TB, addr, format string) []byte {
 	if strings.HasPrefix(addr, "/") {
 		socket, host = addr, "localhost"
 	}
-	client := http.Client{Timeout: patience, Transport: caddytest.FreshConnections(socket)}
+	client := http.Client{Timeout: sitetest.Patience, Transport: caddytest.FreshConnections(socket)}
 	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+host+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +129,7 @@ func TestMetricsOfLimits(t *testing.T) {
 	if len(before) != 0 {
 		t.Errorf("without a config there are metrics: %v", before)
 	}
-	s := startConfig(t, setup{unnamed: true, site: `
+	s := sitetest.StartConfig(t, sitetest.Config{Unnamed: true, Site: `
 		rate_limit metrics-a {
 			size 5
 			drip_rate 1h
@@ -173,7 +174,7 @@ func TestMetricsOfLimits(t *testing.T) {
 		{"/", "x", 400},        // the cost can't be used
 		{"/unnamed", "1", 200}, // a: 5 of 5, all: 3 of 4, unnamed: 1 of 1
 	} {
-		if a := s.get(c.path, "Cost: "+c.cost); a.StatusCode != c.status {
+		if a := s.Get(c.path, "Cost: "+c.cost); a.StatusCode != c.status {
 			t.Fatalf("%s with cost %s: got %s, want %d", c.path, c.cost, a, c.status)
 		}
 	}
@@ -223,16 +224,16 @@ func TestMetricsOfLimits(t *testing.T) {
 // happens, leave behind neither series nor counters. All of it as both of Caddy's
 // endpoints show it.
 func TestMetricsThroughReloads(t *testing.T) {
-	admin := filepath.Join(tempDir(t), "admin")
-	c := func(sites ...string) setup {
-		c := setup{admin: "unix/" + admin, site: servesMetrics + sites[0] + "\nrespond admitted"}
+	admin := filepath.Join(sitetest.TempDir(t), "admin")
+	c := func(sites ...string) sitetest.Config {
+		c := sitetest.Config{Admin: "unix/" + admin, Site: servesMetrics + sites[0] + "\nrespond admitted"}
 		for _, site := range sites[1:] {
-			c.sites += site + "\n"
+			c.Sites += site + "\n"
 		}
 		return c
 	}
 	const limited = "rate_limit /limited reload-a {\nsize 100\n}"
-	s := startConfig(t, c(limited))
+	s := sitetest.StartConfig(t, c(limited))
 	admitted := func(limit string) string {
 		return `decisions_total{by="memory",limit="` + limit + `",result="admitted"}`
 	}
@@ -240,19 +241,19 @@ func TestMetricsThroughReloads(t *testing.T) {
 		t.Helper()
 		collected(t)
 		wantSamples(t, scrape(t, admin), want)
-		wantSamples(t, scrape(t, s.addr), want)
+		wantSamples(t, scrape(t, s.Addr), want)
 	}
-	load := func(c setup) {
+	load := func(c sitetest.Config) {
 		t.Helper()
-		if err := s.load(c); err != nil {
+		if err := s.Load(c); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.get("/limited")
+	s.Get("/limited")
 	check(map[string]string{admitted("reload-a"): "1"})
 
 	load(c(limited + "\nrespond /another another"))
-	s.get("/limited")
+	s.Get("/limited")
 	check(map[string]string{admitted("reload-a"): "2"})
 
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -261,12 +262,12 @@ func TestMetricsThroughReloads(t *testing.T) {
 	}
 	defer taken.Close()
 	rejected := strings.ReplaceAll(limited, "-a", "-rejected")
-	for name, c := range map[string]setup{
+	for name, c := range map[string]sitetest.Config{
 		"bad limit":     c(limited + "\n" + rejected + "\nrate_limit {\nsize 1\ncost {env.RATE_LIMIT_TEST_UNSET}\n}"),
 		"bad matcher":   c(limited + "\n" + rejected + "\n@bad path_regexp [\nrespond @bad x"),
 		"port is taken": c(limited+"\n"+rejected, "http://"+taken.Addr().String()+" {\n}"),
 	} {
-		if err := s.load(c); err == nil {
+		if err := s.Load(c); err == nil {
 			t.Fatalf("%s: the config was accepted", name)
 		}
 		check(map[string]string{admitted("reload-a"): "2", admitted("reload-rejected"): ""})
@@ -277,16 +278,16 @@ func TestMetricsThroughReloads(t *testing.T) {
 			t.Errorf("%s: counters are in use %d times, want by one config", name, n)
 		}
 	}
-	s.get("/limited")
+	s.Get("/limited")
 	check(map[string]string{admitted("reload-a"): "3"})
 
 	// Two handlers, which a request passes one after the other.
 	load(c(limited + "\nroute /limited {\n" + limited + "\n}"))
-	s.get("/limited")
+	s.Get("/limited")
 	check(map[string]string{admitted("reload-a"): "5"})
 
 	load(c(strings.ReplaceAll(limited, "-a", "-b")))
-	s.get("/limited")
+	s.Get("/limited")
 	check(map[string]string{admitted("reload-a"): "", admitted("reload-b"): "1", `near_limit_total{limit="reload-a"}`: "",
 		`memory_buckets{limit="reload-a"}`: ""})
 	load(c(limited))
@@ -304,18 +305,18 @@ func TestMetricsThroughReloads(t *testing.T) {
 // TestMetricsOff guards that a config with metrics off has none, whatever it follows
 // and however it ends, and that one that is rejected does not switch them.
 func TestMetricsOff(t *testing.T) {
-	admin := filepath.Join(tempDir(t), "admin")
-	c := func(value, more string) setup {
-		return setup{
-			admin:  "unix/" + admin,
-			global: "rate_limit {\nmetrics " + value + "\n}",
-			site:   servesMetrics + "rate_limit /limited {\nsize 9\n" + more + "\n}\nrespond admitted",
+	admin := filepath.Join(sitetest.TempDir(t), "admin")
+	c := func(value, more string) sitetest.Config {
+		return sitetest.Config{
+			Admin:  "unix/" + admin,
+			Global: "rate_limit {\nmetrics " + value + "\n}",
+			Site:   servesMetrics + "rate_limit /limited {\nsize 9\n" + more + "\n}\nrespond admitted",
 		}
 	}
-	s := startConfig(t, c("off", ""))
+	s := sitetest.StartConfig(t, c("off", ""))
 	for _, step := range []struct {
 		name   string
-		config setup
+		config sitetest.Config
 		fails  bool
 		on     bool
 	}{
@@ -325,11 +326,11 @@ func TestMetricsOff(t *testing.T) {
 		{"off again", c("off", ""), false, false},
 		{"off, other numbers", c("off", "cost 2"), false, false},
 	} {
-		if err := s.load(step.config); (err != nil) != step.fails {
+		if err := s.Load(step.config); (err != nil) != step.fails {
 			t.Fatalf("%s: got error %v", step.name, err)
 		}
-		s.get("/limited")
-		for _, addr := range []string{admin, s.addr} {
+		s.Get("/limited")
+		for _, addr := range []string{admin, s.Addr} {
 			if got := scrape(t, addr); (len(got) > 0) != step.on {
 				t.Errorf("%s: %s has metrics: %v", step.name, addr, got)
 			}
@@ -340,7 +341,7 @@ func TestMetricsOff(t *testing.T) {
 // TestMetricsDoNotGrow guards that a hundred thousand keys make no more series than
 // one, and that every request is counted, also those that are served at once.
 func TestMetricsDoNotGrow(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit grow {
 			key {http.request.header.X-Key}
 			size 1000000000
@@ -349,19 +350,19 @@ func TestMetricsDoNotGrow(t *testing.T) {
 		}
 		respond "admitted"
 	`)
-	s.get("/", "X-Key: 0")
+	s.Get("/", "X-Key: 0")
 	before := collected(t)
 
-	handler, server := handlers()[0], activeServer(t)
+	handler, server := sitetest.Handlers()[0], sitetest.ActiveServer(t)
 	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
 	const callers = 4
 	keys := 100_000
-	if raceEnabled {
+	if sitetest.RaceEnabled {
 		keys /= 10
 	}
 	redistest.Together(t, callers, func(caller int) {
 		w := httptest.NewRecorder()
-		request := received(httptest.NewRequest("GET", "/", nil))
+		request := sitetest.Received(httptest.NewRequest("GET", "/", nil))
 		for n := range keys / callers {
 			clear(w.Header())
 			request.Header["X-Key"] = []string{strconv.Itoa(n*callers + caller)}
@@ -415,8 +416,8 @@ func TestMetricsOfRedis(t *testing.T) {
 		}
 		respond "admitted"
 	`
-	admin := filepath.Join(tempDir(t), "admin")
-	s := startConfig(t, setup{admin: "unix/" + admin, global: redisGlobal(redis.Addr, slowly), site: site})
+	admin := filepath.Join(sitetest.TempDir(t), "admin")
+	s := sitetest.StartConfig(t, sitetest.Config{Admin: "unix/" + admin, Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout), Site: site})
 	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
 	if err != nil {
 		t.Fatal(err)
@@ -434,7 +435,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	}
 	before := waits()
 	for range 4 {
-		s.get("/limited/a")
+		s.Get("/limited/a")
 	}
 	if n := waits() - before; n != 2 {
 		t.Errorf("%d requests waited for redis, want 2: that the bucket was full then is remembered", n)
@@ -477,7 +478,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	}
 
 	// Who asks for it gets a histogram of high resolution, at either endpoint.
-	for _, addr := range []string{s.addr, admin} {
+	for _, addr := range []string{s.Addr, admin} {
 		format := expfmt.NewFormat(expfmt.TypeProtoDelim)
 		decoder := expfmt.NewDecoder(bytes.NewReader(scrapeAs(t, addr, string(format))), format)
 		var family dto.MetricFamily
@@ -495,8 +496,8 @@ func TestMetricsOfRedis(t *testing.T) {
 	redis.Kill()
 	undecided := state.Process.Requests()[telemetry.CheckedUndecided]
 	before = waits()
-	s.get("/limited/b")
-	s.get("/deny")
+	s.Get("/limited/b")
+	s.Get("/deny")
 	wantSamples(t, collected(t), map[string]string{
 		`decisions_total{by="fallback",limit="metrics-redis",result="admitted"}`: "1",
 		`decisions_total{by="fallback",limit="metrics-deny",result="denied"}`:    "0",
@@ -509,11 +510,11 @@ func TestMetricsOfRedis(t *testing.T) {
 // endpoints, without Caddy's own option for metrics, until Redis is gone.
 func TestMetricsOfProcess(t *testing.T) {
 	redis := redistest.Start(t)
-	admin := filepath.Join(tempDir(t), "admin")
-	addr := startProcess(t, setup{
-		admin:  "unix/" + admin,
-		global: redisGlobal(redis.Addr, slowly),
-		site: servesMetrics + `
+	admin := filepath.Join(sitetest.TempDir(t), "admin")
+	addr := sitetest.StartProcess(t, sitetest.Config{
+		Admin:  "unix/" + admin,
+		Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout),
+		Site: servesMetrics + `
 			rate_limit /limited/* process {
 				key {path}
 				size 2
@@ -537,7 +538,7 @@ func TestMetricsOfProcess(t *testing.T) {
 		}
 	}
 	server := `{server="` + redis.Addr + `"}`
-	eventually(t, "a connection to redis", func() bool { return scrape(t, admin)["redis_up"+server] == "1" })
+	sitetest.Eventually(t, "a connection to redis", func() bool { return scrape(t, admin)["redis_up"+server] == "1" })
 	for range 3 {
 		get("/limited/a")
 	}
@@ -551,7 +552,7 @@ func TestMetricsOfProcess(t *testing.T) {
 		`redis_up` + server:                                                "1",
 	})
 	redis.Kill()
-	eventually(t, "the breaker to open", func() bool {
+	sitetest.Eventually(t, "the breaker to open", func() bool {
 		get("/limited/b")
 		return scrape(t, admin)["redis_up"+server] == "0"
 	})
@@ -569,7 +570,7 @@ func TestMetricsOfProcess(t *testing.T) {
 
 // TestLimitInfoOfAlgorithms guards the labels of limits with each algorithm.
 func TestLimitInfoOfAlgorithms(t *testing.T) {
-	startSite(t, "rate_limit {"+algorithmLimits+"\n}\nrespond admitted")
+	sitetest.Start(t, "rate_limit {"+algorithmLimits+"\n}\nrespond admitted")
 	wantSamples(t, collected(t), map[string]string{
 		`limit_info{algorithm="leaky_bucket",drip_rate="1h",drip_size="1",limit="leaky",size="3",window=""}`:             "1",
 		`limit_info{algorithm="token_bucket",drip_rate="1h",drip_size="1",limit="token",size="3",window=""}`:             "1",
@@ -587,8 +588,8 @@ func TestSeriesInOrder(t *testing.T) {
 	for i := range 100 {
 		fmt.Fprintf(&limits, "limit order-%d {\nsize 1000\n}\n", i)
 	}
-	s := startSite(t, "rate_limit {\n"+limits.String()+"}\nrespond admitted")
-	s.get("/")
+	s := sitetest.Start(t, "rate_limit {\n"+limits.String()+"}\nrespond admitted")
+	s.Get("/")
 	ch := make(chan prometheus.Metric, 10_000)
 	state.Process.Collect(ch)
 	close(ch)
@@ -632,9 +633,9 @@ func TestMetricsOfBanRoom(t *testing.T) {
 		{"ban 1h", []string{"/?k=a"}, "1e+06"}, // half of the default, twice
 	} {
 		t.Run("", func(t *testing.T) {
-			s, a := startWithAdmin(t, setup{site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + inLines(tc.options) + "\n}\nrespond ok"})
+			s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + inLines(tc.options) + "\n}\nrespond ok"})
 			for _, path := range tc.requests {
-				s.get(path)
+				s.Get(path)
 			}
 			if got := scrape(t, a.addr)[`memory_buckets_max{limit="room"}`]; got != tc.want {
 				t.Errorf("%s, after %d requests: got %s, want %s", tc.options, len(tc.requests), got, tc.want)

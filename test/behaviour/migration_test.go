@@ -17,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -109,7 +110,7 @@ func TestNginxEquivalents(t *testing.T) {
 				memory := limiter.NewMemoryWithClock(func() time.Duration { return time.Duration(now) * time.Millisecond })
 				for range 200 {
 					now += random.Int64N(1 + random.Int64N(400))
-					q, err := rule.Evaluate(newSiteRequest().Request, []*rule.Limit{l}, time.Time{})
+					q, err := rule.Evaluate(sitetest.NewRequest().Request, []*rule.Limit{l}, time.Time{})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -142,13 +143,13 @@ func TestNginxEquivalents(t *testing.T) {
 // 300 ms, and three with status 503.
 func TestNginxExample(t *testing.T) {
 	_, site := migrationSection(t, "From nginx")
-	s := startSite(t, site+"respond ok")
+	s := sitetest.Start(t, site+"respond ok")
 	var mu sync.Mutex
 	var passed []time.Duration
 	rejected := 0
 	start := time.Now()
 	redistest.Together(t, 9, func(int) {
-		status, _ := ask(t.Context(), s.url("/api/"))
+		status, _ := ask(t.Context(), s.URL("/api/"))
 		mu.Lock()
 		defer mu.Unlock()
 		switch status {
@@ -169,7 +170,7 @@ func TestNginxExample(t *testing.T) {
 			t.Errorf("request %d passed after %v, want at least %v", i+1, after, earliest)
 		}
 	}
-	if a := s.get("/"); a.String() != "200" {
+	if a := s.Get("/"); a.String() != "200" {
 		t.Errorf("another path got %s", a)
 	}
 }
@@ -182,7 +183,7 @@ func TestRedisCellReplies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := startSite(t, site+"respond ok")
+	s := sitetest.Start(t, site+"respond ok")
 	rows := regexp.MustCompile(`(?m)^\| ([\d.]+s) \| (\d+) \| ([^|]+) \|$`).FindAllStringSubmatch(string(page), -1)
 	if len(rows) != 9 {
 		t.Errorf("found %d calls, want 9", len(rows))
@@ -193,9 +194,9 @@ func TestRedisCellReplies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.clock.advance(at - before)
+		s.Clock.Advance(at - before)
 		before = at
-		a := s.get("/", "X-User: user123", "X-Units: "+row[2])
+		a := s.Get("/", "X-User: user123", "X-Units: "+row[2])
 		limited, wait := 0, "−1"
 		if a.StatusCode == http.StatusTooManyRequests {
 			limited = 1

@@ -3,6 +3,8 @@ package behaviour
 import (
 	"slices"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestPlaceInOrder guards where Caddy puts the directive: behind what rewrites requests, and
@@ -10,12 +12,12 @@ import (
 func TestPlaceInOrder(t *testing.T) {
 	for _, auth := range []string{"basic_auth", "basicauth"} {
 		t.Run(auth, func(t *testing.T) {
-			s := startConfig(t, setup{site: auth + " {\nadmin " + rightHash + "\n}\nrespond in\n" +
+			s := sitetest.StartConfig(t, sitetest.Config{Site: auth + " {\nadmin " + rightHash + "\n}\nrespond in\n" +
 				"rate_limit {\nmatch path /rewritten\nsize 3\ndrip_rate 1h\ncount status 401\n}\n" +
 				"rewrite / /rewritten"})
 			var got []int
 			for range 5 {
-				status, _ := ask(t.Context(), withPassword("http://"+s.addr, "wrong"))
+				status, _ := ask(t.Context(), withPassword("http://"+s.Addr, "wrong"))
 				got = append(got, status)
 			}
 			if want := []int{401, 401, 401, 429, 429}; !slices.Equal(got, want) {

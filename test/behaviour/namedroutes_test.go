@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestNamedRoutes guards what docs/directive.md says of named routes: Caddy keeps only the
@@ -14,11 +16,11 @@ func TestNamedRoutes(t *testing.T) {
 		{"merged", handlers, ""},
 		{"in a route", "route {\n" + handlers + "}\n", "limited"},
 	} {
-		s := startConfig(t, setup{sites: "&(shared) {\n" + fmt.Sprintf(tc.route, t.Name()+strings.Fields(tc.name)[0]) + "}\n", site: "invoke shared"})
-		if a := s.get("/"); a.StatusCode != 200 || a.body != tc.want {
+		s := sitetest.StartConfig(t, sitetest.Config{Sites: "&(shared) {\n" + fmt.Sprintf(tc.route, t.Name()+strings.Fields(tc.name)[0]) + "}\n", Site: "invoke shared"})
+		if a := s.Get("/"); a.StatusCode != 200 || a.Text != tc.want {
 			t.Errorf("%s: got %+v, want the body %q", tc.name, a, tc.want)
 		}
-		if a := s.get("/"); a.StatusCode != 429 {
+		if a := s.Get("/"); a.StatusCode != 429 {
 			t.Errorf("%s: the first limit is gone: got %+v", tc.name, a)
 		}
 	}

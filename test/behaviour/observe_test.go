@@ -8,18 +8,19 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // decisionInLog returns what the access log shows of the last request's limits.
-func (s *server) decisionInLog() string {
-	s.t.Helper()
-	shown, ok := s.lastAccess()["rate_limit"]
+func decisionInLog(t testing.TB, s *sitetest.Site) string {
+	t.Helper()
+	shown, ok := s.LastAccess()["rate_limit"]
 	if !ok {
 		return ""
 	}
 	text, err := json.Marshal(shown)
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return string(text)
 }
@@ -28,7 +29,7 @@ func (s *server) decisionInLog() string {
 // it or for requests without a limit; the tightest of several handlers, once; why
 // there was no decision; and never the key.
 func TestAccessLog(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		@all path /api* /two*
 		rate_limit @all api {
 			key {query.k}
@@ -59,13 +60,13 @@ func TestAccessLog(t *testing.T) {
 		{"/api?cost=3&k=secret-3", `{"by":"memory","limit":"api","remaining":2,"result":"denied"}`},
 		{"/api?cost=x&k=secret-1", `{"result":"refused"}`},
 	} {
-		s.get(tc.path)
-		if got := s.decisionInLog(); got != tc.want {
+		s.Get(tc.path)
+		if got := decisionInLog(t, s); got != tc.want {
 			t.Errorf("%s: got %s, want %s", tc.path, got, tc.want)
 		}
 	}
-	for _, e := range s.entries() {
-		if strings.Contains(e.text(), "secret-") {
+	for _, e := range s.Entries() {
+		if strings.Contains(e.Text(), "secret-") {
 			t.Errorf("the log has a key: %v", e)
 		}
 	}
@@ -94,7 +95,7 @@ func TestUnitsInAccessLog(t *testing.T) {
 	} {
 		site.WriteString("rate_limit /" + block.path + " {\nkey all\nlog\n" + block.options + "}\n")
 	}
-	s := startSite(t, site.String()+"@failed query status=401\nrespond @failed failed 401\nrespond admitted")
+	s := sitetest.Start(t, site.String()+"@failed query status=401\nrespond @failed failed 401\nrespond admitted")
 	for _, tc := range []struct{ path, want string }{
 		{"/plain", `{"plain":3}`}, {"/plain", `{"plain":3}`}, {"/plain", `null`},
 		{"/count", `null`}, {"/count?status=401", `{"count":2}`},
@@ -109,8 +110,8 @@ func TestUnitsInAccessLog(t *testing.T) {
 		{"/open", `null`},
 		{"/two?actual=7", `{"inner":1,"outer":7}`}, {"/two?actual=7", `{"outer":7}`},
 	} {
-		s.get(tc.path)
-		shown := s.lastAccess()["rate_limit"].(map[string]any)
+		s.Get(tc.path)
+		shown := s.LastAccess()["rate_limit"].(map[string]any)
 		if got, err := json.Marshal(shown["units"]); err != nil || string(got) != tc.want {
 			t.Errorf("%s: got %s, %v, want %s", tc.path, got, err, tc.want)
 		}
@@ -121,7 +122,7 @@ func TestUnitsInAccessLog(t *testing.T) {
 // a denial at DEBUG tell what decided, in the course of an outage of Redis.
 func TestDeciderIsTold(t *testing.T) {
 	redis := redistest.Start(t)
-	s := startConfig(t, setup{global: redisGlobal(redis.Addr), site: `
+	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr), Site: `
 		header >by {http.rate_limit.by}
 		rate_limit api {
 			key all
@@ -132,8 +133,8 @@ func TestDeciderIsTold(t *testing.T) {
 		respond admitted
 	`})
 	tell := func() string {
-		a := s.get("/")
-		access := s.lastAccess()
+		a := s.Get("/")
+		access := s.LastAccess()
 		shown := access["rate_limit"].(map[string]any)
 		if _, ok := shown["waited"].(float64); !ok {
 			t.Errorf("the access log does not say how long the request waited: %v", shown)
@@ -147,17 +148,17 @@ func TestDeciderIsTold(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	denied := map[string]bool{}
-	eventually(t, "denials by Redis and by what this process remembers", func() bool {
+	sitetest.Eventually(t, "denials by Redis and by what this process remembers", func() bool {
 		denied[tell()] = true
 		return denied["denied remembered"]
 	})
 	redis.Kill()
-	eventually(t, "a denial by the fallback", func() bool {
+	sitetest.Eventually(t, "a denial by the fallback", func() bool {
 		denied[tell()] = true
 		return denied["denied fallback"]
 	})
 	lines := make(map[string]bool)
-	for _, e := range s.log("debug", ownLogger) {
+	for _, e := range s.Log("debug", sitetest.OwnLogger) {
 		if e["msg"] == "request rejected" && e["limit"] == "api" {
 			lines["denied "+e["by"].(string)] = true
 		}
@@ -174,14 +175,14 @@ func TestDeciderIsTold(t *testing.T) {
 func TestAccessLogWithoutDecision(t *testing.T) {
 	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable} {
 		t.Run(onError, func(t *testing.T) {
-			s := startConfig(t, setup{
-				global: redisGlobal(redistest.FreeAddr(t)),
-				site:   "rate_limit api {\nsize 1\non_error " + onError + "\nlog\n}\nrespond admitted",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: sitetest.RedisGlobal(redistest.FreeAddr(t)),
+				Site:   "rate_limit api {\nsize 1\non_error " + onError + "\nlog\n}\nrespond admitted",
 			})
-			if got := s.get("/"); got.StatusCode != status {
+			if got := s.Get("/"); got.StatusCode != status {
 				t.Errorf("got %s", got)
 			}
-			shown := s.lastAccess()["rate_limit"].(map[string]any)
+			shown := s.LastAccess()["rate_limit"].(map[string]any)
 			if shown["result"] != "undecided" || shown["limit"] != nil {
 				t.Errorf("got %v", shown)
 			}
@@ -191,8 +192,8 @@ func TestAccessLogWithoutDecision(t *testing.T) {
 
 // TestSpanAttributes guards that spans tell what was decided, without a key.
 func TestSpanAttributes(t *testing.T) {
-	spans := collectSpans(t)
-	s := startSite(t, `
+	spans := sitetest.CollectSpans(t)
+	s := sitetest.Start(t, `
 		tracing {
 			span site
 		}
@@ -214,7 +215,7 @@ func TestSpanAttributes(t *testing.T) {
 		{"/?cost=1", []string{"result", "denied", "limit", "tight", "by", "memory", "remaining"}},
 		{"/?cost=x", []string{"result", "refused"}},
 	} {
-		s.get(tc.path)
+		s.Get(tc.path)
 		select {
 		case span := <-spans:
 			rest := span
@@ -234,7 +235,7 @@ func TestSpanAttributes(t *testing.T) {
 			if tc.want[1] == "refused" && strings.Contains(span, "rate_limit.limit") {
 				t.Errorf("%s: the span has a limit: %q", tc.path, span)
 			}
-		case <-time.After(patience):
+		case <-time.After(sitetest.Patience):
 			t.Fatalf("%s: no span", tc.path)
 		}
 	}

@@ -20,12 +20,13 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // loadDry loads a Caddyfile without starting it, until the test ends.
 func loadDry(t testing.TB, caddyfile string) *offline.Config {
 	t.Helper()
-	file := filepath.Join(tempDir(t), "Caddyfile")
+	file := filepath.Join(sitetest.TempDir(t), "Caddyfile")
 	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +182,7 @@ func init() {
 // TestOfflineRunsNothing guards that loading a config does nothing that running
 // it would: no log file, no module of another kind, no Redis.
 func TestOfflineRunsNothing(t *testing.T) {
-	log := filepath.Join(tempDir(t), "access.log")
+	log := filepath.Join(sitetest.TempDir(t), "access.log")
 	d := loadDry(t, `{
 		log {
 			output file `+log+`

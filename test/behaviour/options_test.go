@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestOptions guards what is said of options, in a Caddyfile and in JSON: what a row of
@@ -30,7 +31,7 @@ import (
 // line, \n a line break within quotes and \t a tab. The line "in" above rows is the
 // configuration around them, which are at its three dots; "env" sets a variable.
 func TestOptions(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	files, err := filepath.Glob("test/behaviour/testdata/options/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found no files: %v", err)
@@ -139,15 +140,15 @@ func TestLongOptions(t *testing.T) {
 // it was given numbers that it can't have.
 func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 	const site = "rate_limit {\nsize 9\n}\nrespond admitted"
-	s := startConfig(t, setup{site: site})
+	s := sitetest.StartConfig(t, sitetest.Config{Site: site})
 	for _, size := range []string{"2147483647", "3000000000", "1000000000"} {
-		bad := setup{site: site, global: "rate_limit {\nredis 127.0.0.1:1 {\ndb " + size + "\n}\n}"}
-		_, err := adaptCaddyfile(string(bad.caddyfile(s.addr, s.logPath)))
+		bad := sitetest.Config{Site: site, Global: "rate_limit {\nredis 127.0.0.1:1 {\ndb " + size + "\n}\n}"}
+		_, err := adaptCaddyfile(string(bad.Caddyfile(s.Addr, s.LogPath)))
 		if err == nil || !strings.Contains(err.Error(), `db: "`+size+`" is not valid`) {
 			t.Errorf("got error %v", err)
 		}
 		var root map[string]any
-		if err := json.Unmarshal(setup{site: site}.json(t, s.addr, s.logPath), &root); err != nil {
+		if err := json.Unmarshal(sitetest.Config{Site: site}.JSON(t, s.Addr, s.LogPath), &root); err != nil {
 			t.Fatal(err)
 		}
 		root["apps"].(map[string]any)["rate_limit"] = map[string]any{
@@ -160,10 +161,10 @@ func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 		if err := caddy.Load(text, true); err == nil || !strings.Contains(err.Error(), `db: "`+size+`" is not valid`) {
 			t.Errorf("got error %v", err)
 		}
-		if a := s.get("/"); a.StatusCode != 200 {
+		if a := s.Get("/"); a.StatusCode != 200 {
 			t.Errorf("after a bad configuration got %s", a)
 		}
-		if err := s.load(setup{site: site}); err != nil {
+		if err := s.Load(sitetest.Config{Site: site}); err != nil {
 			t.Errorf("the next configuration: %v", err)
 		}
 	}
@@ -176,16 +177,16 @@ func TestNumbersFromEnvironment(t *testing.T) {
 	t.Setenv("RATE_LIMIT_TEST_D", "1h")
 	env := func(text string) string { return strings.ReplaceAll(text, "$", "env.RATE_LIMIT_TEST_") }
 
-	s := startConfig(t, setup{
-		global: env("rate_limit {\nmemory {\nmax_keys {$N}\n}\n}"),
-		site: env("rate_limit /max {\nmax {$N}\nduration {$D}\nmin_interval 1{$N}ms\n}\n" +
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: env("rate_limit {\nmemory {\nmax_keys {$N}\n}\n}"),
+		Site: env("rate_limit /max {\nmax {$N}\nduration {$D}\nmin_interval 1{$N}ms\n}\n" +
 			"rate_limit /size {\nsize {$N}\ndrip_rate {$D}\ndrip_size {$N}\ncost {$N}\nfactor 1{query.f}\n" +
 			"ipv4_prefix {$N}\nipv6_prefix {$N}\n}\nrespond admitted"),
 	})
-	s.run(
-		step{path: "/size", want: "200 limit=3 remaining=0 clear=3600.000"},
-		step{path: "/size", want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
-		step{path: "/max", want: "200 limit=1 remaining=0 clear=1200.000"},
+	s.Run(
+		sitetest.Step{Path: "/size", Want: "200 limit=3 remaining=0 clear=3600.000"},
+		sitetest.Step{Path: "/size", Want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
+		sitetest.Step{Path: "/max", Want: "200 limit=1 remaining=0 clear=1200.000"},
 	)
 	if n := state.Process.Newest().MaxKeys; n != 3 {
 		t.Errorf("max_keys is %d", n)
@@ -330,7 +331,7 @@ var hintSamples = map[string]string{
 
 // TestHints guards that each hint applies: what it says to write loads in place of what was written.
 func TestHints(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	within := map[*directive.Scope][]string{ // a hint may need others beside it
 		directive.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
 		directive.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
@@ -393,7 +394,7 @@ func TestHints(t *testing.T) {
 // TestSuggestionsLoad guards that what an error in testdata/options says to write can be written: if
 // it is put into place, the configuration loads.
 func TestSuggestionsLoad(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	files, err := filepath.Glob("test/behaviour/testdata/options/*.txt")
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // turns is an upstream that has requests in progress until they are told to end.
@@ -24,7 +25,7 @@ type turns struct {
 // newTurns starts it.
 func newTurns(t testing.TB) *turns {
 	u := &turns{arrived: make(chan string, 100), end: make(chan struct{})}
-	u.addr = newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	u.addr = sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		u.arrived <- r.URL.RawQuery
 		<-u.end
 	})
@@ -47,22 +48,22 @@ func TestWaitForPlace(t *testing.T) {
 	} {
 		t.Run(tc.limit+" in "+tc.store, func(t *testing.T) {
 			u := newTurns(t)
-			c := setup{site: fmt.Sprintf(placeLimits[tc.limit], "10s") + "header >X-Delayed {http.rate_limit.delayed}\nreverse_proxy " + u.addr}
+			c := sitetest.Config{Site: fmt.Sprintf(placeLimits[tc.limit], "10s") + "header >X-Delayed {http.rate_limit.delayed}\nreverse_proxy " + u.addr}
 			if tc.store == "redis" {
-				c.global = redisGlobal(redistest.Start(t).Addr, slowly)
+				c.Global = sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout)
 			}
-			s := startConfig(t, c)
-			answers := make(chan answer, 4)
+			s := sitetest.StartConfig(t, c)
+			answers := make(chan sitetest.Answer, 4)
 			for n := range 4 {
-				go func() { answers <- s.get(fmt.Sprintf("/?%d", n)) }()
+				go func() { answers <- s.Get(fmt.Sprintf("/?%d", n)) }()
 				if n == 0 {
 					<-u.arrived
 					continue
 				}
-				eventually(t, "a request waits", func() bool { return waitingAt(t, "x") == int64(n) })
+				sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, "x") == int64(n) })
 			}
 			start := time.Now()
-			got := s.get("/")
+			got := s.Get("/")
 			if got.Header.Get("Retry-After") == "" || !strings.HasPrefix(got.Status, tc.status) || time.Since(start) > 5*time.Second {
 				t.Errorf("where no more may wait: %s after %v, want %s", got, time.Since(start), tc.status)
 			}
@@ -96,8 +97,8 @@ func TestLeaveLine(t *testing.T) {
 			u := newTurns(t)
 			s := startLeavingSite(t, "rate_limit {\nlimit x {\n"+strings.TrimPrefix(fmt.Sprintf(limit, "1m"), "rate_limit x {\n")+
 				"}\nreverse_proxy "+u.addr)
-			first := make(chan answer, 1)
-			go func() { first <- s.get("/?first") }()
+			first := make(chan sitetest.Answer, 1)
+			go func() { first <- s.Get("/?first") }()
 			<-u.arrived
 			for how, leaver := range map[string]leaver{
 				"body":    overHTTP1(false, "POST %s HTTP/1.1\r\nHost: HOST\r\nContent-Length: 5\r\n\r\nhello", func(c net.Conn) { c.Close() }),
@@ -105,20 +106,20 @@ func TestLeaveLine(t *testing.T) {
 			} {
 				leave, left := make(chan struct{}), make(chan int)
 				go func() { left <- leaver(s, "/?leaves", leave) }()
-				eventually(t, how+" waits", func() bool { return waitingAt(t, "x") == 1 })
+				sitetest.Eventually(t, how+" waits", func() bool { return waitingAt(t, "x") == 1 })
 				close(leave)
 				<-left
-				eventually(t, how+" leaves", func() bool { return waitingAt(t, "x") == 0 })
+				sitetest.Eventually(t, how+" leaves", func() bool { return waitingAt(t, "x") == 0 })
 			}
-			next := make(chan answer, 1)
-			go func() { next <- s.get("/?next") }()
-			eventually(t, "the next one waits", func() bool { return waitingAt(t, "x") == 1 })
+			next := make(chan sitetest.Answer, 1)
+			go func() { next <- s.Get("/?next") }()
+			sitetest.Eventually(t, "the next one waits", func() bool { return waitingAt(t, "x") == 1 })
 			u.end <- struct{}{}
 			if q := <-u.arrived; q != "next" {
 				t.Errorf("%s was passed on", q)
 			}
 			u.end <- struct{}{}
-			for _, c := range []chan answer{first, next} {
+			for _, c := range []chan sitetest.Answer{first, next} {
 				if a := <-c; a.StatusCode != 200 {
 					t.Errorf("got %s", a)
 				}
@@ -132,12 +133,12 @@ func TestWaitTooLong(t *testing.T) {
 	for name, limit := range placeLimits {
 		t.Run(name, func(t *testing.T) {
 			u := newTurns(t)
-			s := startSite(t, fmt.Sprintf(limit, "50ms")+"reverse_proxy "+u.addr)
+			s := sitetest.Start(t, fmt.Sprintf(limit, "50ms")+"reverse_proxy "+u.addr)
 			var open sync.WaitGroup
-			open.Go(func() { s.get("/") })
+			open.Go(func() { s.Get("/") })
 			<-u.arrived
 			want := map[string]int{"concurrency": 429, "auto": 503}[name]
-			if a := s.get("/"); a.StatusCode != want || a.Header.Get("Retry-After") == "" {
+			if a := s.Get("/"); a.StatusCode != want || a.Header.Get("Retry-After") == "" {
 				t.Errorf("got %s, want %d", a, want)
 			}
 			u.end <- struct{}{}
@@ -152,16 +153,16 @@ func TestWaitTooLong(t *testing.T) {
 // TestPlaceElsewhere guards that a request gets a place which another instance has freed.
 func TestPlaceElsewhere(t *testing.T) {
 	u := newTurns(t)
-	c := setup{global: redisGlobal(redistest.Start(t).Addr, slowly), site: fmt.Sprintf(placeLimits["concurrency"], "1m") + "reverse_proxy " + u.addr}
-	s := startConfig(t, c)
-	c.admin = "localhost:0"
-	other := "http://" + startProcess(t, c)
+	c := sitetest.Config{Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout), Site: fmt.Sprintf(placeLimits["concurrency"], "1m") + "reverse_proxy " + u.addr}
+	s := sitetest.StartConfig(t, c)
+	c.Admin = "localhost:0"
+	other := "http://" + sitetest.StartProcess(t, c)
 	var open sync.WaitGroup
 	open.Go(func() { ask(context.Background(), other+"/?other") })
 	<-u.arrived
-	got := make(chan answer, 1)
-	go func() { got <- s.get("/?own") }()
-	eventually(t, "it waits", func() bool { return waitingAt(t, "x") == 1 })
+	got := make(chan sitetest.Answer, 1)
+	go func() { got <- s.Get("/?own") }()
+	sitetest.Eventually(t, "it waits", func() bool { return waitingAt(t, "x") == 1 })
 	u.end <- struct{}{}
 	open.Wait()
 	if q := <-u.arrived; q != "own" {
@@ -178,24 +179,24 @@ func TestPlaceElsewhere(t *testing.T) {
 // for which another limit has no room.
 func TestNoUseToWait(t *testing.T) {
 	u := newTurns(t)
-	s := startSite(t, "rate_limit {\nlimit x {\nkey all\nconcurrency 2\ncost {query.cost}\nmax_delay 1m\n}\nlimit other {\nmatch query other=*\nkey all\nsize 1\ndrip_rate 1h\n}\n}\nreverse_proxy "+u.addr)
+	s := sitetest.Start(t, "rate_limit {\nlimit x {\nkey all\nconcurrency 2\ncost {query.cost}\nmax_delay 1m\n}\nlimit other {\nmatch query other=*\nkey all\nsize 1\ndrip_rate 1h\n}\n}\nreverse_proxy "+u.addr)
 	denied := func(when string) {
 		t.Helper()
 		start := time.Now()
-		if a := s.get("/?cost=3"); a.StatusCode != 429 || a.Header.Get("Retry-After") != "" || time.Since(start) > 10*time.Second {
+		if a := s.Get("/?cost=3"); a.StatusCode != 429 || a.Header.Get("Retry-After") != "" || time.Since(start) > 10*time.Second {
 			t.Errorf("%s: %s after %v, want a denial without a time to retry", when, a, time.Since(start))
 		}
 	}
 	denied("idle")
 	var open sync.WaitGroup
-	open.Go(func() { s.get("/?cost=2&other=1") })
+	open.Go(func() { s.Get("/?cost=2&other=1") })
 	<-u.arrived
-	open.Go(func() { s.get("/?cost=2") })
-	eventually(t, "a request waits", func() bool { return waitingAt(t, "x") == 1 })
+	open.Go(func() { s.Get("/?cost=2") })
+	sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, "x") == 1 })
 	denied("behind one that waits")
 	u.end <- struct{}{}
 	<-u.arrived
-	if a := s.get("/?cost=2&other=1"); a.StatusCode != 429 || a.Header.Get("Retry-After") != "3600" {
+	if a := s.Get("/?cost=2&other=1"); a.StatusCode != 429 || a.Header.Get("Retry-After") != "3600" {
 		t.Errorf("without room at another limit: %s", a)
 	}
 	u.end <- struct{}{}
@@ -206,11 +207,11 @@ func TestNoUseToWait(t *testing.T) {
 // get the new places, however many come.
 func TestMorePlacesAfterReload(t *testing.T) {
 	u := newTurns(t)
-	c := setup{site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
-	c.site = strings.Replace(c.site, "max_waiting 3", "max_waiting 100", 1)
-	s := startConfig(t, c)
+	c := sitetest.Config{Site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
+	c.Site = strings.Replace(c.Site, "max_waiting 3", "max_waiting 100", 1)
+	s := sitetest.StartConfig(t, c)
 	var url atomic.Value // another one after the reload
-	url.Store(s.url("/"))
+	url.Store(s.URL("/"))
 	ctx, stop := context.WithCancel(t.Context())
 	var open sync.WaitGroup
 	come := func() { open.Go(func() { ask(ctx, url.Load().(string)) }) }
@@ -223,15 +224,15 @@ func TestMorePlacesAfterReload(t *testing.T) {
 		}
 	})
 	time.Sleep(1500 * time.Millisecond) // so that those before leave without a place
-	c.site = strings.Replace(c.site, "concurrency 1", "concurrency 4", 1)
-	if err := s.load(c); err != nil {
+	c.Site = strings.Replace(c.Site, "concurrency 1", "concurrency 4", 1)
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	url.Store(s.url("/"))
+	url.Store(s.URL("/"))
 	for range 3 {
 		select {
 		case <-u.arrived:
-		case <-time.After(patience):
+		case <-time.After(sitetest.Patience):
 			t.Fatal("no request got a new place")
 		}
 	}

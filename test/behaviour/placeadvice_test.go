@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestPlacesThatLimitNothing guards that a limit which no request reaches, or whose matchers and
@@ -156,9 +158,9 @@ func TestPlacesThatLimitNothing(t *testing.T) {
 		{"all behind authentication", "", "route {\n" + basicAuth + limit("") + proxy + "}", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := setup{global: tc.global, site: tc.site}
+			c := sitetest.Config{Global: tc.global, Site: tc.site}
 			if strings.Contains(tc.site, "invoke") {
-				c.sites = "&(own) {\n" + limited + "}\n&(answer) {\nrespond a\n}"
+				c.Sites = "&(own) {\n" + limited + "}\n&(answer) {\nrespond a\n}"
 			}
 			wantWarning(t, c, tc.problem, tc.remedy)
 		})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // shownPolicy is a limit with a policy, and what tells of it: a text where options are listed
@@ -61,8 +62,8 @@ func TestPoliciesAreShown(t *testing.T) {
 		site.WriteString("limit " + name + " {\n" + strings.ReplaceAll(p.limit, "; ", "\n") + "\n}\n")
 	}
 	site.WriteString("}\nrespond ok")
-	s, a := startWithAdmin(t, setup{site: site.String()})
-	s.get("/")
+	s, a := startWithAdmin(t, sitetest.Config{Site: site.String()})
+	s.Get("/")
 
 	address, file := "--address="+a.addr, configFile(t, "http://localhost:8080 {\n"+site.String()+"\n}\n")
 	explain := []string{"explain", "--config", file, "--client-ip", "127.0.0.1", "http://localhost:8080/"}
@@ -148,8 +149,8 @@ func TestOptionsAreShown(t *testing.T) {
 
 // TestPeekInDryRun guards that peek does not say of a dry run that it denies requests.
 func TestPeekInDryRun(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: "rate_limit candidate {\nsize 1\ndrip_rate 1h\ndry_run\n}\nrespond ok"})
-	s.get("/")
+	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit candidate {\nsize 1\ndrip_rate 1h\ndry_run\n}\nrespond ok"})
+	s.Get("/")
 	runCommand(t, "peek", "candidate", "127.0.0.1", "--address", a.addr).want(t, 0, ""+
 		"limit        candidate\n"+
 		"options      dry_run\n"+

@@ -12,6 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -23,7 +24,7 @@ const pooled = "limit tenant {\nkey {header.Tenant}\nsize 2\ndrip_rate 10s\nborr
 // while it borrows, and that there is room again as soon as it has some of its own or of
 // the pool.
 func TestBorrow(t *testing.T) {
-	s := startSite(t, "rate_limit {\nheaders x-ratelimit ratelimit-11\n"+pooled+"}\n"+
+	s := sitetest.Start(t, "rate_limit {\nheaders x-ratelimit ratelimit-11\n"+pooled+"}\n"+
 		`respond "borrowed={http.rate_limit.borrowed} limit={http.rate_limit.limit}"`+
 		"\nhandle_errors {\nrespond `borrowed={http.rate_limit.borrowed} limit={http.rate_limit.limit}`\n}")
 	a, b := []string{"Tenant: a"}, []string{"Tenant: b"}
@@ -37,18 +38,18 @@ func TestBorrow(t *testing.T) {
 	denies := func(clear, wait int) string {
 		return "429 " + fmt.Sprintf(fields, 0, clear, fmt.Sprintf("reset=%d.000 retry-after=%[1]d ", wait), wait)
 	}
-	s.run(
-		step{header: a, want: passes(1, 10, 10), body: own},
-		step{header: a, want: passes(0, 20, 10), body: own},
-		step{header: a, want: passes(0, 20, 10), body: borrowed},
-		step{header: a, want: passes(0, 20, 10), body: borrowed},
-		step{header: b, want: passes(1, 10, 10), body: own}, // who has nobody else's
-		step{header: b, want: passes(0, 20, 10), body: own},
-		step{header: b, want: passes(0, 20, 10), body: borrowed},
-		step{header: a, want: denies(20, 4), body: denied},
-		step{after: 4 * time.Second, header: a, want: passes(0, 16, 6), body: borrowed},
-		step{header: b, want: denies(16, 4), body: denied},
-		step{after: 6 * time.Second, header: b, want: passes(0, 20, 10), body: own},
+	s.Run(
+		sitetest.Step{Header: a, Want: passes(1, 10, 10), Text: own},
+		sitetest.Step{Header: a, Want: passes(0, 20, 10), Text: own},
+		sitetest.Step{Header: a, Want: passes(0, 20, 10), Text: borrowed},
+		sitetest.Step{Header: a, Want: passes(0, 20, 10), Text: borrowed},
+		sitetest.Step{Header: b, Want: passes(1, 10, 10), Text: own}, // who has nobody else's
+		sitetest.Step{Header: b, Want: passes(0, 20, 10), Text: own},
+		sitetest.Step{Header: b, Want: passes(0, 20, 10), Text: borrowed},
+		sitetest.Step{Header: a, Want: denies(20, 4), Text: denied},
+		sitetest.Step{After: 4 * time.Second, Header: a, Want: passes(0, 16, 6), Text: borrowed},
+		sitetest.Step{Header: b, Want: denies(16, 4), Text: denied},
+		sitetest.Step{After: 6 * time.Second, Header: b, Want: passes(0, 20, 10), Text: own},
 	)
 }
 
@@ -91,7 +92,7 @@ func TestBorrowOnManyInstances(t *testing.T) {
 func TestBorrowWhileThereIsRoom(t *testing.T) {
 	const size = 4
 	var running, most atomic.Int64
-	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/leave" { // it goes on here when Caddy's request has ended
 			time.Sleep(10 * time.Millisecond)
 			return
@@ -137,7 +138,7 @@ func TestBorrowWhileThereIsRoom(t *testing.T) {
 		if n := most.Load(); n > size || n < 2 || passed.Load() < size || denied.Load() < size {
 			t.Errorf("%d borrowed at once, want at most %d; %d passed, %d did not", n, size, passed.Load(), denied.Load())
 		}
-		eventually(t, "all may borrow again", func() bool {
+		sitetest.Eventually(t, "all may borrow again", func() bool {
 			status := 0
 			for range size {
 				status, _ = ask(t.Context(), urls[0]+"/", "Tenant", "a")
@@ -202,11 +203,11 @@ func TestBorrowWith(t *testing.T) {
 	} {
 		for _, redis := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, redis %t", name, redis), func(t *testing.T) {
-				c := setup{site: "rate_limit {\n" + tc.limits + "}\nheader >X-Borrowed {http.rate_limit.borrowed}\nheader Cost 3\nrespond /fail 500\nrespond ok"}
+				c := sitetest.Config{Site: "rate_limit {\n" + tc.limits + "}\nheader >X-Borrowed {http.rate_limit.borrowed}\nheader Cost 3\nrespond /fail 500\nrespond ok"}
 				if redis {
-					c.global = redisGlobal(redistest.Start(t).Addr, slowly)
+					c.Global = sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout)
 				}
-				s := startConfig(t, c)
+				s := sitetest.StartConfig(t, c)
 				path, key := "/", "all"
 				if strings.Contains(tc.limits, "key {client_ip}") {
 					key = "127.0.0.1"
@@ -216,7 +217,7 @@ func TestBorrowWith(t *testing.T) {
 						path = "/" + strings.TrimPrefix(want, "/")
 						continue
 					}
-					a := s.get(path)
+					a := s.Get(path)
 					if path == "/fail" {
 						path = "/"
 					}
@@ -231,7 +232,7 @@ func TestBorrowWith(t *testing.T) {
 				if tc.level < 0 {
 					return
 				}
-				eventually(t, "what was borrowed", func() bool { l := levelInStore(t, "spare", key); return l.Units == tc.level && l.Held == 0 })
+				sitetest.Eventually(t, "what was borrowed", func() bool { l := levelInStore(t, "spare", key); return l.Units == tc.level && l.Held == 0 })
 			})
 		}
 	}
@@ -241,7 +242,7 @@ func TestBorrowWith(t *testing.T) {
 // there is one.
 func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 	t.Helper()
-	b, app := bucketAt(t, limit), state.Process.Newest()
+	b, app := sitetest.BucketAt(t, limit), state.Process.Newest()
 	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now()), Cost: 1}
 	var err error
 	if app.Redis != nil {
@@ -258,10 +259,10 @@ func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 // TestBorrowIsObserved guards what operators see of pools: the field of the access log,
 // metrics of what was borrowed, and numbers in which a pool counts for nothing else.
 func TestBorrowIsObserved(t *testing.T) {
-	s, a := startWithAdmin(t, setup{site: "rate_limit {\nlog\n" + pooled + "}\nrespond ok"})
+	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit {\nlog\n" + pooled + "}\nrespond ok"})
 	for i := range 6 {
-		s.get("/", "Tenant: a")
-		borrowed := s.lastAccess()["rate_limit"].(map[string]any)["borrowed"]
+		s.Get("/", "Tenant: a")
+		borrowed := s.LastAccess()["rate_limit"].(map[string]any)["borrowed"]
 		if want := i >= 2 && i < 5; (borrowed == "tenant") != want {
 			t.Errorf("request %d: the access log has %v", i, borrowed)
 		}
@@ -279,7 +280,7 @@ func TestBorrowIsObserved(t *testing.T) {
 	wantJSON(t, a.ask("POST", "peek", `{"limit": "tenant", "key": "a"}`), `{"limit": "tenant", "level": 2, "remaining": 0}`)
 	wantJSON(t, a.ask("POST", "peek", `{"limit": "spare", "key": "all"}`), `{"limit": "spare", "level": 3, "remaining": 0}`)
 	wantJSON(t, a.ask("POST", "reset", `{"limit": "spare", "key": "all"}`), `{"limit": "spare", "level": 3}`)
-	if got := s.get("/", "Tenant: a").StatusCode; got != 200 {
+	if got := s.Get("/", "Tenant: a").StatusCode; got != 200 {
 		t.Errorf("got %d from a pool that was emptied", got)
 	}
 	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": [{"name": "tenant", "borrow": "spare"}, {"name": "spare", "pool": true}]}`)
@@ -288,17 +289,17 @@ func TestBorrowIsObserved(t *testing.T) {
 // TestBorrowOnReload guards that a reload keeps what was borrowed, and that a limit can
 // become a pool and cease to be one.
 func TestBorrowOnReload(t *testing.T) {
-	c := setup{site: "rate_limit {\n" + pooled + "}\nrespond ok"}
-	s := startConfig(t, c)
+	c := sitetest.Config{Site: "rate_limit {\n" + pooled + "}\nrespond ok"}
+	s := sitetest.StartConfig(t, c)
 	statuses := func(n int) (got string) {
 		for range n {
-			got += fmt.Sprint(s.get("/", "Tenant: a").StatusCode, " ")
+			got += fmt.Sprint(s.Get("/", "Tenant: a").StatusCode, " ")
 		}
 		return got
 	}
 	load := func(change ...string) {
 		t.Helper()
-		if err := s.load(setup{site: strings.NewReplacer(change...).Replace(c.site)}); err != nil {
+		if err := s.Load(sitetest.Config{Site: strings.NewReplacer(change...).Replace(c.Site)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -310,7 +311,7 @@ func TestBorrowOnReload(t *testing.T) {
 		t.Errorf("got %s of a larger pool", got)
 	}
 	load("borrow spare\n", "", "\npool", "")
-	s.clock.advance(10 * time.Second) // after which all have one of their own
+	s.Clock.Advance(10 * time.Second) // after which all have one of their own
 	if got := statuses(2); got != "200 429 " {
 		t.Errorf("got %s without a pool", got)
 	}
@@ -318,7 +319,7 @@ func TestBorrowOnReload(t *testing.T) {
 	if got := statuses(1); got != "429 " { // which that request has filled
 		t.Errorf("got %s", got)
 	}
-	s.clock.advance(4 * time.Second)
+	s.Clock.Advance(4 * time.Second)
 	if got := statuses(2); got != "200 429 " {
 		t.Errorf("got %s", got)
 	}

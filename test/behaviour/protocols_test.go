@@ -23,18 +23,19 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestVirtualRequests guards that the requests which Caddy makes itself, for a
 // template that includes other pages, are charged to nobody, and that clients
 // can't pass theirs off as such.
 func TestVirtualRequests(t *testing.T) {
-	dir := tempDir(t)
+	dir := sitetest.TempDir(t)
 	page := []byte(`{{httpInclude "/part"}} and {{httpInclude "/part"}}`)
 	if err := os.WriteFile(filepath.Join(dir, "page.html"), page, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			size 1
 			drip_rate 1h
@@ -49,20 +50,20 @@ func TestVirtualRequests(t *testing.T) {
 		denied   = "429 limit=1 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"
 	)
 	for _, client := range []string{"127.0.0.2", "127.0.0.3"} {
-		s.from(client)
-		s.run(
-			step{path: "/page.html", want: admitted, body: "part and part"},
-			step{path: "/page.html", want: denied},
-			step{path: "/part", header: []string{"Caddy-Templates-Include: 1"}, want: denied},
+		s.From(client)
+		s.Run(
+			sitetest.Step{Path: "/page.html", Want: admitted, Text: "part and part"},
+			sitetest.Step{Path: "/page.html", Want: denied},
+			sitetest.Step{Path: "/part", Header: []string{"Caddy-Templates-Include: 1"}, Want: denied},
 		)
 	}
 	// The address that virtual requests come from has its bucket for itself.
-	s.from("127.0.0.1")
-	s.run(
-		step{path: "/part", header: []string{"Caddy-Templates-Include: 1"}, want: admitted, body: "part"},
-		step{path: "/part", header: []string{"Caddy-Templates-Include: 1"}, want: denied},
+	s.From("127.0.0.1")
+	s.Run(
+		sitetest.Step{Path: "/part", Header: []string{"Caddy-Templates-Include: 1"}, Want: admitted, Text: "part"},
+		sitetest.Step{Path: "/part", Header: []string{"Caddy-Templates-Include: 1"}, Want: denied},
 	)
-	if lines := s.log("error", ""); len(lines) > 0 {
+	if lines := s.Log("error", ""); len(lines) > 0 {
 		t.Errorf("got %v, want no error in the log", lines)
 	}
 }
@@ -76,10 +77,10 @@ func TestProtocols(t *testing.T) {
 	// it while its apps are starting, and reads one of them (a race in Caddy v2.11.9).
 	authority := redistest.NewAuthority(t)
 	cert, key := authority.Issue(t, "localhost")
-	s := startConfig(t, setup{
-		global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
-		site:   "rate_limit {\nkey {http.request.proto}\nsize 1\n}\nrespond admitted",
-		sites: "https://" + addr + " {\ntls " + cert + " " + key + `
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
+		Site:   "rate_limit {\nkey {http.request.proto}\nsize 1\n}\nrespond admitted",
+		Sites: "https://" + addr + " {\ntls " + cert + " " + key + `
 			rate_limit {
 				key {http.request.proto}-tls
 				size 1
@@ -99,17 +100,17 @@ func TestProtocols(t *testing.T) {
 		name, url, proto string
 		transport        http.RoundTripper
 	}{
-		{"HTTP/1.1", s.url("/"), "HTTP/1.1", only(func(p *http.Protocols) { p.SetHTTP1(true) })},
+		{"HTTP/1.1", s.URL("/"), "HTTP/1.1", only(func(p *http.Protocols) { p.SetHTTP1(true) })},
 		{"HTTP/1.1 with TLS", "https://" + addr, "HTTP/1.1", only(func(p *http.Protocols) { p.SetHTTP1(true) })},
-		{"HTTP/2", s.url("/"), "HTTP/2.0", only(func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) })},
+		{"HTTP/2", s.URL("/"), "HTTP/2.0", only(func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) })},
 		{"HTTP/2 with TLS", "https://" + addr, "HTTP/2.0", only(func(p *http.Protocols) { p.SetHTTP2(true) })},
 		{"HTTP/3", "https://" + addr, "HTTP/3.0", h3},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.transport == h3 {
-				overHTTP3(t)
+				sitetest.OverHTTP3(t)
 			}
-			client := &http.Client{Transport: tc.transport, Timeout: patience}
+			client := &http.Client{Transport: tc.transport, Timeout: sitetest.Patience}
 			defer client.CloseIdleConnections()
 			for i, want := range []string{
 				"200 limit=1 remaining=0 clear=1.000",
@@ -120,7 +121,7 @@ func TestProtocols(t *testing.T) {
 					t.Fatal(err)
 				}
 				res.Body.Close()
-				if got := (answer{Response: res}).String(); got != want || res.Proto != tc.proto {
+				if got := (sitetest.Answer{Response: res}).String(); got != want || res.Proto != tc.proto {
 					t.Errorf("request %d: got %s over %s, want %s over %s", i+1, got, res.Proto, want, tc.proto)
 				}
 			}
@@ -148,7 +149,7 @@ func TestProtocols(t *testing.T) {
 // newWebSocket starts a server that takes over connections and sends back what
 // comes over them, and returns its host:port.
 func newWebSocket(t testing.TB) string {
-	return newUpstream(t, func(w http.ResponseWriter, r *http.Request) { upgrade(t, w, r) })
+	return sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) { upgrade(t, w, r) })
 }
 
 // upgrade answers a request that wants its connection upgraded, and sends back what comes over
@@ -175,7 +176,7 @@ func connect(t *testing.T, addr string) (io.WriteCloser, *http.Response) {
 			return new(net.Dialer).DialContext(ctx, network, addr)
 		}}
 	t.Cleanup(client.CloseIdleConnections) //nolint:staticcheck // see above
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), sitetest.Patience)
 	t.Cleanup(cancel)
 	body, in := io.Pipe()
 	t.Cleanup(func() { in.Close() })
@@ -198,14 +199,14 @@ func connect(t *testing.T, addr string) (io.WriteCloser, *http.Response) {
 func TestWebSocketOverHTTP2(t *testing.T) {
 	upstream := newWebSocket(t)
 	t.Setenv("GODEBUG", "http2xconnect=1") // without it Go's server takes no such CONNECT
-	addr := startProcess(t, setup{
-		global: "servers {\nprotocols h1 h2c\n}",
-		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nreverse_proxy " + upstream,
+	addr := sitetest.StartProcess(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2c\n}",
+		Site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nreverse_proxy " + upstream,
 	})
 	open := func(want string) (io.Writer, *bufio.Reader) {
 		t.Helper()
 		in, res := connect(t, addr)
-		a := answer{Response: res}
+		a := sitetest.Answer{Response: res}
 		if !strings.HasPrefix(a.String(), want+" clear=") || res.ProtoMajor != 2 {
 			t.Errorf("got %s over %s, want %s", a, res.Proto, want)
 		}
@@ -228,9 +229,9 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 func TestBytesOfWebSockets(t *testing.T) {
 	upstream := newWebSocket(t)
 	t.Setenv("GODEBUG", "http2xconnect=1") // without it Go's server takes no such CONNECT
-	addr := startProcess(t, setup{
-		global: "servers {\nprotocols h1 h2c\n}",
-		site: "rate_limit {\nkey all\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
+	addr := sitetest.StartProcess(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2c\n}",
+		Site: "rate_limit {\nkey all\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
 			"respond /left 204\nreverse_proxy " + upstream,
 	})
 	const length = 300_000
@@ -239,7 +240,7 @@ func TestBytesOfWebSockets(t *testing.T) {
 		_, header := ask(t.Context(), "http://"+addr+"/left")
 		return 999_999 - fieldstest.Number(header.Get("X-RateLimit-Remaining")) // 1 is held
 	}
-	conn := dial(t, addr)
+	conn := sitetest.Dial(t, addr)
 	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", addr)
 	r := bufio.NewReader(conn)
 	if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
@@ -253,7 +254,7 @@ func TestBytesOfWebSockets(t *testing.T) {
 		t.Fatalf("%d bytes came back, %v", echo, err)
 	}
 	conn.Close()
-	eventually(t, "bytes over HTTP/1 count", func() bool { return used() == length })
+	sitetest.Eventually(t, "bytes over HTTP/1 count", func() bool { return used() == length })
 
 	in, res := connect(t, addr)
 	go io.WriteString(in, sent)
@@ -262,7 +263,7 @@ func TestBytesOfWebSockets(t *testing.T) {
 	}
 	in.Close()
 	res.Body.Close()
-	eventually(t, "bytes over HTTP/2 count", func() bool { return used() == 2*length })
+	sitetest.Eventually(t, "bytes over HTTP/2 count", func() bool { return used() == 2*length })
 }
 
 // TestForwardAuth guards that a limit in front of forward_auth keeps what it
@@ -270,7 +271,7 @@ func TestBytesOfWebSockets(t *testing.T) {
 // server says, and that denials behind it are shaped by error routes.
 func TestForwardAuth(t *testing.T) {
 	var asked atomic.Int64
-	auth := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	auth := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
 		w.Header().Set("X-RateLimit-Limit", "5000")
 		user := r.Header.Get("X-Token")
@@ -289,7 +290,7 @@ func TestForwardAuth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked.Store(0)
-			s := startSite(t, `
+			s := sitetest.Start(t, `
 				rate_limit address {
 					size 6
 					drip_rate 1h
@@ -307,15 +308,15 @@ func TestForwardAuth(t *testing.T) {
 					respond "{header.Remote-User}"
 				}
 				`+tc.errors)
-			s.run(
-				step{want: "401 limit=6 remaining=5 clear=3600.000"},
-				step{header: []string{"X-Token: alice"}, want: "200 limit=1 remaining=0 clear=7200.000", body: "alice"},
-				step{header: []string{"X-Token: alice"}, body: tc.body,
-					want: "429 limit=1 remaining=0 clear=10800.000 reset=3600.000 retry-after=3600"},
-				step{header: []string{"X-Token: bob", "Remote-User: eve"}, want: "200 limit=1 remaining=0 clear=14400.000", body: "bob"},
-				step{header: []string{"Remote-User: eve"}, want: "401 limit=6 remaining=1 clear=18000.000"},
-				step{want: "401 limit=6 remaining=0 clear=21600.000"},
-				step{want: "429 limit=6 remaining=0 clear=21600.000 reset=3600.000 retry-after=3600"},
+			s.Run(
+				sitetest.Step{Want: "401 limit=6 remaining=5 clear=3600.000"},
+				sitetest.Step{Header: []string{"X-Token: alice"}, Want: "200 limit=1 remaining=0 clear=7200.000", Text: "alice"},
+				sitetest.Step{Header: []string{"X-Token: alice"}, Text: tc.body,
+					Want: "429 limit=1 remaining=0 clear=10800.000 reset=3600.000 retry-after=3600"},
+				sitetest.Step{Header: []string{"X-Token: bob", "Remote-User: eve"}, Want: "200 limit=1 remaining=0 clear=14400.000", Text: "bob"},
+				sitetest.Step{Header: []string{"Remote-User: eve"}, Want: "401 limit=6 remaining=1 clear=18000.000"},
+				sitetest.Step{Want: "401 limit=6 remaining=0 clear=21600.000"},
+				sitetest.Step{Want: "429 limit=6 remaining=0 clear=21600.000 reset=3600.000 retry-after=3600"},
 			)
 			if n := asked.Load(); n != 6 {
 				t.Errorf("the authentication server was asked %d times, want 6", n)
@@ -327,8 +328,8 @@ func TestForwardAuth(t *testing.T) {
 // TestTracing guards that limits work within tracing, whose spans can tell what
 // they decided.
 func TestTracing(t *testing.T) {
-	spans := collectSpans(t)
-	s := startSite(t, `
+	spans := sitetest.CollectSpans(t)
+	s := sitetest.Start(t, `
 		tracing {
 			span site
 			span_attributes {
@@ -343,19 +344,19 @@ func TestTracing(t *testing.T) {
 			respond "{err.message} {http.vars.trace_id}"
 		}
 	`)
-	s.run(step{want: "200 limit=1 remaining=0 clear=1.000"})
-	denied := s.get("/")
+	s.Run(sitetest.Step{Want: "200 limit=1 remaining=0 clear=1.000"})
+	denied := s.Get("/")
 	if got, want := denied.String(), "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if text, id, _ := strings.Cut(denied.body, " s "); text != "rate limit tight exceeded: retry after 1" || len(id) != 32 {
-		t.Errorf("got body %q", denied.body)
+	if text, id, _ := strings.Cut(denied.Text, " s "); text != "rate limit tight exceeded: retry after 1" || len(id) != 32 {
+		t.Errorf("got body %q", denied.Text)
 	}
 	for got := ""; !strings.Contains(got, "<>") || !strings.Contains(got, "<tight>"); {
 		select {
 		case span := <-spans:
 			got += span
-		case <-time.After(patience):
+		case <-time.After(sitetest.Patience):
 			t.Fatalf("no spans tell of one request admitted and one denied: %q", got)
 		}
 	}
@@ -382,41 +383,41 @@ func TestPreflights(t *testing.T) {
 		full   = "limit=1 remaining=0 clear=3600.000"
 	)
 	t.Run("counted", func(t *testing.T) {
-		s := startSite(t, strings.Replace(site, "%s", "", 1))
-		s.run(
-			step{method: "OPTIONS", header: preflight, want: "204 " + full},
-			step{method: "OPTIONS", header: preflight, want: denied},
-			step{method: "POST", want: denied},
+		s := sitetest.Start(t, strings.Replace(site, "%s", "", 1))
+		s.Run(
+			sitetest.Step{Method: "OPTIONS", Header: preflight, Want: "204 " + full},
+			sitetest.Step{Method: "OPTIONS", Header: preflight, Want: denied},
+			sitetest.Step{Method: "POST", Want: denied},
 		)
 		// Scripts may read why.
-		if got := s.get("/").Header.Get("Access-Control-Expose-Headers"); got != "Retry-After, X-RateLimit-Remaining" {
+		if got := s.Get("/").Header.Get("Access-Control-Expose-Headers"); got != "Retry-After, X-RateLimit-Remaining" {
 			t.Errorf("a denial exposes %q", got)
 		}
 	})
 	t.Run("not counted", func(t *testing.T) {
-		s := startSite(t, "@counted not method OPTIONS\n"+strings.Replace(site, "%s", "@counted", 1))
-		s.run(
-			step{method: "OPTIONS", header: preflight, want: "204"},
-			step{method: "OPTIONS", header: preflight, want: "204"},
-			step{method: "POST", want: "200 " + full},
-			step{method: "POST", want: denied},
-			step{method: "OPTIONS", header: preflight, want: "204"},
+		s := sitetest.Start(t, "@counted not method OPTIONS\n"+strings.Replace(site, "%s", "@counted", 1))
+		s.Run(
+			sitetest.Step{Method: "OPTIONS", Header: preflight, Want: "204"},
+			sitetest.Step{Method: "OPTIONS", Header: preflight, Want: "204"},
+			sitetest.Step{Method: "POST", Want: "200 " + full},
+			sitetest.Step{Method: "POST", Want: denied},
+			sitetest.Step{Method: "OPTIONS", Header: preflight, Want: "204"},
 		)
 	})
 }
 
 // TestHTTP2 guards that requests are limited and get the fields on HTTP/2 too.
 func TestHTTP2(t *testing.T) {
-	s := startConfig(t, setup{
-		global: "servers {\nprotocols h1 h2c\n}",
-		site:   "rate_limit {\nsize 1\n}\nrespond admitted",
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2c\n}",
+		Site:   "rate_limit {\nsize 1\n}\nrespond admitted",
 	})
-	s.useHTTP2()
-	s.run(
-		step{want: "200 limit=1 remaining=0 clear=1.000", body: "admitted"},
-		step{want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+	s.UseHTTP2()
+	s.Run(
+		sitetest.Step{Want: "200 limit=1 remaining=0 clear=1.000", Text: "admitted"},
+		sitetest.Step{Want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
 	)
-	if a := s.get("/"); a.ProtoMajor != 2 {
+	if a := s.Get("/"); a.ProtoMajor != 2 {
 		t.Errorf("this was %s", a.Proto)
 	}
 }
@@ -425,15 +426,15 @@ func TestHTTP2(t *testing.T) {
 // that the 101 has the fields, those of the upstream dropped.
 func TestUpgrade(t *testing.T) {
 	upstream := newWebSocket(t)
-	s := startSite(t, "rate_limit {\nsize 2\n}\nrespond /plain admitted\nreverse_proxy "+upstream)
-	conn := dial(t, s.addr)
-	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+	s := sitetest.Start(t, "rate_limit {\nsize 2\n}\nrespond /plain admitted\nreverse_proxy "+upstream)
+	conn := sitetest.Dial(t, s.Addr)
+	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.Addr)
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := answer{Response: res}
+	a := sitetest.Answer{Response: res}
 	if got, want := a.String(), "101 limit=2 remaining=1 clear=1.000"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -444,10 +445,10 @@ func TestUpgrade(t *testing.T) {
 		}
 	}
 	// An upgraded connection has been charged once, and a full bucket takes no more.
-	s.run(
-		step{path: "/plain", want: "200 limit=2 remaining=0 clear=2.000", body: "admitted"},
-		step{header: []string{"Connection: Upgrade", "Upgrade: echo"},
-			want: "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
+	s.Run(
+		sitetest.Step{Path: "/plain", Want: "200 limit=2 remaining=0 clear=2.000", Text: "admitted"},
+		sitetest.Step{Header: []string{"Connection: Upgrade", "Upgrade: echo"},
+			Want: "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
 	)
 }
 
@@ -462,7 +463,7 @@ func TestServerSentEvents(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			arrived := make(chan struct{})
-			upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Type", tc.contentType)
 				w.Header().Set("X-RateLimit-Limit", "5000")
 				for i := range 3 {
@@ -475,8 +476,8 @@ func TestServerSentEvents(t *testing.T) {
 					}
 				}
 			})
-			s := startSite(t, "rate_limit {\nsize 9\n}\n"+fmt.Sprintf(tc.proxy, upstream))
-			res, err := s.client.Get(s.url("/"))
+			s := sitetest.Start(t, "rate_limit {\nsize 9\n}\n"+fmt.Sprintf(tc.proxy, upstream))
+			res, err := s.Client.Get(s.URL("/"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -510,7 +511,7 @@ func TestFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), content, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		root `+dir+`
 		rate_limit {
 			size 9
@@ -518,23 +519,23 @@ func TestFiles(t *testing.T) {
 		}
 		file_server
 	`)
-	a := s.get("/file")
+	a := s.Get("/file")
 	if got, want := a.String(), "200 limit=9 remaining=8 clear=3600.000"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if a.body != string(content) {
-		t.Errorf("the file of %d bytes came through as %d others", len(content), len(a.body))
+	if a.Text != string(content) {
+		t.Errorf("the file of %d bytes came through as %d others", len(content), len(a.Text))
 	}
 	etag := a.Header.Get("Etag")
-	s.run(
-		step{path: "/file", header: []string{"Range: bytes=1000-1003"},
-			want: "206 limit=9 remaining=7 clear=7200.000", body: string(content[1000:1004])},
-		step{path: "/file", header: []string{"If-None-Match: " + etag},
-			want: "304 limit=9 remaining=6 clear=10800.000"},
-		step{path: "/none", want: "404 limit=9 remaining=5 clear=14400.000"},
-		step{path: "/file", method: "HEAD", want: "200 limit=9 remaining=4 clear=18000.000"},
+	s.Run(
+		sitetest.Step{Path: "/file", Header: []string{"Range: bytes=1000-1003"},
+			Want: "206 limit=9 remaining=7 clear=7200.000", Text: string(content[1000:1004])},
+		sitetest.Step{Path: "/file", Header: []string{"If-None-Match: " + etag},
+			Want: "304 limit=9 remaining=6 clear=10800.000"},
+		sitetest.Step{Path: "/none", Want: "404 limit=9 remaining=5 clear=14400.000"},
+		sitetest.Step{Path: "/file", Method: "HEAD", Want: "200 limit=9 remaining=4 clear=18000.000"},
 	)
-	if length := s.send("HEAD", "/file").ContentLength; length != int64(len(content)) {
+	if length := s.Send("HEAD", "/file").ContentLength; length != int64(len(content)) {
 		t.Errorf("HEAD tells of %d bytes, want %d", length, len(content))
 	}
 }
@@ -543,7 +544,7 @@ func TestFiles(t *testing.T) {
 // before or behind.
 func TestEncode(t *testing.T) {
 	text := strings.Repeat("text ", 1000)
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain")
 		w.Header().Set("X-RateLimit-Limit", "5000")
 		io.WriteString(w, text)
@@ -554,15 +555,15 @@ func TestEncode(t *testing.T) {
 		"behind": limit + "encode gzip\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, "route {\n"+order+"reverse_proxy "+upstream+"\n}")
-			a := s.get("/", "Accept-Encoding: gzip")
+			s := sitetest.Start(t, "route {\n"+order+"reverse_proxy "+upstream+"\n}")
+			a := s.Get("/", "Accept-Encoding: gzip")
 			if got, want := a.String(), "200 limit=2 remaining=1 clear=1.000"; got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
 			if got := a.Header.Get("Content-Encoding"); got != "gzip" {
 				t.Fatalf("Content-Encoding is %q", got)
 			}
-			zipped, err := gzip.NewReader(strings.NewReader(a.body))
+			zipped, err := gzip.NewReader(strings.NewReader(a.Text))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -570,13 +571,13 @@ func TestEncode(t *testing.T) {
 				t.Errorf("%d bytes came through as %d others, %v", len(text), len(plain), err)
 			}
 			// The denial has no body to compress.
-			s.get("/")
-			a = s.get("/", "Accept-Encoding: gzip")
+			s.Get("/")
+			a = s.Get("/", "Accept-Encoding: gzip")
 			if got, want := a.String(), "429 limit=2 remaining=0 clear=2.000 reset=1.000 retry-after=1"; got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
-			if a.body != plainDenial || a.Header.Get("Content-Encoding") != "" {
-				t.Errorf("a denial has body %q of encoding %q", a.body, a.Header.Get("Content-Encoding"))
+			if a.Text != sitetest.PlainDenial || a.Header.Get("Content-Encoding") != "" {
+				t.Errorf("a denial has body %q of encoding %q", a.Text, a.Header.Get("Content-Encoding"))
 			}
 		})
 	}
@@ -585,14 +586,14 @@ func TestEncode(t *testing.T) {
 // TestEarlyHints guards that informational responses pass, and that the final
 // one behind them still has clean fields.
 func TestEarlyHints(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-RateLimit-Limit", "5000")
 		w.Header().Set("Link", "</style.css>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
 		io.WriteString(w, "upstream")
 	})
-	s := startSite(t, "rate_limit {\nsize 2\n}\nreverse_proxy "+upstream)
-	hints, final := s.getWithHints("/")
+	s := sitetest.Start(t, "rate_limit {\nsize 2\n}\nreverse_proxy "+upstream)
+	hints, final := s.GetWithHints("/")
 	const ours = "limit=2 remaining=1 clear=1.000"
 	if want := []string{"103 </style.css>; rel=preload " + ours}; !slices.Equal(hints, want) {
 		t.Errorf("got hints %q, want %q", hints, want)
@@ -604,16 +605,16 @@ func TestEarlyHints(t *testing.T) {
 
 // TestTrailers guards that trailer fields pass, announced or not.
 func TestTrailers(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "X-Announced")
 		io.WriteString(w, "upstream")
 		w.Header().Set("X-Announced", "yes")
 		w.Header().Set(http.TrailerPrefix+"X-Sudden", "yes")
 	})
-	s := startSite(t, "rate_limit {\nsize 2\n}\nreverse_proxy "+upstream)
-	a := s.get("/")
-	if got, want := a.String(), "200 limit=2 remaining=1 clear=1.000"; got != want || a.body != "upstream" {
-		t.Errorf("got %s %q, want %s", got, a.body, want)
+	s := sitetest.Start(t, "rate_limit {\nsize 2\n}\nreverse_proxy "+upstream)
+	a := s.Get("/")
+	if got, want := a.String(), "200 limit=2 remaining=1 clear=1.000"; got != want || a.Text != "upstream" {
+		t.Errorf("got %s %q, want %s", got, a.Text, want)
 	}
 	for _, name := range []string{"X-Announced", "X-Sudden"} {
 		if a.Trailer.Get(name) != "yes" {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // wantTrustedAfter applies the remedy for a proxy that is not trusted: a limit of five requests
@@ -21,12 +23,12 @@ func wantTrustedAfter(t *testing.T, remedy, block, field string) {
 		}
 		name, address = "X-Forwarded-For", "192.0.2.7"
 	}
-	c := setup{global: "servers {" + global, site: strings.ReplaceAll(block, "{remote_host}", "{client_ip}") + "\nrespond ok"}
-	if found := adviceOn(t, c.onAllHosts(t)); len(found) > 0 {
+	c := sitetest.Config{Global: "servers {" + global, Site: strings.ReplaceAll(block, "{remote_host}", "{client_ip}") + "\nrespond ok"}
+	if found := adviceOn(t, onAllHosts(t, c)); len(found) > 0 {
 		t.Errorf("with the remedy: got %+v, want no advice", found)
 	}
-	s := startConfig(t, c)
-	status := func(address string) int { return s.get("/", name+": "+address).StatusCode }
+	s := sitetest.StartConfig(t, c)
+	status := func(address string) int { return s.Get("/", name+": "+address).StatusCode }
 	for i := range 6 {
 		made := ""
 		if name == "X-Forwarded-For" { // to which proxies add
@@ -39,7 +41,7 @@ func wantTrustedAfter(t *testing.T, remedy, block, field string) {
 	if got := status("192.0.2.8"); got != 200 {
 		t.Errorf("another client: got %d, want 200", got)
 	}
-	if lines := s.log("warn", ownLogger); len(lines) > 0 {
+	if lines := s.Log("warn", sitetest.OwnLogger); len(lines) > 0 {
 		t.Errorf("got %v, want no warning", lines)
 	}
 }
@@ -73,12 +75,12 @@ func TestKeysOfProxies(t *testing.T) {
 		{"another proxy is trusted, remote_host", other, block("key {remote_host}"), "X-Forwarded-For: 192.0.2.7", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, setup{global: tc.global, site: tc.block + "\nrespond ok"})
-			s.get("/")
+			s := sitetest.StartConfig(t, sitetest.Config{Global: tc.global, Site: tc.block + "\nrespond ok"})
+			s.Get("/")
 			for range 2 {
-				s.get("/", tc.field)
+				s.Get("/", tc.field)
 			}
-			lines := s.log("warn", ownLogger)
+			lines := s.Log("warn", sitetest.OwnLogger)
 			if tc.remedy == "" {
 				if len(lines) > 0 {
 					t.Errorf("got %v, want no warning", lines)

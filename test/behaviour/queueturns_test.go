@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestLightClientBesideScript guards, through a running Caddy, that a client with one request at a
@@ -31,22 +32,22 @@ func TestLightClientBesideScript(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			const hold, requests = 5 * time.Millisecond, 10
-			addr := newUpstream(t, func(http.ResponseWriter, *http.Request) { time.Sleep(hold) })
+			addr := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { time.Sleep(hold) })
 			options := tc.options
 			if !strings.Contains(options, "fair_by") {
 				options += "fair_by {query.user}\n"
 			}
-			c := setup{site: "rate_limit x {\nkey all\nconcurrency 1\nmax_delay 1m\n" + options + "}\nreverse_proxy " + addr}
+			c := sitetest.Config{Site: "rate_limit x {\nkey all\nconcurrency 1\nmax_delay 1m\n" + options + "}\nreverse_proxy " + addr}
 			if tc.store == "redis" {
-				c.global = redisGlobal(redistest.Start(t).Addr, slowly)
+				c.Global = sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout)
 			}
-			s := startConfig(t, c)
+			s := sitetest.StartConfig(t, c)
 			var served, stop atomic.Int64
 			var all sync.WaitGroup
 			for range tc.script {
 				all.Go(func() {
 					for stop.Load() == 0 {
-						if s.get("/?user=script").StatusCode == 200 {
+						if s.Get("/?user=script").StatusCode == 200 {
 							served.Add(1)
 						} else {
 							time.Sleep(hold)
@@ -54,10 +55,10 @@ func TestLightClientBesideScript(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, "the script waits", func() bool { return waitingAt(t, "x") >= int64(min(tc.script-1, 15)) })
+			sitetest.Eventually(t, "the script waits", func() bool { return waitingAt(t, "x") >= int64(min(tc.script-1, 15)) })
 			before, denied := served.Load(), 0
 			for range requests {
-				if got := s.get("/?user=light"); got.StatusCode != 200 {
+				if got := s.Get("/?user=light"); got.StatusCode != 200 {
 					denied++
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -45,9 +46,9 @@ func TestRates(t *testing.T) {
 		tc := &tests[i]
 		t.Run(fmt.Sprintf("%s size %s factor %s", tc.limit.Rate, tc.limit.Size, tc.limit.Factor), func(t *testing.T) {
 			l, _ := readyLimit(t, &tc.limit)
-			r := newSiteRequest()
-			r.replacer.Set("n", 4)
-			got, err := r.asks(l)
+			r := sitetest.NewRequest()
+			r.Replacer.Set("n", 4)
+			got, err := r.Queries(l)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -75,10 +76,10 @@ func TestRateWithinItsDuration(t *testing.T) {
 		{"algorithm sliding_log\nsize 10\nwindow 1m", time.Minute, 10},
 	} {
 		t.Run(tc.block, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\n"+tc.block+"\n}\nrespond admitted")
-			admitted, end := 0, s.clock.read()+tc.within
-			for s.clock.read() < end {
-				a := s.get("/")
+			s := sitetest.Start(t, "rate_limit {\n"+tc.block+"\n}\nrespond admitted")
+			admitted, end := 0, s.Clock.Now()+tc.within
+			for s.Clock.Now() < end {
+				a := s.Get("/")
 				if a.StatusCode == 200 {
 					admitted++
 					continue
@@ -87,7 +88,7 @@ func TestRateWithinItsDuration(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				s.clock.advance(wait)
+				s.Clock.Advance(wait)
 			}
 			if admitted != tc.want {
 				t.Errorf("%d admitted within %v, want %d", admitted, tc.within, tc.want)
@@ -105,21 +106,21 @@ func TestRateEqualsDrips(t *testing.T) {
 			return "rate_limit api {\nheaders x-ratelimit ratelimit-11\n" + limit + "\n}\nrespond admitted"
 		}
 		t.Run(fmt.Sprintf("%q and %q", tc.first, tc.second), func(t *testing.T) {
-			s := startConfig(t, setup{
-				site:  site(tc.first),
-				sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Site:  site(tc.first),
+				Sites: "http://other.test:{port} {\n" + site(tc.second) + "\n}",
 			})
 			other := []string{"Host: other.test"}
-			s.run(
-				step{want: `200 limit=4 remaining=3 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=3;t=1`},
-				step{header: other, want: `200 limit=4 remaining=2 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=2;t=1`},
-				step{want: `200 limit=4 remaining=1 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=1;t=1`},
-				step{header: other, want: `200 limit=4 remaining=0 clear=0.100 policy="api";q=4;w=1 ratelimit="api";r=0;t=1`},
-				step{header: other, want: `429 limit=4 remaining=0 clear=0.100 reset=0.050 retry-after=1 ` +
+			s.Run(
+				sitetest.Step{Want: `200 limit=4 remaining=3 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=3;t=1`},
+				sitetest.Step{Header: other, Want: `200 limit=4 remaining=2 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=2;t=1`},
+				sitetest.Step{Want: `200 limit=4 remaining=1 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=1;t=1`},
+				sitetest.Step{Header: other, Want: `200 limit=4 remaining=0 clear=0.100 policy="api";q=4;w=1 ratelimit="api";r=0;t=1`},
+				sitetest.Step{Header: other, Want: `429 limit=4 remaining=0 clear=0.100 reset=0.050 retry-after=1 ` +
 					`policy="api";q=4;w=1 ratelimit="api";r=0;t=1`},
-				step{after: 50*ms - µs, want: `429 limit=4 remaining=0 clear=0.051 reset=0.001 retry-after=1 ` +
+				sitetest.Step{After: 50*ms - µs, Want: `429 limit=4 remaining=0 clear=0.051 reset=0.001 retry-after=1 ` +
 					`policy="api";q=4;w=1 ratelimit="api";r=0;t=1`},
-				step{after: µs, want: `200 limit=4 remaining=2 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=2;t=1`},
+				sitetest.Step{After: µs, Want: `200 limit=4 remaining=2 clear=0.050 policy="api";q=4;w=1 ratelimit="api";r=2;t=1`},
 			)
 		})
 	}
@@ -128,10 +129,10 @@ func TestRateEqualsDrips(t *testing.T) {
 // Guards that a client at a rate is admitted n times each duration and not more,
 // for long, behind the burst of n.
 func TestRateOfRequests(t *testing.T) {
-	s := startSite(t, "rate_limit {\nrate 7/1s\n}\nrespond admitted")
-	start, admitted := s.clock.read(), 0
+	s := sitetest.Start(t, "rate_limit {\nrate 7/1s\n}\nrespond admitted")
+	start, admitted := s.Clock.Now(), 0
 	for range 400 {
-		a := s.get("/")
+		a := s.Get("/")
 		if a.StatusCode == 200 {
 			admitted++
 			continue
@@ -140,9 +141,9 @@ func TestRateOfRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.clock.advance(wait)
+		s.Clock.Advance(wait)
 	}
-	passed := (s.clock.read() - start).Seconds()
+	passed := (s.Clock.Now() - start).Seconds()
 	// The field is rounded up to a millisecond, which loses up to 0.7 %.
 	if most := 7 + 7*passed; float64(admitted) > most || float64(admitted) < 7+7*passed*0.993-1 || passed < 20 {
 		t.Errorf("%d admitted in %.3f s, want %.1f", admitted, passed, most)
@@ -152,12 +153,12 @@ func TestRateOfRequests(t *testing.T) {
 // Guards that a plan's small size does not slow its rate down, nor tell buckets
 // apart: what drips is the same for every size.
 func TestRateWithSizeOfRequest(t *testing.T) {
-	s := startSite(t, "rate_limit {\nrate 60/1s\nsize {header.X-Size}\n}\nrespond admitted")
-	s.run(
-		step{header: []string{"X-Size: 1"}, want: "200 limit=1 remaining=0 clear=0.017"},
-		step{header: []string{"X-Size: 1"}, want: "429 limit=1 remaining=0 clear=0.017 reset=0.017 retry-after=1"},
-		step{header: []string{"X-Size: 3"}, want: "200 limit=3 remaining=1 clear=0.034"},
-		step{after: 16_667 * µs, header: []string{"X-Size: 2"}, want: "200 limit=2 remaining=0 clear=0.034"},
+	s := sitetest.Start(t, "rate_limit {\nrate 60/1s\nsize {header.X-Size}\n}\nrespond admitted")
+	s.Run(
+		sitetest.Step{Header: []string{"X-Size: 1"}, Want: "200 limit=1 remaining=0 clear=0.017"},
+		sitetest.Step{Header: []string{"X-Size: 1"}, Want: "429 limit=1 remaining=0 clear=0.017 reset=0.017 retry-after=1"},
+		sitetest.Step{Header: []string{"X-Size: 3"}, Want: "200 limit=3 remaining=1 clear=0.034"},
+		sitetest.Step{After: 16_667 * µs, Header: []string{"X-Size: 2"}, Want: "200 limit=2 remaining=0 clear=0.034"},
 	)
 }
 
@@ -167,27 +168,27 @@ func TestLimitInOneLine(t *testing.T) {
 	alice, bob := []string{"X-Api-Key: alice"}, []string{"X-Api-Key: bob"}
 	for _, tc := range []struct {
 		directive string
-		steps     []step
+		steps     []sitetest.Step
 	}{
-		{"rate_limit 2/m", []step{
-			{header: alice, want: "200 limit=2 remaining=1 clear=30.000"},
-			{header: bob, want: "200 limit=2 remaining=0 clear=60.000"},
-			{header: alice, want: "429 limit=2 remaining=0 clear=60.000 reset=30.000 retry-after=30"},
-			{after: 30 * time.Second, want: "200 limit=2 remaining=0 clear=60.000"},
+		{"rate_limit 2/m", []sitetest.Step{
+			{Header: alice, Want: "200 limit=2 remaining=1 clear=30.000"},
+			{Header: bob, Want: "200 limit=2 remaining=0 clear=60.000"},
+			{Header: alice, Want: "429 limit=2 remaining=0 clear=60.000 reset=30.000 retry-after=30"},
+			{After: 30 * time.Second, Want: "200 limit=2 remaining=0 clear=60.000"},
 		}},
-		{"rate_limit {header.X-Api-Key} 1 per minute", []step{
-			{header: alice, want: "200 limit=1 remaining=0 clear=60.000"},
-			{header: alice, want: "429 limit=1 remaining=0 clear=60.000 reset=60.000 retry-after=60"},
-			{header: bob, want: "200 limit=1 remaining=0 clear=60.000"},
+		{"rate_limit {header.X-Api-Key} 1 per minute", []sitetest.Step{
+			{Header: alice, Want: "200 limit=1 remaining=0 clear=60.000"},
+			{Header: alice, Want: "429 limit=1 remaining=0 clear=60.000 reset=60.000 retry-after=60"},
+			{Header: bob, Want: "200 limit=1 remaining=0 clear=60.000"},
 		}},
-		{"rate_limit /a 60r/min api {\nsize 1\n}", []step{
-			{path: "/a", want: "200 limit=1 remaining=0 clear=1.000"},
-			{path: "/a", want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
-			{path: "/b", want: "200"},
+		{"rate_limit /a 60r/min api {\nsize 1\n}", []sitetest.Step{
+			{Path: "/a", Want: "200 limit=1 remaining=0 clear=1.000"},
+			{Path: "/a", Want: "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
+			{Path: "/b", Want: "200"},
 		}},
 	} {
 		t.Run(tc.directive, func(t *testing.T) {
-			startSite(t, tc.directive+"\nrespond admitted").run(tc.steps...)
+			sitetest.Start(t, tc.directive+"\nrespond admitted").Run(tc.steps...)
 		})
 	}
 }

@@ -27,6 +27,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // recipe is a section of a document.
@@ -61,7 +62,7 @@ var wholeSite = regexp.MustCompile(`(?s)^[\w.]*:\d+ \{\n(.*)\}\n$`)
 
 // config returns what the nth block of Caddyfile configures. For each pair of replacements
 // the first, which has to be there, stands for the second: addresses mostly.
-func (r recipe) config(n int, replacements ...string) (c setup) {
+func (r recipe) config(n int, replacements ...string) (c sitetest.Config) {
 	r.t.Helper()
 	var code string
 	for _, b := range r.blocks {
@@ -78,30 +79,20 @@ func (r recipe) config(n int, replacements ...string) (c setup) {
 		}
 		code = strings.ReplaceAll(code, replacements[i], replacements[i+1])
 	}
-	c.site = code
+	c.Site = code
 	if strings.HasPrefix(code, "{\n") {
-		c.global, c.site, _ = strings.Cut(code[2:], "\n}\n\n")
+		c.Global, c.Site, _ = strings.Cut(code[2:], "\n}\n\n")
 	}
-	if site := wholeSite.FindStringSubmatch(c.site); site != nil {
-		c.site = site[1]
+	if site := wholeSite.FindStringSubmatch(c.Site); site != nil {
+		c.Site = site[1]
 	}
 	return c
 }
 
 // start runs the nth block of Caddyfile as config has it.
-func (r recipe) start(n int, replacements ...string) *server {
+func (r recipe) start(n int, replacements ...string) *sitetest.Site {
 	r.t.Helper()
-	return startConfig(r.t, r.config(n, replacements...))
-}
-
-// statuses sends n requests and returns how many got which status.
-func (s *server) statuses(n int, method, path string, header ...string) string {
-	s.t.Helper()
-	counts := make(map[int]int)
-	for range n {
-		counts[s.send(method, path, header...).StatusCode]++
-	}
-	return fmt.Sprint(counts)
+	return sitetest.StartConfig(r.t, r.config(n, replacements...))
 }
 
 // want checks what a recipe did.
@@ -187,13 +178,13 @@ func (r recipe) sub(name string, test func(recipe)) {
 
 func recipeLogin(r recipe) {
 	r.sub("upstream", func(r recipe) {
-		s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
+		s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
 		for range 10 {
-			r.want("a right password", s.send("POST", "/login").StatusCode, 200)
+			r.want("a right password", s.Send("POST", "/login").StatusCode, 200)
 		}
 		var answered atomic.Int64
 		redistest.Together(r.t, 40, func(int) {
-			res, err := http.Post(s.url("/login?status=401"), "", nil)
+			res, err := http.Post(s.URL("/login?status=401"), "", nil)
 			if err != nil {
 				r.t.Error(err)
 				return
@@ -203,10 +194,10 @@ func recipeLogin(r recipe) {
 				answered.Add(1)
 			}
 		})
-		s.requests.Add(40)
+		s.Requests.Add(40)
 		r.want("parallel guesses that were answered", answered.Load(), 5)
-		r.want("a right password after them", s.send("POST", "/login").StatusCode, 429)
-		r.want("other paths", s.statuses(9, "GET", "/login?status=401"), "map[401:9]")
+		r.want("a right password after them", s.Send("POST", "/login").StatusCode, 429)
+		r.want("other paths", s.Statuses(9, "GET", "/login?status=401"), "map[401:9]")
 		for _, tc := range []struct {
 			after time.Duration
 			want  string // of a guess, and how long all that follows has to wait
@@ -215,10 +206,10 @@ func recipeLogin(r recipe) {
 			{time.Hour - time.Second, "429 1"}, {time.Second, "403 "}, {0, "403 "}, {0, "403 "}, {0, "403 "}, {0, "403 86400"},
 			{24 * time.Hour, "403 "},
 		} {
-			s.clock.advance(tc.after)
-			guess := s.send("POST", "/login?status=403")
+			s.Clock.Advance(tc.after)
+			guess := s.Send("POST", "/login?status=403")
 			if guess.StatusCode == 403 && !strings.HasSuffix(tc.want, " ") {
-				guess.Header = s.send("POST", "/login").Header
+				guess.Header = s.Send("POST", "/login").Header
 			}
 			r.want(fmt.Sprint(tc), fmt.Sprint(guess.StatusCode, " ", guess.Header.Get("Retry-After")), tc.want)
 		}
@@ -227,30 +218,30 @@ func recipeLogin(r recipe) {
 		const user, password = "Authorization: Basic YWxpY2U6c2VjcmV0", "alice $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG"
 		const hash = "alice $2a$04$en50XSOSRK6koiBfio.FceBm05YZ6/aoY6lwR1hzV41PDo.aHhWyG" // of "secret", which takes less time
 		slow := make(chan struct{})
-		s := r.start(2, password, hash, "localhost:9000", newUpstream(r.t, func(_ http.ResponseWriter, req *http.Request) {
+		s := r.start(2, password, hash, "localhost:9000", sitetest.NewUpstream(r.t, func(_ http.ResponseWriter, req *http.Request) {
 			if req.URL.Path == "/slow" {
 				<-slow
 			}
 		}))
-		r.want("without a password", s.statuses(50, "GET", "/"), "map[401:50]")
-		r.want("with the right one", s.statuses(50, "GET", "/", user), "map[200:50]")
+		r.want("without a password", s.Statuses(50, "GET", "/"), "map[401:50]")
+		r.want("with the right one", s.Statuses(50, "GET", "/", user), "map[200:50]")
 		var page sync.WaitGroup
 		for range 20 {
 			page.Go(func() {
-				if status, _ := ask(r.t.Context(), s.url("/slow"), "Authorization", strings.TrimPrefix(user, "Authorization: ")); status != 200 {
+				if status, _ := ask(r.t.Context(), s.URL("/slow"), "Authorization", strings.TrimPrefix(user, "Authorization: ")); status != 200 {
 					r.t.Errorf("a part of a page got %d", status)
 				}
 			})
 		}
-		eventually(r.t, "a page takes all room", func() bool { return levelOf(r.t, "passwords", "127.0.0.1").Held == 20 })
-		a := s.get("/", user)
+		sitetest.Eventually(r.t, "a page takes all room", func() bool { return levelOf(r.t, "passwords", "127.0.0.1").Held == 20 })
+		a := s.Get("/", user)
 		r.want("one request more", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Retry-After")), "429 1")
 		close(slow)
 		page.Wait()
-		s.requests.Add(20)
-		r.want("after the page", s.get("/", user).StatusCode, 200)
-		r.want("guesses", s.statuses(30, "GET", "/", "Authorization: Basic YWxpY2U6Z3Vlc3M="), "map[401:20 429:10]")
-		r.want("the ban after them", s.get("/", user).Header.Get("Retry-After"), "600")
+		s.Requests.Add(20)
+		r.want("after the page", s.Get("/", user).StatusCode, 200)
+		r.want("guesses", s.Statuses(30, "GET", "/", "Authorization: Basic YWxpY2U6Z3Vlc3M="), "map[401:20 429:10]")
+		r.want("the ban after them", s.Get("/", user).Header.Get("Retry-After"), "600")
 	})
 }
 
@@ -259,47 +250,47 @@ func recipeAccount(r recipe) {
 	const users = "alice" + cheap + "ALICE" + cheap + "bob" + cheap + "carol" + cheap + "dave" + cheap                                                              // Caddy takes as long for an unknown name as for an expensive hash
 	const trusted = "servers {\ntrusted_proxies static 127.0.0.1/32\n}"
 	redis := redistest.Start(r.t)
-	for store, global := range map[string]string{"memory": trusted, "redis": redisGlobal(redis.Addr, slowly) + "\n" + trusted} {
+	for store, global := range map[string]string{"memory": trusted, "redis": sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout) + "\n" + trusted} {
 		r.sub(store, func(r recipe) {
-			c := r.config(1, password, users, "localhost:9000", newUpstream(r.t, behind))
-			c.global = global
-			s := startConfig(r.t, c)
+			c := r.config(1, password, users, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+			c.Global = global
+			s := sitetest.StartConfig(r.t, c)
 			from := func(address, credential string) []string {
 				return []string{"X-Forwarded-For: " + address, "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(credential))}
 			}
-			r.want("a login at home", s.get("/", from("198.51.100.1", "alice:secret")...).StatusCode, 200)
+			r.want("a login at home", s.Get("/", from("198.51.100.1", "alice:secret")...).StatusCode, 200)
 			for i := range 20 {
 				guess := from(fmt.Sprint("203.0.113.", i), "alice:guess")
 				if i%2 > 0 { // in other spellings
 					guess = from(fmt.Sprint("203.0.113.", i), "ALICE:guess")
 				}
-				r.want(fmt.Sprint("guess ", i), s.get("/", guess...).StatusCode, 401)
+				r.want(fmt.Sprint("guess ", i), s.Get("/", guess...).StatusCode, 401)
 			}
 			for i := range 5 {
-				r.want("more guesses", s.get("/", from(fmt.Sprint("203.0.113.", 100+i), "alice:guess")...).StatusCode, 429)
+				r.want("more guesses", s.Get("/", from(fmt.Sprint("203.0.113.", 100+i), "alice:guess")...).StatusCode, 429)
 			}
-			r.want("the right password from elsewhere", s.get("/", from("203.0.113.200", "alice:secret")...).StatusCode, 429)
-			r.want("another name", s.get("/", from("203.0.113.1", "bob:guess")...).StatusCode, 401)
-			r.want("no credential", s.get("/", "X-Forwarded-For: 203.0.113.1").StatusCode, 401)
+			r.want("the right password from elsewhere", s.Get("/", from("203.0.113.200", "alice:secret")...).StatusCode, 429)
+			r.want("another name", s.Get("/", from("203.0.113.1", "bob:guess")...).StatusCode, 401)
+			r.want("no credential", s.Get("/", "X-Forwarded-For: 203.0.113.1").StatusCode, 401)
 			for range 3 {
-				r.want("the owner at home", s.get("/", from("198.51.100.1", "alice:secret")...).StatusCode, 200)
-				r.want("the owner in the office", s.get("/", from("192.0.2.7", "alice:secret")...).StatusCode, 200)
+				r.want("the owner at home", s.Get("/", from("198.51.100.1", "alice:secret")...).StatusCode, 200)
+				r.want("the owner in the office", s.Get("/", from("192.0.2.7", "alice:secret")...).StatusCode, 200)
 			}
 			for i := range 3 { // who hangs up is not known by that
 				ctx, cancel := context.WithTimeout(r.t.Context(), time.Duration(i)*time.Millisecond)
 				h := from("203.0.113.66", "carol:guess")
-				_, _ = ask(ctx, s.url("/"), "X-Forwarded-For", "203.0.113.66", "Authorization", strings.TrimPrefix(h[1], "Authorization: "))
+				_, _ = ask(ctx, s.URL("/"), "X-Forwarded-For", "203.0.113.66", "Authorization", strings.TrimPrefix(h[1], "Authorization: "))
 				cancel()
 			}
-			r.want("guesses at home", s.statuses(101, "GET", "/", from("198.51.100.1", "alice:guess")...), "map[401:100 429:1]")
-			r.want("guesses for carol", s.statuses(30, "GET", "/", from("203.0.113.66", "carol:guess")...)[:5], "map[4")
-			r.want("carol's owner", s.get("/", from("203.0.113.67", "carol:guess")...).StatusCode, 429)
+			r.want("guesses at home", s.Statuses(101, "GET", "/", from("198.51.100.1", "alice:guess")...), "map[401:100 429:1]")
+			r.want("guesses for carol", s.Statuses(30, "GET", "/", from("203.0.113.66", "carol:guess")...)[:5], "map[4")
+			r.want("carol's owner", s.Get("/", from("203.0.113.67", "carol:guess")...).StatusCode, 429)
 			var together sync.WaitGroup
 			var passed atomic.Int64
 			for i := range 60 { // none is known because another one is in progress
 				together.Go(func() {
 					h := from(fmt.Sprint("203.0.113.", i%2), "dave:guess")
-					if status, _ := ask(r.t.Context(), s.url("/"), "X-Forwarded-For", strings.TrimPrefix(h[0], "X-Forwarded-For: "), "Authorization", strings.TrimPrefix(h[1], "Authorization: ")); status == 401 {
+					if status, _ := ask(r.t.Context(), s.URL("/"), "X-Forwarded-For", strings.TrimPrefix(h[0], "X-Forwarded-For: "), "Authorization", strings.TrimPrefix(h[1], "Authorization: ")); status == 401 {
 						passed.Add(1)
 					}
 				})
@@ -311,35 +302,35 @@ func recipeAccount(r recipe) {
 }
 
 func recipeQuota(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind), "size 1000", "size 3")
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind), "size 1000", "size 3")
 	quota := func(key string) string {
-		a := s.get("/quota", "X-Api-Key: "+key)
+		a := s.Get("/quota", "X-Api-Key: "+key)
 		var got struct{ Limit, Remaining, Reset int64 }
-		if err := json.Unmarshal([]byte(a.body), &got); err != nil {
-			r.t.Errorf("%v in %q", err, a.body)
+		if err := json.Unmarshal([]byte(a.Text), &got); err != nil {
+			r.t.Errorf("%v in %q", err, a.Text)
 		}
 		if until := time.Until(time.Unix(got.Reset, 0)); key == "a" && (until <= 0 || until > 24*time.Hour+time.Second) {
-			r.t.Errorf("%q: resets in %v", a.body, until)
+			r.t.Errorf("%q: resets in %v", a.Text, until)
 		}
 		return fmt.Sprint(a.StatusCode, " ", a.Header.Get("Content-Type"), " ", got.Remaining, "/", got.Limit)
 	}
 	const ok = "200 application/json "
 	r.want("nobody has asked", quota("b"), ok+"3/3")
-	r.want("a request", s.get("/", "X-Api-Key: a").StatusCode, 200)
+	r.want("a request", s.Get("/", "X-Api-Key: a").StatusCode, 200)
 	for range 5 {
 		r.want("after one", quota("a"), ok+"2/3")
 	}
-	r.want("all", s.statuses(4, "GET", "/", "X-Api-Key: a"), "map[200:2 429:2]")
+	r.want("all", s.Statuses(4, "GET", "/", "X-Api-Key: a"), "map[200:2 429:2]")
 	for range 5 {
 		r.want("spent", quota("a"), ok+"0/3")
 	}
 	r.want("another", quota("b"), ok+"3/3")
-	r.want("another way to write it", s.get("/QUOTA", "X-Api-Key: a").StatusCode, 429)
+	r.want("another way to write it", s.Get("/QUOTA", "X-Api-Key: a").StatusCode, 429)
 }
 
 func recipeModel(r recipe) {
 	next, arrived := make(chan struct{}), make(chan struct{}, 9)
-	upstream := newUpstream(r.t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, r *http.Request) {
 		in, out := 1000, 200
 		_, _ = fmt.Sscan(r.URL.Query().Get("in"), &in)
 		usage := fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, in, out, in+out)
@@ -356,28 +347,28 @@ func recipeModel(r recipe) {
 	s := r.start(1, "https://api.openai.com", upstream)
 	const path, alice = "/v1/chat/completions", "Authorization: Bearer alice"
 	charged := func() string {
-		logged, _ := s.lastAccess()["rate_limit"].(map[string]any)
+		logged, _ := s.LastAccess()["rate_limit"].(map[string]any)
 		return fmt.Sprint(logged["units"])
 	}
-	r.want("a request", s.send("POST", path, alice).StatusCode, 200)
+	r.want("a request", s.Send("POST", path, alice).StatusCode, 200)
 	r.want("charged", charged(), "map[budget:270 day:1200 minute:1200]")
-	r.want("a list of models", s.get("/v1/models", alice).StatusCode, 200)
+	r.want("a list of models", s.Get("/v1/models", alice).StatusCode, 200)
 	r.want("charged for a list", charged(), "<nil>")
 	var running sync.WaitGroup
 	for range 3 {
-		running.Go(func() { s.send("POST", path+"?stream=1", alice) })
+		running.Go(func() { s.Send("POST", path+"?stream=1", alice) })
 		<-arrived
 	}
-	r.want("a fourth stream", s.send("POST", path, alice).StatusCode, 429)
+	r.want("a fourth stream", s.Send("POST", path, alice).StatusCode, 429)
 	close(next)
 	running.Wait()
 	r.want("charged for a stream", charged(), "map[budget:270 day:1200 minute:1200]")
-	r.want("a large one", s.send("POST", path+"?in=60000", alice).StatusCode, 200)
+	r.want("a large one", s.Send("POST", path+"?in=60000", alice).StatusCode, 200)
 	r.want("charged for it", charged(), "map[budget:9120 day:60200 minute:60200]")
-	r.want("in debt", s.send("POST", path, alice).StatusCode, 429)
-	r.want("another key", s.send("POST", path, "Authorization: Bearer bob").StatusCode, 200)
-	s.clock.advance(time.Minute)
-	r.want("a minute later", s.send("POST", path, alice).StatusCode, 200)
+	r.want("in debt", s.Send("POST", path, alice).StatusCode, 429)
+	r.want("another key", s.Send("POST", path, "Authorization: Bearer bob").StatusCode, 200)
+	s.Clock.Advance(time.Minute)
+	r.want("a minute later", s.Send("POST", path, alice).StatusCode, 200)
 }
 
 func recipeCosts(r recipe) {
@@ -393,13 +384,13 @@ func recipeCosts(r recipe) {
 			w.Header().Set("X-Tokens", tokens)
 		}
 	}
-	charged := func(r recipe, s *server, path string) string {
-		a := s.get(path, "X-Api-Key: alice")
-		eventually(r.t, "nothing is held", func() bool { return levelOf(r.t, "tokens", "alice").Held == 0 })
+	charged := func(r recipe, s *sitetest.Site, path string) string {
+		a := s.Get(path, "X-Api-Key: alice")
+		sitetest.Eventually(r.t, "nothing is held", func() bool { return levelOf(r.t, "tokens", "alice").Held == 0 })
 		return fmt.Sprint(a.StatusCode, " ", levelOf(r.t, "tokens", "alice").Units)
 	}
 	r.sub("header", func(r recipe) {
-		s := r.start(1, "localhost:9000", newUpstream(r.t, upstream))
+		s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, upstream))
 		for _, tc := range [][2]string{
 			{"/?tokens=1200", "200 1200"},
 			{"/?tokens=30", "200 1230"},
@@ -409,12 +400,12 @@ func recipeCosts(r recipe) {
 		} {
 			r.want(tc[0], charged(r, s, tc[0]), tc[1])
 		}
-		s.clock.advance(6 * time.Minute)
-		r.want("the field that the client sees", s.get("/?tokens=1", "X-Api-Key: bob").Header["X-Tokens"], []string(nil))
+		s.Clock.Advance(6 * time.Minute)
+		r.want("the field that the client sees", s.Get("/?tokens=1", "X-Api-Key: bob").Header["X-Tokens"], []string(nil))
 		r.want("six minutes later", charged(r, s, "/?tokens=1"), "200 57231")
 	})
 	r.sub("trailer", func(r recipe) {
-		s := r.start(1, "localhost:9000", newUpstream(r.t, upstream),
+		s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, upstream),
 			"{http.reverse_proxy.header.X-Tokens}", "{http.response.header.X-Tokens}", "header_down -X-Tokens", "")
 		r.want("a field", charged(r, s, "/?tokens=1200"), "200 1200")
 		r.want("a trailer", charged(r, s, "/trailer?tokens=34"), "200 1234")
@@ -426,19 +417,19 @@ func recipeCosts(r recipe) {
 			"header_down -X-Tokens\n}", "}\nheader -X-Tokens"},
 	} {
 		r.sub("the estimate with "+name, func(r recipe) {
-			s := r.start(1, append(replacements, "localhost:9000", newUpstream(r.t, upstream))...)
+			s := r.start(1, append(replacements, "localhost:9000", sitetest.NewUpstream(r.t, upstream))...)
 			r.want("a field", charged(r, s, "/?tokens=1"), "200 2000")
 		})
 	}
 	r.sub("bytes", func(r recipe) {
-		s := r.start(1, "{http.reverse_proxy.header.X-Tokens}", "bytes", "localhost:9000", newUpstream(r.t, upstream))
+		s := r.start(1, "{http.reverse_proxy.header.X-Tokens}", "bytes", "localhost:9000", sitetest.NewUpstream(r.t, upstream))
 		r.want("a stream", charged(r, s, "/trailer"), "200 6")
 	})
 }
 
 func recipeScanners(r recipe) {
 	var arrived atomic.Int64
-	upstream := newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+	upstream := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
 		for arrived.Add(1); req.URL.Path == "/page" && arrived.Load() < 50; {
 			time.Sleep(time.Millisecond)
 		}
@@ -446,29 +437,29 @@ func recipeScanners(r recipe) {
 	})
 	s := r.start(1, "localhost:9000", upstream)
 	redistest.Together(r.t, 50, func(int) {
-		status, _ := ask(r.t.Context(), s.url("/page"))
+		status, _ := ask(r.t.Context(), s.URL("/page"))
 		r.want("a page in parallel", status, 200)
 	})
-	r.want("paths that do not exist", s.statuses(20, "GET", "/x?status=404"), "map[404:20]")
-	r.want("what comes then", s.statuses(3, "GET", "/"), "map[429:3]")
+	r.want("paths that do not exist", s.Statuses(20, "GET", "/x?status=404"), "map[404:20]")
+	r.want("what comes then", s.Statuses(3, "GET", "/"), "map[429:3]")
 }
 
 func recipeWordPress(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
-	r.want("right passwords", s.statuses(10, "POST", "/wp-login.php?status=302"), "map[302:10]")
-	r.want("the form", s.statuses(10, "GET", "/wp-login.php"), "map[200:10]")
-	r.want("wrong passwords", s.statuses(7, "POST", "/wp-login.php"), "map[200:5 429:2]")
-	r.want("the page by another path", s.statuses(3, "POST", "/wp-login.php/x"), "map[429:3]")
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	r.want("right passwords", s.Statuses(10, "POST", "/wp-login.php?status=302"), "map[302:10]")
+	r.want("the form", s.Statuses(10, "GET", "/wp-login.php"), "map[200:10]")
+	r.want("wrong passwords", s.Statuses(7, "POST", "/wp-login.php"), "map[200:5 429:2]")
+	r.want("the page by another path", s.Statuses(3, "POST", "/wp-login.php/x"), "map[429:3]")
 }
 
 func recipeGRPC(r recipe) {
 	c := r.config(1, "h2c://localhost:9000", newGRPC(r.t))
-	c.global = "servers {\nprotocols h1 h2c\n}"
-	s := startConfig(r.t, c)
-	s.useHTTP2()
+	c.Global = "servers {\nprotocols h1 h2c\n}"
+	s := sitetest.StartConfig(r.t, c)
+	s.UseHTTP2()
 	// call makes a call on the one connection, and returns its status.
 	call := func(query string) string {
-		a := s.send("POST", "/service/Method?"+query, "Content-Type: application/grpc", "Te: trailers")
+		a := s.Send("POST", "/service/Method?"+query, "Content-Type: application/grpc", "Te: trailers")
 		return fmt.Sprint(a.StatusCode, " ", a.Header.Get("Grpc-Status")+a.Trailer.Get("Grpc-Status"))
 	}
 	redistest.Together(r.t, 50, func(int) { r.want("good calls in parallel", call("grpc=0&message=m"), "200 0") })
@@ -476,15 +467,15 @@ func recipeGRPC(r recipe) {
 		r.want(fmt.Sprint("rejected call ", 2*i), call("grpc=8&message=m"), "200 8")
 		r.want(fmt.Sprint("rejected call ", 2*i+1), call("grpc=16"), "200 16")
 	}
-	denied := s.send("POST", "/?grpc=0", "Content-Type: application/grpc")
-	r.want("the call after them", fmt.Sprint(denied.StatusCode, " ", denied.Header["Grpc-Status"], " ", denied.Header["Grpc-Message"], " ", denied.body),
+	denied := s.Send("POST", "/?grpc=0", "Content-Type: application/grpc")
+	r.want("the call after them", fmt.Sprint(denied.StatusCode, " ", denied.Header["Grpc-Status"], " ", denied.Header["Grpc-Message"], " ", denied.Text),
 		"200 [8] [Too many rejected calls. Retry after 30 s.] ")
-	r.want("what is not gRPC", s.get("/?grpc=0").Header["Grpc-Status"], []string{"0"})
+	r.want("what is not gRPC", s.Get("/?grpc=0").Header["Grpc-Status"], []string{"0"})
 }
 
 func recipeTenants(r recipe) {
 	busy, release := make(chan bool, 2), make(chan bool)
-	upstream := newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+	upstream := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/slow" {
 			busy <- true
 			<-release
@@ -493,19 +484,19 @@ func recipeTenants(r recipe) {
 	})
 	s := r.start(1, "localhost:9000", upstream, "concurrency 200", "concurrency 2", "rate 100/s", "rate 100/s\n\t\tsize 100")
 	const a, b = "X-Tenant: a", "X-Tenant: b"
-	r.want("a tenant's own share", s.get("/", a).body, "")
-	r.want("the rest of it, and more", s.statuses(110, "GET", "/", a), "map[200:110]")
-	r.want("what is borrowed", s.get("/", a).body, "tenant")
+	r.want("a tenant's own share", s.Get("/", a).Text, "")
+	r.want("the rest of it, and more", s.Statuses(110, "GET", "/", a), "map[200:110]")
+	r.want("what is borrowed", s.Get("/", a).Text, "tenant")
 	var slow sync.WaitGroup
 	for range 2 {
-		slow.Go(func() { s.get("/slow", a) })
+		slow.Go(func() { s.Get("/slow", a) })
 		<-busy
 	}
-	r.want("more than is spare", s.get("/", a).StatusCode, 429)
-	r.want("another tenant", s.get("/", b).StatusCode, 200)
+	r.want("more than is spare", s.Get("/", a).StatusCode, 429)
+	r.want("another tenant", s.Get("/", b).StatusCode, 200)
 	close(release)
 	slow.Wait()
-	eventually(r.t, "what was spare", func() bool { return s.get("/", a).StatusCode == 200 })
+	sitetest.Eventually(r.t, "what was spare", func() bool { return s.Get("/", a).StatusCode == 200 })
 }
 
 func recipeBusy(r recipe) {
@@ -513,15 +504,15 @@ func recipeBusy(r recipe) {
 	s := r.start(1, "localhost:9000", upstream, "concurrency auto", "concurrency auto {\nmax 4\n}")
 	var slow sync.WaitGroup
 	for range 4 {
-		slow.Go(func() { s.get("/slow") })
+		slow.Go(func() { s.Get("/slow") })
 		<-arrived
 	}
-	got := s.get("/")
+	got := s.Get("/")
 	r.want("more than it can do", got.StatusCode, 503)
 	r.want("a time to retry", got.Header.Get("Retry-After") != "", true)
 	release()
 	slow.Wait()
-	r.want("when it is done", s.get("/").StatusCode, 200)
+	r.want("when it is done", s.Get("/").StatusCode, 200)
 }
 
 func recipeCheckout(r recipe) {
@@ -529,16 +520,16 @@ func recipeCheckout(r recipe) {
 	s := r.start(1, "localhost:9000", upstream, "concurrency auto {", "concurrency auto {\nmax 4")
 	var slow sync.WaitGroup
 	for range 3 {
-		slow.Go(func() { s.get("/slow") })
+		slow.Go(func() { s.Get("/slow") })
 		<-arrived
 	}
-	bot := s.get("/", "User-Agent: Somebot/1.0")
+	bot := s.Get("/", "User-Agent: Somebot/1.0")
 	r.want("a bot while most places are taken", bot.StatusCode, 503)
-	r.want("its page", strings.HasPrefix(bot.body, "<h1>We are busy</h1>Please try again in "+bot.Header.Get("Retry-After")+" seconds."), true)
-	r.want("another client", s.get("/").StatusCode, 200)
-	slow.Go(func() { s.get("/slow") })
+	r.want("its page", strings.HasPrefix(bot.Text, "<h1>We are busy</h1>Please try again in "+bot.Header.Get("Retry-After")+" seconds."), true)
+	r.want("another client", s.Get("/").StatusCode, 200)
+	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	s.get("/checkout/pay")
+	s.Get("/checkout/pay")
 	r.want("shed by class", loadOf(r.t, "upstream").Shed, [...]uint64{1, 0, 1})
 	release()
 	slow.Wait()
@@ -546,14 +537,14 @@ func recipeCheckout(r recipe) {
 
 func recipeWebsockets(r recipe) {
 	upstream := newWebSocket(r.t)
-	open := func(r recipe, s *server) (net.Conn, *bufio.Reader, int) {
-		conn, err := net.Dial("tcp", s.addr)
+	open := func(r recipe, s *sitetest.Site) (net.Conn, *bufio.Reader, int) {
+		conn, err := net.Dial("tcp", s.Addr)
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		r.t.Cleanup(func() { conn.Close() })
-		_ = conn.SetDeadline(time.Now().Add(patience))
-		fmt.Fprintf(conn, "GET /socket HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", s.addr)
+		_ = conn.SetDeadline(time.Now().Add(sitetest.Patience))
+		fmt.Fprintf(conn, "GET /socket HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", s.Addr)
 		in := bufio.NewReader(conn)
 		res, err := http.ReadResponse(in, nil)
 		if err != nil {
@@ -563,7 +554,7 @@ func recipeWebsockets(r recipe) {
 	}
 	r.sub("as it is", func(r recipe) {
 		c := r.config(1, "localhost:9000", upstream)
-		s := startConfig(r.t, c)
+		s := sitetest.StartConfig(r.t, c)
 		var conns []net.Conn
 		var first *bufio.Reader
 		for i := range 20 {
@@ -572,7 +563,7 @@ func recipeWebsockets(r recipe) {
 					_, _, status := open(r, s)
 					r.want("the eleventh at once", status, 429)
 				}
-				s.clock.advance(6 * time.Second)
+				s.Clock.Advance(6 * time.Second)
 			}
 			conn, in, status := open(r, s)
 			r.want("opening one", status, 101)
@@ -580,11 +571,11 @@ func recipeWebsockets(r recipe) {
 				first = in
 			}
 		}
-		s.clock.advance(time.Hour)
+		s.Clock.Advance(time.Hour)
 		_, _, status := open(r, s)
 		r.want("one more than may be open", status, 429)
 
-		if err := s.load(c); err != nil {
+		if err := s.Load(c); err != nil {
 			r.t.Fatal(err)
 		}
 		fmt.Fprintln(conns[0], "after a reload")
@@ -594,24 +585,24 @@ func recipeWebsockets(r recipe) {
 		_, _, status = open(r, s)
 		r.want("one more after a reload", status, 429)
 		conns[0].Close()
-		eventually(r.t, "a closed connection makes room", func() bool {
-			s.clock.advance(6 * time.Second)
+		sitetest.Eventually(r.t, "a closed connection makes room", func() bool {
+			s.Clock.Advance(6 * time.Second)
 			_, _, status := open(r, s)
 			return status == 101
 		})
 	})
 	r.sub("without stream_close_delay", func(r recipe) {
-		if raceEnabled {
+		if sitetest.RaceEnabled {
 			r.t.Skip("Caddy counts what such a connection has written while it closes it: a race of its own")
 		}
 		c := r.config(1, "localhost:9000", upstream, "stream_close_delay 1h", "")
-		s := startConfig(r.t, c)
+		s := sitetest.StartConfig(r.t, c)
 		conn, in, _ := open(r, s)
 		fmt.Fprintln(conn, "before a reload") // Caddy knows of a connection only some time after the 101
 		if echo, err := in.ReadString('\n'); echo != "before a reload\n" {
 			r.t.Fatalf("before a reload a connection has %q, %v", echo, err)
 		}
-		if err := s.load(c); err != nil {
+		if err := s.Load(c); err != nil {
 			r.t.Fatal(err)
 		}
 		if text, err := in.ReadString('\n'); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -621,10 +612,10 @@ func recipeWebsockets(r recipe) {
 }
 
 func recipeCandidate(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
-	r.want("requests", s.statuses(120, "GET", "/"), "map[200:100 429:20]") // 50 of 120 have room in both
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	r.want("requests", s.Statuses(120, "GET", "/"), "map[200:100 429:20]") // 50 of 120 have room in both
 	noted := 0
-	for _, e := range s.entries() {
+	for _, e := range s.Entries() {
 		if limits, ok := e["rate_limit"].(map[string]any); ok && limits["dry_run"] == "candidate" {
 			noted++
 		}
@@ -636,15 +627,15 @@ func recipeCandidate(r recipe) {
 func recipeSale(r recipe) {
 	var mu sync.Mutex
 	var passed []time.Time
-	s := r.start(1, "localhost:9000", newUpstream(r.t, func(http.ResponseWriter, *http.Request) {
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, func(http.ResponseWriter, *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		passed = append(passed, time.Now())
 	}), "max_delay 15s", "max_delay 500ms") // so that the queue is full after ten
 	from := func(i int) (int, string) {
 		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i))}}
-		client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}}
-		res, err := client.Get(s.url("/checkout"))
+		client := http.Client{Timeout: sitetest.Patience, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}}
+		res, err := client.Get(s.URL("/checkout"))
 		if err != nil {
 			r.t.Error(err)
 			return 0, ""
@@ -671,26 +662,26 @@ func recipeSale(r recipe) {
 	}
 
 	// Who clicks again and again takes no more places.
-	s.clock.advance(time.Hour)
-	r.want("clicks of one buyer", s.statuses(30, "GET", "/checkout"), "map[200:2 429:28]")
+	s.Clock.Advance(time.Hour)
+	r.want("clicks of one buyer", s.Statuses(30, "GET", "/checkout"), "map[200:2 429:28]")
 	r.want("places taken", level(r.t, "checkout").Units, 2)
 }
 
 func recipeAllowList(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind), "192.0.2.7", "127.0.0.2")
-	r.want("another address", s.statuses(20, "GET", "/"), "map[200:10 429:10]")
-	r.want("a path that is exempt", s.get("/health"), "200")
-	r.want("an address that a client makes up", s.get("/", "X-Forwarded-For: 127.0.0.2").StatusCode, 429)
-	s.from("127.0.0.2")
-	r.want("an address in the list", s.statuses(20, "GET", "/"), "map[200:20]")
-	r.want("its fields", s.get("/"), "200")
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind), "192.0.2.7", "127.0.0.2")
+	r.want("another address", s.Statuses(20, "GET", "/"), "map[200:10 429:10]")
+	r.want("a path that is exempt", s.Get("/health"), "200")
+	r.want("an address that a client makes up", s.Get("/", "X-Forwarded-For: 127.0.0.2").StatusCode, 429)
+	s.From("127.0.0.2")
+	r.want("an address in the list", s.Statuses(20, "GET", "/"), "map[200:20]")
+	r.want("its fields", s.Get("/"), "200")
 	r.want("buckets", state.Process.Newest().Memory.Len(), 1)
 }
 
 func recipePlans(r recipe) {
 	var plan atomic.Value
 	var asked atomic.Int64
-	auth := newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+	auth := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
 		asked.Add(1)
 		switch user := req.Header.Get("Authorization"); {
 		case req.URL.Path != "/auth":
@@ -704,20 +695,20 @@ func recipePlans(r recipe) {
 			}
 		}
 	})
-	upstream := newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+	upstream := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
 		fmt.Fprint(w, req.Header["X-User"], " ", req.Header["X-Plan"])
 	})
 	plan.Store("")
 	r.sub("in front", func(r recipe) {
 		s := r.start(1, "localhost:9001", auth, "localhost:9000", upstream)
-		r.want("without a login", s.statuses(110, "GET", "/"), "map[401:100 429:10]")
+		r.want("without a login", s.Statuses(110, "GET", "/"), "map[401:100 429:10]")
 		r.want("how often the server was asked", asked.Load(), 100)
 	})
 	s := r.start(1, "localhost:9001", auth, "localhost:9000", upstream, "rate 20/s\n\tsize 100", "rate 20/s\n\tsize 100000")
-	ask := func(header ...string) answer {
-		return s.get("/", append(header, "Authorization: alice")...)
+	ask := func(header ...string) sitetest.Answer {
+		return s.Get("/", append(header, "Authorization: alice")...)
 	}
-	r.want("without a plan, whatever the client claims", ask("X-Plan: pro", "X-User: eve").body, "[alice] []")
+	r.want("without a plan, whatever the client claims", ask("X-Plan: pro", "X-User: eve").Text, "[alice] []")
 	for _, tc := range []struct {
 		plan             string
 		limit, remaining int
@@ -728,21 +719,21 @@ func recipePlans(r recipe) {
 		h := ask().Header
 		r.want("plan "+tc.plan, h.Get("X-RateLimit-Limit")+" "+h.Get("X-RateLimit-Remaining"), fmt.Sprint(tc.limit, tc.remaining))
 	}
-	r.want("the rest of the plan", s.statuses(100, "GET", "/", "Authorization: alice"), "map[200:94 429:6]")
+	r.want("the rest of the plan", s.Statuses(100, "GET", "/", "Authorization: alice"), "map[200:94 429:6]")
 	plan.Store("team")
 	r.want("a larger plan", ask().StatusCode, 200)
-	r.want("another user", s.get("/", "Authorization: bob").Header.Get("X-RateLimit-Remaining"), "999")
+	r.want("another user", s.Get("/", "Authorization: bob").Header.Get("X-RateLimit-Remaining"), "999")
 }
 
 func recipeScrapers(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind), "198.51.100.0/24", "127.0.9.0/24")
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind), "198.51.100.0/24", "127.0.9.0/24")
 	all := func(n, of int, network string, path string, header ...string) string {
 		counts := make(map[int]int)
 		for i := range n {
 			if i%of == 0 {
-				s.from(fmt.Sprintf(network, i/of+1))
+				s.From(fmt.Sprintf(network, i/of+1))
 			}
-			counts[s.get(path, header...).StatusCode]++
+			counts[s.Get(path, header...).StatusCode]++
 		}
 		return fmt.Sprint(counts)
 	}
@@ -758,7 +749,7 @@ func recipeProblem(r recipe) {
 	arrived, out := make(chan struct{}), make(chan struct{})
 	release := sync.OnceFunc(func() { close(out) })
 	r.t.Cleanup(release)
-	upstream := newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+	upstream := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/slow" {
 			arrived <- struct{}{}
 			<-out
@@ -768,11 +759,11 @@ func recipeProblem(r recipe) {
 	s := r.start(1, "localhost:9000", upstream, "concurrency auto", "concurrency auto {\nmax 4\n}")
 	problem := func(what string, status int, kind, title, limit, wait string) {
 		r.t.Helper()
-		a := s.get("/")
+		a := s.Get("/")
 		r.want(what+": status and type", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Content-Type")), fmt.Sprint(status, " application/problem+json"))
 		var got map[string]any
-		if err := json.Unmarshal([]byte(a.body), &got); err != nil {
-			r.t.Fatalf("%s: %v: %s", what, err, a.body)
+		if err := json.Unmarshal([]byte(a.Text), &got); err != nil {
+			r.t.Fatalf("%s: %v: %s", what, err, a.Text)
 		}
 		if !regexp.MustCompile("^rate limit " + limit + " exceeded: retry after " + wait + " s$").MatchString(fmt.Sprint(got["detail"])) {
 			r.t.Errorf("%s: got detail %v", what, got["detail"])
@@ -784,17 +775,17 @@ func recipeProblem(r recipe) {
 	}
 	var slow sync.WaitGroup
 	for range 4 {
-		slow.Go(func() { s.get("/slow") })
+		slow.Go(func() { s.Get("/slow") })
 		<-arrived
 	}
 	problem("an upstream that can do no more", 503, "temporary-reduced-capacity", "Too busy", "upstream", "[1-9]")
 	release()
 	slow.Wait()
-	s.clock.advance(time.Minute)
-	a := s.get("/?status=429")
+	s.Clock.Advance(time.Minute)
+	a := s.Get("/?status=429")
 	r.want("the upstream's own", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Content-Type") == "application/problem+json"), "429 false")
 	r.want("the policy", a.Header.Get("RateLimit-Policy"), `"api";q=10;w=10`)
-	s.statuses(9, "GET", "/")
+	s.Statuses(9, "GET", "/")
 	for range 4 {
 		problem("a quota that is used up", 429, "quota-exceeded", "Too many requests", "api", "1")
 	}
@@ -804,33 +795,33 @@ func recipeProblem(r recipe) {
 }
 
 func recipeTrap(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
-	r.want("other pages", s.statuses(5, "GET", "/"), "map[200:5]")
-	r.want("the trap", s.statuses(1, "GET", "/.env"), "map[404:1]")
-	r.want("the whole site then", s.statuses(3, "GET", "/")+s.statuses(3, "GET", "/x?status=404"), "map[429:3]map[429:3]")
-	s.from("127.0.0.2")
-	r.want("another address", s.statuses(3, "GET", "/"), "map[200:3]")
-	s.from("127.0.0.1")
-	s.clock.advance(23 * time.Hour)
-	r.want("a day less an hour later", s.statuses(1, "GET", "/"), "map[429:1]")
-	s.clock.advance(time.Hour)
-	r.want("a day later", s.statuses(3, "GET", "/"), "map[200:3]")
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	r.want("other pages", s.Statuses(5, "GET", "/"), "map[200:5]")
+	r.want("the trap", s.Statuses(1, "GET", "/.env"), "map[404:1]")
+	r.want("the whole site then", s.Statuses(3, "GET", "/")+s.Statuses(3, "GET", "/x?status=404"), "map[429:3]map[429:3]")
+	s.From("127.0.0.2")
+	r.want("another address", s.Statuses(3, "GET", "/"), "map[200:3]")
+	s.From("127.0.0.1")
+	s.Clock.Advance(23 * time.Hour)
+	r.want("a day less an hour later", s.Statuses(1, "GET", "/"), "map[429:1]")
+	s.Clock.Advance(time.Hour)
+	r.want("a day later", s.Statuses(3, "GET", "/"), "map[200:3]")
 }
 
 func recipeCORS(r recipe) {
 	for name, errors := range map[string]string{"": "", " with error routes": "handle_errors {\nrespond {err.message}\n}\n"} {
 		r.sub("denials"+name, func(r recipe) {
-			c := r.config(1, "localhost:9000", newUpstream(r.t, behind))
-			c.site += errors
-			s := startConfig(r.t, c)
+			c := r.config(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+			c.Site += errors
+			s := sitetest.StartConfig(r.t, c)
 			preflight := []string{"Origin: https://app.example.com", "Access-Control-Request-Method: POST"}
-			r.want("preflights", s.statuses(200, "OPTIONS", "/", preflight...), "map[204:200]")
-			a := s.send("OPTIONS", "/", preflight...)
+			r.want("preflights", s.Statuses(200, "OPTIONS", "/", preflight...), "map[204:200]")
+			a := s.Send("OPTIONS", "/", preflight...)
 			r.want("what a preflight allows", a.Header.Get("Access-Control-Allow-Methods")+" "+a.Header.Get("Access-Control-Allow-Origin"),
 				"GET, POST https://app.example.com")
-			r.want("requests", s.statuses(120, "POST", "/", "X-Api-Key: k"), "map[200:100 429:20]")
-			r.want("other OPTIONS", s.send("OPTIONS", "/", "X-Api-Key: k").StatusCode, 429)
-			a = s.send("POST", "/", "X-Api-Key: k")
+			r.want("requests", s.Statuses(120, "POST", "/", "X-Api-Key: k"), "map[200:100 429:20]")
+			r.want("other OPTIONS", s.Send("OPTIONS", "/", "X-Api-Key: k").StatusCode, 429)
+			a = s.Send("POST", "/", "X-Api-Key: k")
 			r.want("the origin on a denial", a.Header["Access-Control-Allow-Origin"], []string{"https://app.example.com"})
 			for name := range strings.SplitSeq(a.Header.Get("Access-Control-Expose-Headers"), ", ") {
 				if a.Header.Get(name) == "" {
@@ -843,48 +834,48 @@ func recipeCORS(r recipe) {
 
 func recipeRetryAfter(r recipe) {
 	const name = "X-RateLimit-Retry-After"
-	upstream := newUpstream(r.t, behind)
+	upstream := sitetest.NewUpstream(r.t, behind)
 	r.sub("on denials", func(r recipe) {
 		s := r.start(1, "localhost:9000", upstream)
-		r.want("admitted", s.get("/").Header.Get(name), "")
-		s.statuses(9, "GET", "/")
-		a := s.get("/")
-		r.want("denied", a.Status+" "+a.Header.Get(name)+" "+a.Header.Get("Retry-After")+" "+a.body, "429 Too Many Requests 1 1 Too many requests")
+		r.want("admitted", s.Get("/").Header.Get(name), "")
+		s.Statuses(9, "GET", "/")
+		a := s.Get("/")
+		r.want("denied", a.Status+" "+a.Header.Get(name)+" "+a.Header.Get("Retry-After")+" "+a.Text, "429 Too Many Requests 1 1 Too many requests")
 	})
 	r.sub("on all", func(r recipe) {
 		c := r.config(1, "localhost:9000", upstream)
-		before, _, _ := strings.Cut(c.site, "handle_errors")
-		c.site = "header >" + name + " {http.rate_limit.retry_after}\n" + before
-		s := startConfig(r.t, c)
-		r.want("admitted", s.get("/").Header.Get(name), "0")
-		s.statuses(9, "GET", "/")
-		r.want("denied", s.get("/").Header.Get(name), "1")
+		before, _, _ := strings.Cut(c.Site, "handle_errors")
+		c.Site = "header >" + name + " {http.rate_limit.retry_after}\n" + before
+		s := sitetest.StartConfig(r.t, c)
+		r.want("admitted", s.Get("/").Header.Get(name), "0")
+		s.Statuses(9, "GET", "/")
+		r.want("denied", s.Get("/").Header.Get(name), "1")
 	})
 }
 
 func recipeSticky(r recipe) {
 	const clients, size = 40, 10 // so many that some use each instance
-	node := r.config(2, "10.0.0.10", "127.0.0.1", "localhost:9000", newUpstream(r.t, behind))
+	node := r.config(2, "10.0.0.10", "127.0.0.1", "localhost:9000", sitetest.NewUpstream(r.t, behind))
 	var addrs []string
 	var kill []func()
 	for range 3 {
-		addr, stop := startKillable(r.t, node)
+		addr, stop := sitetest.StartKillable(r.t, node)
 		addrs, kill = append(addrs, addr), append(kill, stop)
 	}
-	balancer := func(n int) setup {
+	balancer := func(n int) sitetest.Config {
 		c := r.config(1, "10.0.0.1:8080 10.0.0.2:8080 10.0.0.3:8080", strings.Join(addrs[:n], " "))
-		c.site += "\nheader X-Node {http.reverse_proxy.upstream.hostport}"
-		c.site = strings.Replace(c.site, "header X-Node", "header >X-Node", 1)
+		c.Site += "\nheader X-Node {http.reverse_proxy.upstream.hostport}"
+		c.Site = strings.Replace(c.Site, "header X-Node", "header >X-Node", 1)
 		return c
 	}
-	s := startConfig(r.t, balancer(2))
+	s := sitetest.StartConfig(r.t, balancer(2))
 	// round returns where each client goes, and how many of its requests pass.
 	round := func() (nodes []string, passed []int) {
 		for i := range clients {
-			s.from(fmt.Sprintf("127.0.3.%d", i+1))
+			s.From(fmt.Sprintf("127.0.3.%d", i+1))
 			node, n := "", 0
 			for range size + 1 {
-				a := s.get("/")
+				a := s.Get("/")
 				if a.StatusCode == 200 {
 					n++
 				}
@@ -920,7 +911,7 @@ func recipeSticky(r recipe) {
 			r.t.Errorf("%s: %d of %d clients moved", what, n, clients)
 		}
 	}
-	if err := s.load(balancer(3)); err != nil {
+	if err := s.Load(balancer(3)); err != nil {
 		r.t.Fatal(err)
 	}
 	check("another instance", func(before, after string) bool { return after == before || after == addrs[2] })
@@ -931,14 +922,14 @@ func recipeSticky(r recipe) {
 func recipeService(r recipe) {
 	service := func(r recipe, option string) string {
 		c := r.config(1, "10.0.0.10", "127.0.0.1", "\t\tsize ", option+"\t\tsize ")
-		return startProcess(r.t, c)
+		return sitetest.StartProcess(r.t, c)
 	}
 	r.sub("forward_auth", func(r recipe) {
-		s := r.start(2, "10.0.0.9:9100", service(r, ""), "localhost:9000", newUpstream(r.t, behind))
-		r.want("searches", s.statuses(7, "POST", "/search?q=x", "X-Api-Key: a"), "map[200:5 429:2]")
-		denied := s.send("POST", "/search", "X-Api-Key: a")
-		r.want("what clients see", denied.Header.Get("X-RateLimit-Limit")+" "+denied.Header.Get("Retry-After")+" "+denied.body, "5 1 "+plainDenial)
-		r.want("other pages", s.send("POST", "/other", "X-Api-Key: a").body, "upstream POST /other ")
+		s := r.start(2, "10.0.0.9:9100", service(r, ""), "localhost:9000", sitetest.NewUpstream(r.t, behind))
+		r.want("searches", s.Statuses(7, "POST", "/search?q=x", "X-Api-Key: a"), "map[200:5 429:2]")
+		denied := s.Send("POST", "/search", "X-Api-Key: a")
+		r.want("what clients see", denied.Header.Get("X-RateLimit-Limit")+" "+denied.Header.Get("Retry-After")+" "+denied.Text, "5 1 "+sitetest.PlainDenial)
+		r.want("other pages", s.Send("POST", "/other", "X-Api-Key: a").Text, "upstream POST /other ")
 	})
 	r.sub("auth_request", func(r recipe) {
 		// What nginx does: 2xx passes, 401 and 403 deny, all else is an error.
@@ -969,7 +960,7 @@ func recipeService(r recipe) {
 }
 
 func recipeQueue(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind), "localhost:9001", newUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind), "localhost:9001", sitetest.NewUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body)
 		w.Header().Set("Location", "/jobs/1")
 		w.WriteHeader(http.StatusAccepted)
@@ -978,69 +969,69 @@ func recipeQueue(r recipe) {
 	counts := make(map[string]int)
 	order := strings.Repeat("x", 100_000)
 	for range 40 {
-		req, err := http.NewRequest("POST", s.url("/orders"), strings.NewReader(order))
+		req, err := http.NewRequest("POST", s.URL("/orders"), strings.NewReader(order))
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		req.Header.Set("X-Api-Key", "alice")
-		res, err := s.client.Do(req)
+		res, err := s.Client.Do(req)
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		body, _ := io.ReadAll(res.Body)
 		res.Body.Close()
-		s.requests.Add(1)
+		s.Requests.Add(1)
 		h := res.Header
 		counts[fmt.Sprintf("%d %.8s %s retry=%s limit=%s", res.StatusCode, body, h.Get("Location"), h.Get("Retry-After"), h.Get("X-RateLimit-Limit"))]++
 	}
 	r.want("orders", counts, map[string]int{
 		"200 upstream  retry= limit=10": 10, "202 queued 1 /jobs/1 retry= limit=": 20, "429 Too many  retry=1 limit=10": 10,
 	})
-	r.want("other requests", s.statuses(50, "GET", "/orders", "X-Api-Key: alice"), "map[200:50]")
+	r.want("other requests", s.Statuses(50, "GET", "/orders", "X-Api-Key: alice"), "map[200:50]")
 	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="orders",result="denied"}`], 30)
 }
 
 func recipeWholeSite(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
-	r.want("pages", s.statuses(20, "GET", "/?status=401"), "map[401:20]")
-	r.want("right passwords", s.statuses(20, "POST", "/login"), "map[200:20]")
-	r.want("wrong passwords", s.statuses(7, "POST", "/login/?status=401"), "map[401:5 429:2]")
-	r.want("a page after them", s.get("/").StatusCode, 429)
-	s.from("127.0.0.2")
-	r.want("a page for another address", s.get("/").StatusCode, 200)
-	s.from("127.0.0.1")
-	s.clock.advance(10 * time.Minute)
-	r.want("ten minutes later", s.statuses(3, "GET", "/")+s.statuses(2, "POST", "/login?status=401"), "map[200:3]map[401:1 429:1]")
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	r.want("pages", s.Statuses(20, "GET", "/?status=401"), "map[401:20]")
+	r.want("right passwords", s.Statuses(20, "POST", "/login"), "map[200:20]")
+	r.want("wrong passwords", s.Statuses(7, "POST", "/login/?status=401"), "map[401:5 429:2]")
+	r.want("a page after them", s.Get("/").StatusCode, 429)
+	s.From("127.0.0.2")
+	r.want("a page for another address", s.Get("/").StatusCode, 200)
+	s.From("127.0.0.1")
+	s.Clock.Advance(10 * time.Minute)
+	r.want("ten minutes later", s.Statuses(3, "GET", "/")+s.Statuses(2, "POST", "/login?status=401"), "map[200:3]map[401:1 429:1]")
 }
 
 func recipeElastic(r recipe) {
 	upstream, arrived, release := blocking(r.t)
 	s := r.start(1, "localhost:9000", upstream, "concurrency auto {", "concurrency auto {\nmax 4")
 	const greedy, polite = "X-Tenant: greedy", "X-Tenant: polite"
-	r.want("above the limit while the upstream is idle", s.statuses(700, "GET", "/", greedy), "map[200:700]")
+	r.want("above the limit while the upstream is idle", s.Statuses(700, "GET", "/", greedy), "map[200:700]")
 	var slow sync.WaitGroup
 	for range 3 {
-		slow.Go(func() { s.send("GET", "/slow", polite) })
+		slow.Go(func() { s.Send("GET", "/slow", polite) })
 		<-arrived
 	}
-	r.want("above the limit while it is busy", s.statuses(5, "GET", "/", greedy), "map[503:5]")
-	r.want("within it", s.statuses(5, "GET", "/", polite), "map[200:5]")
+	r.want("above the limit while it is busy", s.Statuses(5, "GET", "/", greedy), "map[503:5]")
+	r.want("within it", s.Statuses(5, "GET", "/", polite), "map[200:5]")
 	release()
 	slow.Wait()
-	s.clock.advance(2 * time.Minute)
-	r.want("two minutes later", s.get("/", greedy).StatusCode, 200)
+	s.Clock.Advance(2 * time.Minute)
+	r.want("two minutes later", s.Get("/", greedy).StatusCode, 200)
 	r.want("units of the other", levelOf(r.t, "tenant", "greedy").Units, 1)
 }
 
 func recipeAbort(r recipe) {
-	s := r.start(1, "localhost:9000", newUpstream(r.t, behind))
-	r.want("within the limit", s.statuses(100, "GET", "/"), "map[200:100]")
-	s.from("127.0.0.1") // on a connection of its own, as a client may retry on one that it had
-	res, err := s.client.Get(s.url("/"))
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	r.want("within the limit", s.Statuses(100, "GET", "/"), "map[200:100]")
+	s.From("127.0.0.1") // on a connection of its own, as a client may retry on one that it had
+	res, err := s.Client.Get(s.URL("/"))
 	if err == nil {
 		res.Body.Close()
 	}
-	s.requests.Add(1)
+	s.Requests.Add(1)
 	r.want("an answer", errors.Is(err, io.EOF), true)
 	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="flood",result="denied"}`], 1)
 }
@@ -1072,7 +1063,7 @@ func (h *execHandler) Handle(ctx context.Context, _ caddy.Event) error {
 }
 
 func recipeFirewall(r recipe) {
-	dir := tempDir(r.t)
+	dir := sitetest.TempDir(r.t)
 	script, nft, called := filepath.Join(dir, "ban"), filepath.Join(dir, "nft"), filepath.Join(dir, "called")
 	for file, text := range map[string]string{
 		script: strings.Replace(r.blocks[1].code, "exec nft ", "exec "+nft+" ", 1),
@@ -1082,10 +1073,10 @@ func recipeFirewall(r recipe) {
 			r.t.Fatal(err)
 		}
 	}
-	s := r.start(1, "/usr/local/bin/ban", script, "localhost:9000", newUpstream(r.t, behind))
-	r.want("requests", s.statuses(102, "GET", "/"), "map[200:100 429:2]")
+	s := r.start(1, "/usr/local/bin/ban", script, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	r.want("requests", s.Statuses(102, "GET", "/"), "map[200:100 429:2]")
 	var got []byte
-	eventually(r.t, "the command runs", func() bool {
+	sitetest.Eventually(r.t, "the command runs", func() bool {
 		got, _ = os.ReadFile(called)
 		return bytes.HasSuffix(got, []byte("\n"))
 	})
@@ -1136,10 +1127,10 @@ func recipeLabels(r recipe) {
 	for _, b := range site.within {
 		write(b)
 	}
-	upstream := strings.TrimPrefix(newUpstream(r.t, behind), "http://")
-	s := startConfig(r.t, setup{site: strings.Replace(text.String(), "{{upstreams 9000}}", upstream, 1)})
-	r.want("logins", s.statuses(7, "GET", "/login"), "map[200:5 429:2]")
-	r.want("other pages", s.statuses(100, "GET", "/"), "map[200:95 429:5]")
+	upstream := strings.TrimPrefix(sitetest.NewUpstream(r.t, behind), "http://")
+	s := sitetest.StartConfig(r.t, sitetest.Config{Site: strings.Replace(text.String(), "{{upstreams 9000}}", upstream, 1)})
+	r.want("logins", s.Statuses(7, "GET", "/login"), "map[200:5 429:2]")
+	r.want("other pages", s.Statuses(100, "GET", "/"), "map[200:95 429:5]")
 }
 
 // watchCommand is the command that recipeWatch runs.
@@ -1147,7 +1138,7 @@ const watchCommand = "caddy run --config Caddyfile --watch"
 
 func recipeWatch(r recipe) {
 	r.want("the command", r.blocks[0].code, watchCommand+"\n")
-	dir := tempDir(r.t)
+	dir := sitetest.TempDir(r.t)
 	addr, log := redistest.FreeAddr(r.t), filepath.Join(dir, "log")
 	file, imported := filepath.Join(dir, "Caddyfile"), filepath.Join(dir, "limit")
 	write := func(path, text string) {
@@ -1160,11 +1151,11 @@ func recipeWatch(r recipe) {
 		}
 	}
 	site := func(version string) string {
-		return string(setup{site: "header Version " + version + "\nrate_limit api {\nimport " + imported + "\n}\nrespond ok"}.caddyfile(addr, log))
+		return string(sitetest.Config{Site: "header Version " + version + "\nrate_limit api {\nimport " + imported + "\n}\nrespond ok"}.Caddyfile(addr, log))
 	}
 	write(imported, "size 3\ndrip_rate 1h\n")
 	write(file, site("1"))
-	p := runCaddy(r.t, nil, file, "--watch")
+	p := sitetest.RunCaddy(r.t, nil, file, "--watch")
 	admitted := 0
 	ask := func() (limit, version string) {
 		res, err := http.Get("http://" + addr + "/")
@@ -1179,7 +1170,7 @@ func recipeWatch(r recipe) {
 	}
 	serves := func(limit, version string) {
 		r.t.Helper()
-		eventually(r.t, "the limit "+limit+" and version "+version, func() bool {
+		sitetest.Eventually(r.t, "the limit "+limit+" and version "+version, func() bool {
 			if err := p.Running(); err != nil {
 				r.t.Fatal(err)
 			}
@@ -1188,7 +1179,7 @@ func recipeWatch(r recipe) {
 		})
 	}
 	logged := func(message string) (n int) {
-		for _, e := range readEntries(r.t, log) {
+		for _, e := range sitetest.ReadEntries(r.t, log) {
 			if e["msg"] == message {
 				n++
 			}
@@ -1200,7 +1191,7 @@ func recipeWatch(r recipe) {
 		ask()
 	}
 	r.want("admitted by a limit of 3", admitted, 3)
-	eventually(r.t, "the file is watched", func() bool { return logged("watching config file for changes") == 1 })
+	sitetest.Eventually(r.t, "the file is watched", func() bool { return logged("watching config file for changes") == 1 })
 	write(imported, "size 5\ndrip_rate 1h\n")
 	serves("5", "1")
 	write(file, site("2"))
@@ -1211,13 +1202,13 @@ func recipeWatch(r recipe) {
 	r.want("admitted by a limit of 5 in place of it", admitted, 5)
 
 	write(imported, "size {env.RATELIMIT_TEST_MISSING}\n")
-	eventually(r.t, "a configuration can't be loaded", func() bool { return logged("applying latest config") == 1 })
+	sitetest.Eventually(r.t, "a configuration can't be loaded", func() bool { return logged("applying latest config") == 1 })
 	serves("5", "2")
 	write(imported, "size 6\ndrip_rate 1h\n")
 	serves("6", "2")
 
 	write(file, "{\n")
-	eventually(r.t, "the file can't be read", func() bool { return logged("unable to load latest config") == 1 })
+	sitetest.Eventually(r.t, "the file can't be read", func() bool { return logged("unable to load latest config") == 1 })
 	write(file, site("3"))
 	time.Sleep(2500 * time.Millisecond) // Caddy would look twice
 	serves("6", "2")

@@ -27,6 +27,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestWaysToReachRedis guards that buckets in Redis work as those in the process
@@ -35,7 +36,7 @@ import (
 func TestWaysToReachRedis(t *testing.T) {
 	const secret = "s3cret-canary-81c6"
 	server := redistest.Start(t, "--requirepass", secret)
-	file := filepath.Join(tempDir(t), "password")
+	file := filepath.Join(sitetest.TempDir(t), "password")
 	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -43,16 +44,16 @@ func TestWaysToReachRedis(t *testing.T) {
 	t.Setenv("RATELIMIT_TEST_ADDRESS", server.Addr)
 
 	for _, tc := range []struct{ name, global string }{
-		{"tcp", redisGlobal(server.Addr, slowly, "password {env.RATELIMIT_TEST_PASSWORD}")},
-		{"unix socket", redisGlobal(server.Socket, slowly, "password {file."+file+"}")},
-		{"user and database", redisGlobal("{env.RATELIMIT_TEST_ADDRESS}", slowly, "db 1",
+		{"tcp", sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout, "password {env.RATELIMIT_TEST_PASSWORD}")},
+		{"unix socket", sitetest.RedisGlobal(server.Socket, sitetest.LongTimeout, "password {file."+file+"}")},
+		{"user and database", sitetest.RedisGlobal("{env.RATELIMIT_TEST_ADDRESS}", sitetest.LongTimeout, "db 1",
 			"username default", "password {env.RATELIMIT_TEST_PASSWORD}")},
-		{"url", redisGlobal("redis://:{env.RATELIMIT_TEST_PASSWORD}@"+server.Addr+"/2", slowly)},
-		{"unix url", redisGlobal("unix://default:{env.RATELIMIT_TEST_PASSWORD}@"+server.Socket, slowly, "db 3")},
+		{"url", sitetest.RedisGlobal("redis://:{env.RATELIMIT_TEST_PASSWORD}@"+server.Addr+"/2", sitetest.LongTimeout)},
+		{"unix url", sitetest.RedisGlobal("unix://default:{env.RATELIMIT_TEST_PASSWORD}@"+server.Socket, sitetest.LongTimeout, "db 3")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			admin := filepath.Join(tempDir(t), "admin")
-			c := setup{global: tc.global, admin: "unix/" + admin, site: `
+			admin := filepath.Join(sitetest.TempDir(t), "admin")
+			c := sitetest.Config{Global: tc.global, Admin: "unix/" + admin, Site: `
 				rate_limit ` + strings.ReplaceAll(tc.name, " ", "-") + ` {
 					size 2
 					drip_rate 1h
@@ -63,27 +64,27 @@ func TestWaysToReachRedis(t *testing.T) {
 				}
 				respond "admitted"
 			`}
-			s := startConfig(t, c)
+			s := sitetest.StartConfig(t, c)
 			for _, want := range []string{"200 2 1", "200 2 0", "429 2 0", "429 2 0"} {
-				a := s.get("/")
+				a := s.Get("/")
 				got := fmt.Sprint(a.StatusCode, " ", a.Header.Get("X-RateLimit-Limit"), " ",
 					a.Header.Get("X-RateLimit-Remaining"))
 				if got != want {
-					t.Errorf("got %s, want %s: %s", got, want, a.body)
+					t.Errorf("got %s, want %s: %s", got, want, a.Text)
 				}
 			}
 			// The server's clock runs: what it says is only known roughly.
-			a := s.get("/")
+			a := s.Get("/")
 			if after := fieldstest.Number(a.Header.Get("Retry-After")); after < 3500 || after > 3600 {
 				t.Errorf("Retry-After is %d", after)
 			}
 			if clear := fieldstest.Number(a.Header.Get("X-RateLimit-Clear")); clear < 7100 || clear > 7200 {
 				t.Errorf("X-RateLimit-Clear is %d", clear)
 			}
-			if err := s.load(c); err != nil {
+			if err := s.Load(c); err != nil {
 				t.Fatal(err)
 			}
-			if a := s.get("/"); a.StatusCode != 429 {
+			if a := s.Get("/"); a.StatusCode != 429 {
 				t.Errorf("after a reload: %s", a)
 			}
 			app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
@@ -98,7 +99,7 @@ func TestWaysToReachRedis(t *testing.T) {
 			if !strings.Contains(shown, `"redis"`) {
 				t.Errorf("the config is shown as %s", shown)
 			}
-			log, err := os.ReadFile(s.logPath)
+			log, err := os.ReadFile(s.LogPath)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,7 +113,7 @@ func TestWaysToReachRedis(t *testing.T) {
 // getUnix returns what a server on a unix socket has under path.
 func getUnix(t testing.TB, socket, path string) string {
 	t.Helper()
-	client := &http.Client{Timeout: patience, Transport: caddytest.FreshConnections(socket)}
+	client := &http.Client{Timeout: sitetest.Patience, Transport: caddytest.FreshConnections(socket)}
 	res, err := client.Get("http://127.0.0.1" + path)
 	if err != nil {
 		t.Fatal(err)
@@ -129,9 +130,9 @@ func getUnix(t testing.TB, socket, path string) string {
 // the limit's path and numbers and a digest, and nothing that a client sent.
 func TestRedisKeys(t *testing.T) {
 	server := redistest.Start(t)
-	s := startConfig(t, setup{
-		global: redisGlobal(server.Addr, slowly, "db 5", "key_prefix shop:limits:"),
-		site: `
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout, "db 5", "key_prefix shop:limits:"),
+		Site: `
 			rate_limit api {
 				key {header.X-Key}
 				size 10
@@ -147,7 +148,7 @@ func TestRedisKeys(t *testing.T) {
 	})
 	long := strings.Repeat("canary", 1000)
 	for _, key := range []string{"canary", "{canary}", "canary:*", "a\tcanary", "", long} {
-		if a := s.get("/", "X-Key: "+key, "X-Size: 7"); a.StatusCode != 200 {
+		if a := s.Get("/", "X-Key: "+key, "X-Size: 7"); a.StatusCode != 200 {
 			t.Fatalf("key %.20q: %s", key, a)
 		}
 	}
@@ -188,15 +189,15 @@ func TestRedisKeys(t *testing.T) {
 func TestProcessesShareRedis(t *testing.T) {
 	const processes, requests, size = 2, 400, 100
 	server := redistest.Start(t)
-	c := setup{
-		global: redisGlobal(server.Addr, slowly),
-		site:   fmt.Sprintf("rate_limit {\nsize %d\ndrip_rate 1h\n}\nrespond admitted", size),
+	c := sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
+		Site:   fmt.Sprintf("rate_limit {\nsize %d\ndrip_rate 1h\n}\nrespond admitted", size),
 	}
 	var addrs []string
 	for range processes {
-		addrs = append(addrs, startProcess(t, c))
+		addrs = append(addrs, sitetest.StartProcess(t, c))
 	}
-	client := &http.Client{Timeout: patience, Transport: &http.Transport{MaxConnsPerHost: 25}}
+	client := &http.Client{Timeout: sitetest.Patience, Transport: &http.Transport{MaxConnsPerHost: 25}}
 	defer client.CloseIdleConnections()
 
 	var answers [600]atomic.Int64 // by status
@@ -257,25 +258,25 @@ func TestRedisFails(t *testing.T) {
 				if tc.password != "" {
 					options = append(options, "password "+tc.password)
 				}
-				s := startConfig(t, setup{
-					global: redisGlobal(tc.addr, options...),
-					site:   "rate_limit {\nsize 9\non_error deny\n}\n" + errors + "\nrespond admitted",
+				s := sitetest.StartConfig(t, sitetest.Config{
+					Global: sitetest.RedisGlobal(tc.addr, options...),
+					Site:   "rate_limit {\nsize 9\non_error deny\n}\n" + errors + "\nrespond admitted",
 				})
 				const requests = 7
 				for range requests {
 					start := time.Now()
-					a := s.get("/")
+					a := s.Get("/")
 					if took := time.Since(start); took > short+margin {
 						t.Errorf("it took %v", took)
 					}
-					if a.StatusCode != 503 || a.body == "admitted" {
-						t.Errorf("got %s %q", a, a.body)
+					if a.StatusCode != 503 || a.Text == "admitted" {
+						t.Errorf("got %s %q", a, a.Text)
 					}
 				}
 				want := regexp.MustCompile(strings.Replace(tc.log, "ADDR", regexp.QuoteMeta(tc.addr), 1))
-				var reports []entry
-				eventually(t, "a report", func() bool { // a silent server may for a while only be far away
-					reports = slices.DeleteFunc(s.log("error", "rate_limit"), func(e entry) bool {
+				var reports []sitetest.Entry
+				sitetest.Eventually(t, "a report", func() bool { // a silent server may for a while only be far away
+					reports = slices.DeleteFunc(s.Log("error", "rate_limit"), func(e sitetest.Entry) bool {
 						return e["server"] != tc.addr // of the test before
 					})
 					return len(reports) > 0
@@ -284,14 +285,14 @@ func TestRedisFails(t *testing.T) {
 					if text, _ := e["error"].(string); !want.MatchString(text) {
 						t.Errorf("the log says %q, want %s", text, want)
 					}
-					if strings.Contains(e.text(), "canary") {
-						t.Errorf("the password is in the log: %s", e.text())
+					if strings.Contains(e.Text(), "canary") {
+						t.Errorf("the password is in the log: %s", e.Text())
 					}
 				}
 				if len(reports) != 1 {
 					t.Errorf("%d reports of %d requests", len(reports), requests)
 				}
-				if more := append(s.log("error", ownLogger), s.log("error", errorLogger)...); len(more) > 0 {
+				if more := append(s.Log("error", sitetest.OwnLogger), s.Log("error", sitetest.ErrorLogger)...); len(more) > 0 {
 					t.Errorf("it is reported again: %v", more)
 				}
 			})
@@ -316,17 +317,17 @@ func TestRedisRecovers(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server := redistest.Start(t)
-			s := startConfig(t, setup{
-				global: redisGlobal(server.Addr, "timeout 250ms"),
-				site:   "rate_limit {\nsize 1000\non_error deny\n}\nrespond admitted",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: sitetest.RedisGlobal(server.Addr, "timeout 250ms"),
+				Site:   "rate_limit {\nsize 1000\non_error deny\n}\nrespond admitted",
 			})
-			eventually(t, "the first answer", func() bool { return s.get("/").StatusCode == 200 })
+			sitetest.Eventually(t, "the first answer", func() bool { return s.Get("/").StatusCode == 200 })
 			tc.stop(server)
-			if a := s.get("/"); a.StatusCode != 503 {
+			if a := s.Get("/"); a.StatusCode != 503 {
 				t.Errorf("while it is away: %s", a)
 			}
 			tc.cont(server, t)
-			eventually(t, "answers again", func() bool { return s.get("/").StatusCode == 200 })
+			sitetest.Eventually(t, "answers again", func() bool { return s.Get("/").StatusCode == 200 })
 		})
 	}
 }
@@ -336,23 +337,23 @@ func TestRedisRecovers(t *testing.T) {
 // Redis.
 func TestCancelledRequestsAreCharged(t *testing.T) {
 	server := redistest.Start(t)
-	s := startConfig(t, setup{
-		global: redisGlobal(server.Addr, slowly),
-		site:   "rate_limit {\nsize 9\ndrip_rate 1h\n}\nrespond admitted",
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
+		Site:   "rate_limit {\nsize 9\ndrip_rate 1h\n}\nrespond admitted",
 	})
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
 	for _, ctx := range []context.Context{cancelled, late} {
-		r := httptest.NewRequestWithContext(ctx, "GET", s.url("/"), nil)
+		r := httptest.NewRequestWithContext(ctx, "GET", s.URL("/"), nil)
 		r.RemoteAddr = "127.0.0.1:1"
-		activeServer(t).ServeHTTP(httptest.NewRecorder(), received(r))
+		sitetest.ActiveServer(t).ServeHTTP(httptest.NewRecorder(), sitetest.Received(r))
 	}
-	if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "6" {
+	if a := s.Get("/"); a.Header.Get("X-RateLimit-Remaining") != "6" {
 		t.Errorf("after two such requests of 9: %s", a)
 	}
-	if reports := s.log("error", ownLogger); len(reports) > 0 {
+	if reports := s.Log("error", sitetest.OwnLogger); len(reports) > 0 {
 		t.Errorf("cancelled requests are reported: %v", reports)
 	}
 }
@@ -366,14 +367,14 @@ func TestTimeoutCoversAllBlocks(t *testing.T) {
 	for i := range 4 {
 		fmt.Fprintf(&blocks, "rate_limit block%d {\nsize 9\ndrip_rate 1h\n}\n", i)
 	}
-	s := startConfig(t, setup{
-		global: redisGlobal(server.Addr, "timeout "+timeout.String()),
-		site:   blocks.String() + "respond admitted",
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, "timeout "+timeout.String()),
+		Site:   blocks.String() + "respond admitted",
 	})
-	s.run(step{want: "200 limit=9 remaining=8 clear=3600.000"})
+	s.Run(sitetest.Step{Want: "200 limit=9 remaining=8 clear=3600.000"})
 	server.Pause(t)
 	start := time.Now()
-	s.run(step{want: "200 limit=9 remaining=7 clear=7200.000"})
+	s.Run(sitetest.Step{Want: "200 limit=9 remaining=7 clear=7200.000"})
 	if took := time.Since(start); took > timeout+timeout/4 {
 		t.Errorf("a request that passes four blocks waited %v, want %v at most", took, timeout)
 	}
@@ -385,13 +386,13 @@ func TestTimeoutCoversAllBlocks(t *testing.T) {
 func TestTimeoutCountsOnlyWaitingForRedis(t *testing.T) {
 	const timeout = 250 * ms
 	server := redistest.Start(t)
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		<-time.After(2 * timeout)
 		io.WriteString(w, "upstream")
 	})
-	s := startConfig(t, setup{
-		global: redisGlobal(server.Addr, "timeout "+timeout.String()),
-		site: `
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, "timeout "+timeout.String()),
+		Site: `
 			rate_limit before {
 				size 9
 				drip_rate 1h
@@ -410,7 +411,7 @@ func TestTimeoutCountsOnlyWaitingForRedis(t *testing.T) {
 			}
 		`,
 	})
-	s.run(step{want: "200 limit=5 remaining=4 clear=3600.000", body: "upstream"})
+	s.Run(sitetest.Step{Want: "200 limit=5 remaining=4 clear=3600.000", Text: "upstream"})
 }
 
 // TestTimeoutCoversAllSteps guards that the timeout bounds all of a request's
@@ -420,12 +421,12 @@ func TestTimeoutCoversAllSteps(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr)
 	proxy.Delay(delay)
-	s := startConfig(t, setup{
-		global: redisGlobal(proxy.Addr, "timeout "+timeout.String()),
-		site:   "rate_limit {\nsize 9\non_error deny\n}\nrespond admitted",
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(proxy.Addr, "timeout "+timeout.String()),
+		Site:   "rate_limit {\nsize 9\non_error deny\n}\nrespond admitted",
 	})
 	// The greeting takes one delay, the script at least another.
-	if a := s.get("/"); a.StatusCode != 503 {
+	if a := s.Get("/"); a.StatusCode != 503 {
 		t.Errorf("got %s", a)
 	}
 }
@@ -443,25 +444,25 @@ func TestLogHasNoSecret(t *testing.T) {
 	} {
 		for _, kind := range []string{"", "cluster", "master_name m\nsentinel_username " + user + "\nsentinel_password " + password} {
 			addr := replyServer(t, reply)
-			s := startConfig(t, setup{
-				global: redisGlobal(addr, "username "+user, "password "+password, kind),
-				site:   "rate_limit {\nsize 1000\non_error deny\n}\nhandle_errors {\nrespond \"{err.message}\"\n}\nrespond ok",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Global: sitetest.RedisGlobal(addr, "username "+user, "password "+password, kind),
+				Site:   "rate_limit {\nsize 1000\non_error deny\n}\nhandle_errors {\nrespond \"{err.message}\"\n}\nrespond ok",
 			})
 			for range 8 {
-				if a := s.get("/"); strings.Contains(a.body, "canary") {
-					t.Errorf("%q: the answer has it: %s", reply, a.body)
+				if a := s.Get("/"); strings.Contains(a.Text, "canary") {
+					t.Errorf("%q: the answer has it: %s", reply, a.Text)
 				}
 			}
-			eventually(t, "a line about Redis: "+reply+kind, func() bool {
-				s.get("/")
-				return len(append(s.log("error", "rate_limit"), s.log("warn", "rate_limit")...)) > 0
+			sitetest.Eventually(t, "a line about Redis: "+reply+kind, func() bool {
+				s.Get("/")
+				return len(append(s.Log("error", "rate_limit"), s.Log("warn", "rate_limit")...)) > 0
 			})
-			for _, e := range s.entries() {
+			for _, e := range s.Entries() {
 				if text, _ := json.Marshal(e); strings.Contains(string(text), "canary") {
 					t.Errorf("%q %q: the log has %s", kind, reply, text)
 				}
 			}
-			if err := s.load(setup{site: "respond ok"}); err != nil {
+			if err := s.Load(sitetest.Config{Site: "respond ok"}); err != nil {
 				t.Fatal(err)
 			}
 			if err := caddy.Stop(); err != nil {

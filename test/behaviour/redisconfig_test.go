@@ -16,6 +16,7 @@ import (
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -338,7 +339,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 			t.Fatal(err)
 		}
-		if err := app.Provision(newContext(t)); err != nil {
+		if err := app.Provision(sitetest.NewContext(t)); err != nil {
 			t.Fatal(err)
 		}
 		defer func() {
@@ -373,12 +374,12 @@ func TestSecretsAreNotStored(t *testing.T) {
 // limits are then kept there.
 func TestUnixNetworkAddress(t *testing.T) {
 	redis := redistest.Start(t)
-	s := startConfig(t, setup{
-		global: redisGlobal("unix/"+redis.Socket, slowly),
-		site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted",
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal("unix/"+redis.Socket, sitetest.LongTimeout),
+		Site:   "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted",
 	})
 	for _, want := range []int{200, 200, 429} {
-		if a := s.get("/"); a.StatusCode != want {
+		if a := s.Get("/"); a.StatusCode != want {
 			t.Errorf("got %s, want %d", a, want)
 		}
 	}
@@ -390,16 +391,16 @@ func TestUnixNetworkAddress(t *testing.T) {
 // Guards that a URL without a host does not make the client send its password to
 // this machine, where a variable is unset.
 func TestURLNeedsHost(t *testing.T) {
-	s := startConfig(t, setup{site: "respond ok"})
+	s := sitetest.StartConfig(t, sitetest.Config{Site: "respond ok"})
 	t.Setenv("RATE_LIMIT_TEST_PW", "canary")
 	for _, address := range []string{
 		"redis://:{env.RATE_LIMIT_TEST_PW}@{$RATE_LIMIT_TEST_UNSET}:6379", "redis://", "redis:///",
 		"redis://:canary@", "rediss://:canary@/1",
 	} {
-		c := setup{global: redisGlobal(address), site: "respond ok"}
-		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(c.caddyfile(s.addr, s.logPath), nil)
+		c := sitetest.Config{Global: sitetest.RedisGlobal(address), Site: "respond ok"}
+		_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(c.Caddyfile(s.Addr, s.LogPath), nil)
 		if err == nil { // it depends on a placeholder
-			err = s.load(c)
+			err = s.Load(c)
 		}
 		if err == nil || !strings.Contains(err.Error(), wantAddress) || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: got error %v", address, err)

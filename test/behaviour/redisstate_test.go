@@ -14,6 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // oneLimit is a site whose responses say who decided.
@@ -51,23 +52,23 @@ func TestWrongRedisSettings(t *testing.T) {
 		{"no TLS", rights.Addr, "tls", "tls", []string{"tls_trust_pool file " + good.CAFile}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, setup{global: redisGlobal(tc.addr, tc.options...), site: oneLimit})
-			lines := func() (all []entry) {
-				for _, e := range s.log("error", "rate_limit") {
+			s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(tc.addr, tc.options...), Site: oneLimit})
+			lines := func() (all []sitetest.Entry) {
+				for _, e := range s.Log("error", "rate_limit") {
 					if e["server"] == tc.addr {
 						all = append(all, e)
 					}
 				}
 				return all
 			}
-			eventually(t, "a line", func() bool { return len(lines()) > 0 })
+			sitetest.Eventually(t, "a line", func() bool { return len(lines()) > 0 })
 			time.Sleep(time.Second)
 			all := lines()
 			option, _ := all[0]["look_at"].(string)
 			if len(all) != 1 || all[0]["reason"] != tc.reason || !strings.Contains(option, tc.option) {
 				t.Errorf("got %v, want one line, %s, look at %s", all, tc.reason, tc.option)
 			}
-			if n := s.log("info", "rate_limit"); len(n) > 0 {
+			if n := s.Log("info", "rate_limit"); len(n) > 0 {
 				t.Errorf("it is said to have recovered: %v", n)
 			}
 		})
@@ -79,10 +80,10 @@ func TestWrongRedisSettings(t *testing.T) {
 func TestRightsWithinScript(t *testing.T) {
 	server := redistest.Start(t)
 	server.SetUser(t, "+evalsha", "+eval", "+get", "+time")
-	s := startConfig(t, setup{global: redisGlobal(server.Addr, slowly, "username limiter", "password pass"), site: oneLimit})
-	s.get("/")
-	eventually(t, "a line", func() bool {
-		lines := s.log("error", "rate_limit")
+	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout, "username limiter", "password pass"), Site: oneLimit})
+	s.Get("/")
+	sitetest.Eventually(t, "a line", func() bool {
+		lines := s.Log("error", "rate_limit")
 		return len(lines) == 1 && lines[0]["reason"] == "noperm"
 	})
 }
@@ -95,24 +96,24 @@ func TestReloadMendsRedis(t *testing.T) {
 	refused := redistest.FreeAddr(t)
 	for name, tc := range map[string]struct{ bad, good, server, back string }{
 		"password": {
-			redisGlobal(server.Addr, "password wrong"), redisGlobal(server.Addr, "password right"), server.Addr, "redis recovered",
+			sitetest.RedisGlobal(server.Addr, "password wrong"), sitetest.RedisGlobal(server.Addr, "password right"), server.Addr, "redis recovered",
 		},
 		"password of a cluster": {
-			redisGlobal(cluster.Nodes[0].Addr, "cluster", "password wrong"),
-			redisGlobal(cluster.Nodes[0].Addr, "cluster", "password right"), cluster.Nodes[0].Addr, "redis recovered",
+			sitetest.RedisGlobal(cluster.Nodes[0].Addr, "cluster", "password wrong"),
+			sitetest.RedisGlobal(cluster.Nodes[0].Addr, "cluster", "password right"), cluster.Nodes[0].Addr, "redis recovered",
 		},
 		"address": {
-			redisGlobal(refused), redisGlobal(server.Addr, "password right"), refused, "redis server that was unavailable is no longer used",
+			sitetest.RedisGlobal(refused), sitetest.RedisGlobal(server.Addr, "password right"), refused, "redis server that was unavailable is no longer used",
 		},
-		"no Redis": {redisGlobal(refused), "", refused, "redis server that was unavailable is no longer used"},
+		"no Redis": {sitetest.RedisGlobal(refused), "", refused, "redis server that was unavailable is no longer used"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			subscribe(t)
 			state.Process.Process = telemetry.New(telemetry.Options{}) // which looks by itself
-			s := startConfig(t, setup{global: listening("a") + tc.bad, site: oneLimit})
-			s.get("/")
+			s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a") + tc.bad, Site: oneLimit})
+			s.Get("/")
 			lost := waitForEvents(t, telemetry.EventRedisLost, 1)
-			if err := s.load(setup{global: listening("a") + tc.good, site: oneLimit}); err != nil {
+			if err := s.Load(sitetest.Config{Global: listening("a") + tc.good, Site: oneLimit}); err != nil {
 				t.Fatal(err)
 			}
 			loaded := time.Now()
@@ -120,12 +121,12 @@ func TestReloadMendsRedis(t *testing.T) {
 			if len(lost) != 1 || lost[0].data["server"] != tc.server || len(back) != 1 || back[0].data["server"] != tc.server || back[0].data["down"].(float64) <= 0 {
 				t.Errorf("got events %v and %v", lost, back)
 			}
-			eventually(t, "a line that tells of the return", func() bool {
-				return slices.ContainsFunc(s.log("info", "rate_limit"), func(e entry) bool { return e["msg"] == tc.back && e["server"] == tc.server })
+			sitetest.Eventually(t, "a line that tells of the return", func() bool {
+				return slices.ContainsFunc(s.Log("info", "rate_limit"), func(e sitetest.Entry) bool { return e["msg"] == tc.back && e["server"] == tc.server })
 			})
-			errors := len(s.log("error", "rate_limit"))
+			errors := len(s.Log("error", "rate_limit"))
 			time.Sleep(time.Until(loaded.Add(4 * time.Second))) // the old store is still open
-			if got := s.log("error", "rate_limit"); len(got) != errors {
+			if got := s.Log("error", "rate_limit"); len(got) != errors {
 				t.Errorf("after the reload it logs %v", got)
 			}
 			if n := len(heardEvents(telemetry.EventRedisLost)) + len(heardEvents(telemetry.EventRedisBack)); n != 2 {
@@ -157,21 +158,21 @@ func TestPasswordInFile(t *testing.T) {
 		}
 	}
 	for name, global := range map[string]string{
-		"option": redisGlobal(server.Addr, "username limiter", "password {file."+file+"}"),
-		"URL":    redisGlobal("redis://limiter:{file." + file + "}@" + server.Addr),
+		"option": sitetest.RedisGlobal(server.Addr, "username limiter", "password {file."+file+"}"),
+		"URL":    sitetest.RedisGlobal("redis://limiter:{file." + file + "}@" + server.Addr),
 	} {
 		t.Run(name, func(t *testing.T) {
 			rotate("pass@word/1")
-			s := startConfig(t, setup{global: global, site: oneLimit})
+			s := sitetest.StartConfig(t, sitetest.Config{Global: global, Site: oneLimit})
 			byRedis := func(when string) {
 				t.Helper()
-				eventually(t, "a decision by Redis "+when, func() bool { return s.get("/").body == "redis" })
+				sitetest.Eventually(t, "a decision by Redis "+when, func() bool { return s.Get("/").Text == "redis" })
 			}
 			byRedis("at first")
 			store := state.Process.Newest().Redis
 			rotate("{second}")
 			byRedis("on a connection that there is")
-			if err := s.load(setup{global: global, site: oneLimit + "\nheader X y"}); err != nil {
+			if err := s.Load(sitetest.Config{Global: global, Site: oneLimit + "\nheader X y"}); err != nil {
 				t.Fatal(err)
 			}
 			if state.Process.Newest().Redis != store {
@@ -179,7 +180,7 @@ func TestPasswordInFile(t *testing.T) {
 			}
 			disconnect()
 			byRedis("after the password has changed")
-			if got := s.log("error", ""); len(got) > 0 {
+			if got := s.Log("error", ""); len(got) > 0 {
 				t.Errorf("logged %v", got)
 			}
 
@@ -187,17 +188,17 @@ func TestPasswordInFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			disconnect()
-			eventually(t, "a line about the file", func() bool {
-				s.get("/")
-				return slices.ContainsFunc(s.log("error", "rate_limit"), func(e entry) bool {
+			sitetest.Eventually(t, "a line about the file", func() bool {
+				s.Get("/")
+				return slices.ContainsFunc(s.Log("error", "rate_limit"), func(e sitetest.Entry) bool {
 					text := fmt.Sprint(e["error"])
 					return e["reason"] == "credentials" && e["look_at"] == "username and password" &&
 						strings.Contains(text, "can't be logged in to: open "+file) && !strings.Contains(text, "second")
 				})
 			})
 			time.Sleep(time.Second)
-			if n := len(s.log("error", "")); n > 2 { // the connection was lost, perhaps
-				t.Errorf("%d lines while the file is missing: %v", n, s.log("error", ""))
+			if n := len(s.Log("error", "")); n > 2 { // the connection was lost, perhaps
+				t.Errorf("%d lines while the file is missing: %v", n, s.Log("error", ""))
 			}
 			rotate("third")
 			byRedis("when it is back")
@@ -209,10 +210,10 @@ func TestPasswordInFile(t *testing.T) {
 // silent or back, and that it takes neither a Redis that nobody asks for one that is down.
 func TestRedisStateWhileIdle(t *testing.T) {
 	server := redistest.Start(t)
-	_, a := startWithAdmin(t, setup{global: redisGlobal(server.Addr), site: oneLimit})
+	_, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr), Site: oneLimit})
 	await := func(state, up, when string) {
 		t.Helper()
-		eventually(t, state+" "+when, func() bool {
+		sitetest.Eventually(t, state+" "+when, func() bool {
 			gotState, gotUp := redisState(t, a, server.Addr)
 			return gotState == state && gotUp == up
 		})
@@ -241,9 +242,9 @@ func TestConnectingIsNotUp(t *testing.T) {
 	}
 	t.Cleanup(func() { silent.Close() })
 	addr := silent.Addr().String()
-	_, a := startWithAdmin(t, setup{global: redisGlobal(addr), site: oneLimit})
+	_, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(addr), Site: oneLimit})
 	seen := make(map[string]bool)
-	eventually(t, "it to be down", func() bool {
+	sitetest.Eventually(t, "it to be down", func() bool {
 		state, up := redisState(t, a, addr)
 		seen[state] = true
 		if state == "up" || up != "0" {
@@ -265,33 +266,33 @@ func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
 		proxy.Delay(60 * ms) // three times to connect, once for a request
 		return proxy.Addr
 	}
-	first, second := setup{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}, setup{global: redisGlobal(far(), "timeout 120ms"), site: oneLimit}
-	s := startConfig(t, first)
-	if a := s.get("/"); a.body != "redis" {
-		t.Errorf("the first request was decided by %s", a.body)
+	first, second := sitetest.Config{Global: sitetest.RedisGlobal(far(), "timeout 120ms"), Site: oneLimit}, sitetest.Config{Global: sitetest.RedisGlobal(far(), "timeout 120ms"), Site: oneLimit}
+	s := sitetest.StartConfig(t, first)
+	if a := s.Get("/"); a.Text != "redis" {
+		t.Errorf("the first request was decided by %s", a.Text)
 	}
-	if err := s.load(second); err != nil {
+	if err := s.Load(second); err != nil {
 		t.Fatal(err)
 	}
-	if a := s.get("/"); a.body != "redis" {
-		t.Errorf("the first request after a reload was decided by %s", a.body)
+	if a := s.Get("/"); a.Text != "redis" {
+		t.Errorf("the first request after a reload was decided by %s", a.Text)
 	}
 
 	hole := redistest.StartProxy(t, redistest.Start(t).Addr)
 	hole.BlackHole()
-	load := func(c setup) time.Duration {
+	load := func(c sitetest.Config) time.Duration {
 		t.Helper()
 		start := time.Now()
-		if err := s.load(c); err != nil {
+		if err := s.Load(c); err != nil {
 			t.Fatal(err)
 		}
 		return time.Since(start)
 	}
-	silent := setup{global: redisGlobal(hole.Addr), site: oneLimit}
+	silent := sitetest.Config{Global: sitetest.RedisGlobal(hole.Addr), Site: oneLimit}
 	if took := load(silent); took < state.ConnectWait || took > state.ConnectWait+2*time.Second {
 		t.Errorf("a config whose Redis does not answer took %v", took)
 	}
-	if took := load(setup{global: silent.global, site: "header X y\n" + oneLimit}); took >= state.ConnectWait {
+	if took := load(sitetest.Config{Global: silent.Global, Site: "header X y\n" + oneLimit}); took >= state.ConnectWait {
 		t.Errorf("a config whose Redis is known took %v", took)
 	}
 }
@@ -306,14 +307,14 @@ func TestClusterWithoutOption(t *testing.T) {
 		{"two limits", "rate_limit {\nlimit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nlimit b {\nkey all\nsize 99\ndrip_rate 1h\n}\n}\nrespond ok"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, setup{global: redisGlobal(servers[i], slowly), site: tc.site})
+			s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(servers[i], sitetest.LongTimeout), Site: tc.site})
 			for n := range 20 { // of some keys it has the slot
-				if a := s.get("/?" + strconv.Itoa(n)); a.StatusCode != 200 {
+				if a := s.Get("/?" + strconv.Itoa(n)); a.StatusCode != 200 {
 					t.Fatalf("got %s, want what this Caddy decides", a)
 				}
 			}
-			eventually(t, "a line", func() bool {
-				for _, e := range append(s.log("error", "rate_limit"), s.log("warn", "rate_limit")...) {
+			sitetest.Eventually(t, "a line", func() bool {
+				for _, e := range append(s.Log("error", "rate_limit"), s.Log("warn", "rate_limit")...) {
 					if e["reason"] == "moved" && e["look_at"] == "cluster" && strings.Contains(e["error"].(string), "add the option cluster") {
 						return true
 					}

@@ -15,6 +15,7 @@ import (
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // Guards what the options on TLS come to, and that there is none without them.
@@ -62,15 +63,15 @@ func TestClientTLS(t *testing.T) {
 // Guards that each load of a configuration which trusts any certificate says
 // so, and no other.
 func TestInsecureIsLogged(t *testing.T) {
-	with := func(option string) setup {
-		return setup{global: "rate_limit {\nredis 127.0.0.1:1 {\ntls\n" + option + "\n}\n}", site: "respond ok"}
+	with := func(option string) sitetest.Config {
+		return sitetest.Config{Global: "rate_limit {\nredis 127.0.0.1:1 {\ntls\n" + option + "\n}\n}", Site: "respond ok"}
 	}
-	s := startConfig(t, with(""))
+	s := sitetest.StartConfig(t, with(""))
 	for want, option := range []string{"", "tls_insecure_skip_verify", "tls_insecure_skip_verify"} {
-		if err := s.load(with(option)); err != nil {
+		if err := s.Load(with(option)); err != nil {
 			t.Fatal(err)
 		}
-		if lines := s.log("warn", "rate_limit"); len(lines) != want {
+		if lines := s.Log("warn", "rate_limit"); len(lines) != want {
 			t.Errorf("after %d loads got warnings %v", want+2, lines)
 		}
 	}
@@ -80,7 +81,7 @@ func TestInsecureIsLogged(t *testing.T) {
 // and that one which has changed on disk, and nothing else, makes another
 // store.
 func TestTLSFiles(t *testing.T) {
-	dir := tempDir(t)
+	dir := sitetest.TempDir(t)
 	one, two := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	copyOf := func(file, to string) {
 		t.Helper()
@@ -182,15 +183,15 @@ func TestTLSPlaceholders(t *testing.T) {
 	} {
 		t.Setenv("RATE_LIMIT_TEST_"+name, value)
 	}
-	s := startConfig(t, setup{
-		global: redisGlobal(redis.Addr, slowly,
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout,
 			"tls_server_name {env.RATE_LIMIT_TEST_NAME}",
 			"tls_client_auth {env.RATE_LIMIT_TEST_CERT} {env.RATE_LIMIT_TEST_KEY}",
 			"tls_trust_pool file {env.RATE_LIMIT_TEST_CA}"),
-		site: "rate_limit {\nsize 2\ndrip_rate 1h\non_error deny\n}\nrespond admitted",
+		Site: "rate_limit {\nsize 2\ndrip_rate 1h\non_error deny\n}\nrespond admitted",
 	})
-	if a := s.get("/"); a.StatusCode != 200 {
-		t.Errorf("got %s, log %v", a, s.log("error", "rate_limit"))
+	if a := s.Get("/"); a.StatusCode != 200 {
+		t.Errorf("got %s, log %v", a, s.Log("error", "rate_limit"))
 	}
 	if keys, err := redis.Client().Keys(t.Context(), "*").Result(); err != nil || len(keys) != 1 {
 		t.Errorf("Redis has keys %q, %v, want one", keys, err)

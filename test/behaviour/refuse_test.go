@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestRejectionsAreNotCached guards that no shared cache may serve what one client was
@@ -44,9 +45,9 @@ func TestRejectionsAreNotCached(t *testing.T) {
 			nil, []string{"private"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, tc.site+"\nrespond admitted")
+			s := sitetest.Start(t, tc.site+"\nrespond admitted")
 			for i, want := range [][]string{tc.admitted, tc.denied, tc.denied} {
-				a := s.get("/")
+				a := s.Get("/")
 				if got := a.Header["Cache-Control"]; !slices.Equal(got, want) {
 					t.Errorf("request %d: %d with Cache-Control %q, want %q", i+1, a.StatusCode, got, want)
 				}
@@ -59,12 +60,12 @@ func TestRejectionsAreNotCached(t *testing.T) {
 // where Caddy has nothing beneath it: it has its way, and others do not.
 func TestRejectionsWithoutWriteTimeout(t *testing.T) {
 	for set, want := range map[string]string{"header Cache-Control public": "no-store", "header >Cache-Control public": "public"} {
-		s := startConfig(t, setup{
-			global: "servers {\ntimeouts {\nwrite_idle -1s\n}\n}",
-			site:   set + "\nrate_limit {\nsize 1\ndrip_rate 1h\n}",
+		s := sitetest.StartConfig(t, sitetest.Config{
+			Global: "servers {\ntimeouts {\nwrite_idle -1s\n}\n}",
+			Site:   set + "\nrate_limit {\nsize 1\ndrip_rate 1h\n}",
 		})
-		s.get("/")
-		if a := s.get("/"); a.StatusCode != 429 || a.Header.Get("Cache-Control") != want {
+		s.Get("/")
+		if a := s.Get("/"); a.StatusCode != 429 || a.Header.Get("Cache-Control") != want {
 			t.Errorf("%s: got %d with %q, want 429 with %q", set, a.StatusCode, a.Header["Cache-Control"], want)
 		}
 	}
@@ -81,18 +82,18 @@ func TestRejectedUploads(t *testing.T) {
 	)
 	rejections := []struct {
 		name   string
-		config setup
+		config sitetest.Config
 		field  string // of the requests
 		want   int
 	}{
-		{"denied", setup{site: limit}, "", 429},
-		{"denied, with error routes", setup{site: limit + errors}, "", 429},
-		{"denied behind encode", setup{site: "route {\nencode\n" + limit + "}\n"}, "", 429},
-		{"denied, full duplex", setup{global: "servers {\nenable_full_duplex\n}", site: limit}, "", 429},
-		{"denied, no timeouts", setup{global: "servers {\ntimeouts {\nread_body_idle -1s\nwrite_idle -1s\n}\n}", site: limit}, "", 429},
-		{"without Redis", setup{
-			global: "rate_limit {\nredis " + redistest.FreeAddr(t) + "\non_error deny\n}", site: limit}, "", 503},
-		{"bad cost", setup{site: "rate_limit {\nsize 1\ncost {header.X-Cost}\n}\n"}, "X-Cost: no\r\n", 400},
+		{"denied", sitetest.Config{Site: limit}, "", 429},
+		{"denied, with error routes", sitetest.Config{Site: limit + errors}, "", 429},
+		{"denied behind encode", sitetest.Config{Site: "route {\nencode\n" + limit + "}\n"}, "", 429},
+		{"denied, full duplex", sitetest.Config{Global: "servers {\nenable_full_duplex\n}", Site: limit}, "", 429},
+		{"denied, no timeouts", sitetest.Config{Global: "servers {\ntimeouts {\nread_body_idle -1s\nwrite_idle -1s\n}\n}", Site: limit}, "", 429},
+		{"without Redis", sitetest.Config{
+			Global: "rate_limit {\nredis " + redistest.FreeAddr(t) + "\non_error deny\n}", Site: limit}, "", 503},
+		{"bad cost", sitetest.Config{Site: "rate_limit {\nsize 1\ncost {header.X-Cost}\n}\n"}, "X-Cost: no\r\n", 400},
 	}
 	uploads := []struct {
 		name, fields, body string
@@ -111,24 +112,24 @@ func TestRejectedUploads(t *testing.T) {
 	}
 	for _, rejection := range rejections {
 		t.Run(rejection.name, func(t *testing.T) {
-			s := startConfig(t, rejection.config)
+			s := sitetest.StartConfig(t, rejection.config)
 			if rejection.want == http.StatusTooManyRequests {
-				s.get("/")
+				s.Get("/")
 			}
 			for _, upload := range uploads {
 				t.Run(upload.name, func(t *testing.T) {
 					t.Parallel()
-					errorRoutes := strings.Contains(rejection.config.site, errors)
+					errorRoutes := strings.Contains(rejection.config.Site, errors)
 					if errorRoutes && upload.name == "small that stalls" {
 						t.Skip("error routes may still read it")
 					}
-					conn, err := net.Dial("tcp", s.addr)
+					conn, err := net.Dial("tcp", s.Addr)
 					if err != nil {
 						t.Fatal(err)
 					}
 					defer conn.Close()
 					conn.SetDeadline(time.Now().Add(soon))
-					fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: %s\r\n%s%s\r\n%s", s.addr, rejection.field, upload.fields, upload.body)
+					fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: %s\r\n%s%s\r\n%s", s.Addr, rejection.field, upload.fields, upload.body)
 					in := bufio.NewReader(conn)
 					res, err := http.ReadResponse(in, &http.Request{Method: "POST"})
 					if err != nil {
@@ -138,7 +139,7 @@ func TestRejectedUploads(t *testing.T) {
 					if res.StatusCode != rejection.want {
 						t.Errorf("got %d, want %d", res.StatusCode, rejection.want)
 					}
-					kept := upload.kept && (!strings.Contains(rejection.config.global, "full_duplex") || upload.body == "")
+					kept := upload.kept && (!strings.Contains(rejection.config.Global, "full_duplex") || upload.body == "")
 					if res.Close == kept {
 						t.Errorf("announces that the connection is closed: %t, want %t", res.Close, !kept)
 					}
@@ -151,7 +152,7 @@ func TestRejectedUploads(t *testing.T) {
 						}
 						return
 					}
-					fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\n%s\r\n", s.addr, rejection.field)
+					fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\n%s\r\n", s.Addr, rejection.field)
 					if next, err := http.ReadResponse(in, nil); err != nil || next.StatusCode != rejection.want {
 						t.Errorf("then got %v, %v, want the connection to be kept", next, err)
 					}

@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -85,18 +86,18 @@ func TestReloadKeepsLevels(t *testing.T) {
 			{"2", "429 retry-after=3600"},
 		}},
 	} {
-		for store, global := range map[string]string{"memory": "", "Redis": redisGlobal(server.Addr, slowly)} {
+		for store, global := range map[string]string{"memory": "", "Redis": sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout)} {
 			t.Run(tc.name+" in "+store, func(t *testing.T) {
 				if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
 					t.Fatal(err)
 				}
-				s := startConfig(t, setup{global: global})
+				s := sitetest.StartConfig(t, sitetest.Config{Global: global})
 				for i, r := range tc.reloads {
-					c := setup{global: global, site: strings.Replace(tc.site, "%s", r.numbers, 1) + "\nrespond admitted"}
-					if err := s.load(c); err != nil {
+					c := sitetest.Config{Global: global, Site: strings.Replace(tc.site, "%s", r.numbers, 1) + "\nrespond admitted"}
+					if err := s.Load(c); err != nil {
 						t.Fatal(err)
 					}
-					got, want := s.get("/").String(), r.want
+					got, want := s.Get("/").String(), r.want
 					if store == "Redis" {
 						got, want = timeFields.ReplaceAllString(got, ""), timeFields.ReplaceAllString(want, "")
 					}
@@ -113,30 +114,30 @@ func TestReloadKeepsLevels(t *testing.T) {
 // rejected, wherever it fails.
 func TestRejectedConfigChangesNothing(t *testing.T) {
 	const site = "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"
-	s := startSite(t, site)
-	s.run(
-		step{want: "200 limit=2 remaining=1 clear=3600.000"},
-		step{want: "200 limit=2 remaining=0 clear=7200.000"},
+	s := sitetest.Start(t, site)
+	s.Run(
+		sitetest.Step{Want: "200 limit=2 remaining=1 clear=3600.000"},
+		sitetest.Step{Want: "200 limit=2 remaining=0 clear=7200.000"},
 	)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	before := s.addr
-	for name, c := range map[string]setup{
-		"before the store is taken":      {global: redisGlobal("{env.RATELIMIT_TEST_UNSET}:6379"), site: site},
-		"after it is taken":              {site: "rate_limit {\nsize 2\ndrip_rate 1h\ncost {env.RATELIMIT_TEST_UNSET}\n}\nrespond admitted"},
-		"in a module of somebody else's": {site: site + "\n@bad path_regexp [\nrespond @bad x"},
-		"when all is provisioned":        {site: site, sites: "http://" + taken.Addr().String() + " {\n}"},
+	before := s.Addr
+	for name, c := range map[string]sitetest.Config{
+		"before the store is taken":      {Global: sitetest.RedisGlobal("{env.RATELIMIT_TEST_UNSET}:6379"), Site: site},
+		"after it is taken":              {Site: "rate_limit {\nsize 2\ndrip_rate 1h\ncost {env.RATELIMIT_TEST_UNSET}\n}\nrespond admitted"},
+		"in a module of somebody else's": {Site: site + "\n@bad path_regexp [\nrespond @bad x"},
+		"when all is provisioned":        {Site: site, Sites: "http://" + taken.Addr().String() + " {\n}"},
 	} {
-		if err := s.load(c); err == nil {
+		if err := s.Load(c); err == nil {
 			t.Fatalf("%s: the config was accepted", name)
 		}
-		s.run(step{want: "429 limit=2 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600"})
+		s.Run(sitetest.Step{Want: "429 limit=2 remaining=0 clear=7200.000 reset=3600.000 retry-after=3600"})
 	}
-	if s.addr != before {
-		t.Errorf("after a rejected config the site moved from %s to %s", before, s.addr)
+	if s.Addr != before {
+		t.Errorf("after a rejected config the site moved from %s to %s", before, s.Addr)
 	}
 	if n, _ := state.Process.Stores.References(state.MemoryKey); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
@@ -146,7 +147,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 // TestReloadSharesConnections guards that configs with equal settings use the
 // same connections, and that nothing is left open when none needs them.
 func TestReloadSharesConnections(t *testing.T) {
-	setRedisCloseDelay(t, ms)
+	sitetest.SetRedisCloseDelay(t, ms)
 	server := redistest.Start(t)
 	info := func(section, name string) (n int64) {
 		t.Helper()
@@ -157,11 +158,11 @@ func TestReloadSharesConnections(t *testing.T) {
 		_, value, _ := strings.Cut(text, name+":")
 		return fieldstest.Number(value)
 	}
-	c := setup{
-		global: redisGlobal(server.Addr, slowly),
-		site:   "rate_limit {\nsize 90\n}\nrespond admitted",
+	c := sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
+		Site:   "rate_limit {\nsize 90\n}\nrespond admitted",
 	}
-	s := startConfig(t, c)
+	s := sitetest.StartConfig(t, c)
 	// Held, so that the garbage collector does not close connections instead.
 	var held []any
 	defer runtime.KeepAlive(&held)
@@ -171,33 +172,33 @@ func TestReloadSharesConnections(t *testing.T) {
 		}
 		return true
 	})
-	s.get("/")
+	s.Get("/")
 	before := info("stats", "total_connections_received")
 	for range 5 {
-		if err := s.load(c); err != nil {
+		if err := s.Load(c); err != nil {
 			t.Fatal(err)
 		}
-		s.get("/")
+		s.Get("/")
 	}
 	if n := info("stats", "total_connections_received") - before; n > 0 {
 		t.Errorf("five reloads made %d new connections", n)
 	}
 
 	// Another timeout makes other settings; the limits stay.
-	c.global = redisGlobal(server.Addr, "timeout 11s")
-	if err := s.load(c); err != nil {
+	c.Global = sitetest.RedisGlobal(server.Addr, "timeout 11s")
+	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
 	if len(held) != 1 {
 		t.Errorf("one config used %d stores", len(held))
 	}
-	if a := s.get("/"); fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) > 85 {
+	if a := s.Get("/"); fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) > 85 {
 		t.Errorf("with another timeout the limits start afresh: %s", a)
 	}
-	if err := s.load(setup{site: "respond admitted"}); err != nil {
+	if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all connections closed but that of the test", func() bool {
+	sitetest.Eventually(t, "all connections closed but that of the test", func() bool {
 		return info("clients", "connected_clients") == 1
 	})
 }
@@ -233,23 +234,23 @@ func TestDeletedKeysStayDeleted(t *testing.T) {
 		for _, deletion := range deletions {
 			t.Run(deletion.name+"/"+limit, func(t *testing.T) {
 				server := redistest.Start(t)
-				s := startConfig(t, setup{
-					global: redisGlobal(server.Addr, "timeout 1s"),
-					site:   "rate_limit {\n" + limit + "\n}\nrespond admitted",
+				s := sitetest.StartConfig(t, sitetest.Config{
+					Global: sitetest.RedisGlobal(server.Addr, "timeout 1s"),
+					Site:   "rate_limit {\n" + limit + "\n}\nrespond admitted",
 				})
-				for s.get("/").Header.Get("X-RateLimit-Remaining") != "1" {
+				for s.Get("/").Header.Get("X-RateLimit-Remaining") != "1" {
 				}
 				deletion.del(t, server.Client())
-				if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "9" {
+				if a := s.Get("/"); a.Header.Get("X-RateLimit-Remaining") != "9" {
 					t.Errorf("after the deletion: %s", a)
 				}
 				server.Pause(t)
-				if a := s.get("/"); a.StatusCode != 200 || fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) < 8 {
+				if a := s.Get("/"); a.StatusCode != 200 || fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) < 8 {
 					t.Errorf("in the outage: %s", a)
 				}
 				server.Resume(t)
 				// Redis may have been late to charge the request before too.
-				if a := s.get("/"); a.StatusCode != 200 || fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) < 6 {
+				if a := s.Get("/"); a.StatusCode != 200 || fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) < 6 {
 					t.Errorf("after it: %s", a)
 				}
 			})
@@ -262,24 +263,24 @@ func TestDeletedKeysStayDeleted(t *testing.T) {
 func TestLevelsSurviveStoreChange(t *testing.T) {
 	a, b := startUsed(t), startUsed(t)
 	const site = "rate_limit {\nsize 10\ndrip_rate 1h\nkey all\n}\nrespond admitted"
-	none := setup{site: site}
-	in := func(server *redistest.Server, options ...string) setup {
-		return setup{site: site, global: redisGlobal(server.Addr, append(options, "timeout 9s")...)}
+	none := sitetest.Config{Site: site}
+	in := func(server *redistest.Server, options ...string) sitetest.Config {
+		return sitetest.Config{Site: site, Global: sitetest.RedisGlobal(server.Addr, append(options, "timeout 9s")...)}
 	}
 	for _, tc := range []struct {
 		name    string
-		configs []setup
+		configs []sitetest.Config
 		moves   int // how many of the reloads the log says something about
 	}{
-		{"memory to Redis", []setup{none, in(a)}, 1},
-		{"Redis to Redis", []setup{in(a), in(b)}, 1},
-		{"another database", []setup{in(a), in(a, "db 1")}, 1},
-		{"another prefix", []setup{in(a), in(a, "key_prefix other:")}, 1},
-		{"another secret", []setup{in(a), in(a, "key_secret other")}, 1},
-		{"Redis to memory", []setup{in(a), none}, 1},
-		{"by way of memory", []setup{in(a), none, in(a), none, in(b)}, 4},
-		{"there and back", []setup{in(a), in(b), in(a)}, 2},
-		{"nowhere", []setup{in(a), in(a), {site: site, global: redisGlobal(a.Addr, slowly)}}, 0},
+		{"memory to Redis", []sitetest.Config{none, in(a)}, 1},
+		{"Redis to Redis", []sitetest.Config{in(a), in(b)}, 1},
+		{"another database", []sitetest.Config{in(a), in(a, "db 1")}, 1},
+		{"another prefix", []sitetest.Config{in(a), in(a, "key_prefix other:")}, 1},
+		{"another secret", []sitetest.Config{in(a), in(a, "key_secret other")}, 1},
+		{"Redis to memory", []sitetest.Config{in(a), none}, 1},
+		{"by way of memory", []sitetest.Config{in(a), none, in(a), none, in(b)}, 4},
+		{"there and back", []sitetest.Config{in(a), in(b), in(a)}, 2},
+		{"nowhere", []sitetest.Config{in(a), in(a), {Site: site, Global: sitetest.RedisGlobal(a.Addr, sitetest.LongTimeout)}}, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, server := range []*redistest.Server{a, b} {
@@ -287,22 +288,22 @@ func TestLevelsSurviveStoreChange(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s := startConfig(t, tc.configs[0])
+			s := sitetest.StartConfig(t, tc.configs[0])
 			for n, c := range tc.configs {
 				if n > 0 {
-					if err := s.load(c); err != nil {
+					if err := s.Load(c); err != nil {
 						t.Fatal(err)
 					}
 				}
 				// Two in each, as long as there is room.
 				for i := range 2 {
 					want := fmt.Sprint("200 ", 9-2*n-i)
-					if a := s.get("/"); fmt.Sprint(a.StatusCode, " ", a.Header.Get("X-RateLimit-Remaining")) != want {
+					if a := s.Get("/"); fmt.Sprint(a.StatusCode, " ", a.Header.Get("X-RateLimit-Remaining")) != want {
 						t.Errorf("request %d in configuration %d: %s, want %s", i+1, n+1, a, want)
 					}
 				}
 			}
-			if lines := s.log("info", "rate_limit"); len(lines) != tc.moves {
+			if lines := s.Log("info", "rate_limit"); len(lines) != tc.moves {
 				t.Errorf("%d lines about it, want %d: %v", len(lines), tc.moves, lines)
 			}
 		})
@@ -323,9 +324,9 @@ func TestSharedLevelsSurviveStoreChange(t *testing.T) {
 		{"from another Redis", true, 10},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := setup{site: site}
+			c := sitetest.Config{Site: site}
 			if tc.before {
-				c.global = redisGlobal(startUsed(t).Addr, slowly)
+				c.Global = sitetest.RedisGlobal(startUsed(t).Addr, sitetest.LongTimeout)
 			}
 			var nodes []*reloadable
 			for range 3 {
@@ -344,7 +345,7 @@ func TestSharedLevelsSurviveStoreChange(t *testing.T) {
 			if n := admitted(); n != tc.want {
 				t.Fatalf("%d admitted before, want %d", n, tc.want)
 			}
-			c.global = redisGlobal(startUsed(t).Addr, slowly)
+			c.Global = sitetest.RedisGlobal(startUsed(t).Addr, sitetest.LongTimeout)
 			for i, p := range nodes {
 				p.load(c)
 				if p.status() != 429 {
@@ -362,7 +363,7 @@ func TestSharedLevelsSurviveStoreChange(t *testing.T) {
 func startUsed(t *testing.T) *redistest.Server {
 	t.Helper()
 	server := redistest.Start(t)
-	r, err := limiter.NewRedis(limiter.RedisOptions{Addresses: []string{server.Addr}, Timeout: patience})
+	r, err := limiter.NewRedis(limiter.RedisOptions{Addresses: []string{server.Addr}, Timeout: sitetest.Patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,18 +385,18 @@ type reloadable struct {
 }
 
 // startAdmin starts a Caddy with c in a process of its own.
-func startAdmin(t *testing.T, c setup) *reloadable {
+func startAdmin(t *testing.T, c sitetest.Config) *reloadable {
 	t.Helper()
-	c.admin = redistest.FreeAddr(t)
-	return &reloadable{t, startProcess(t, c), c.admin, &http.Client{Transport: caddytest.FreshConnections("")}}
+	c.Admin = redistest.FreeAddr(t)
+	return &reloadable{t, sitetest.StartProcess(t, c), c.Admin, &http.Client{Transport: caddytest.FreshConnections("")}}
 }
 
 // load has the process run c.
-func (p *reloadable) load(c setup) {
+func (p *reloadable) load(c sitetest.Config) {
 	p.t.Helper()
-	c.admin = p.admin
+	c.Admin = p.admin
 	res, err := p.client.Post("http://"+p.admin+"/load", "application/json",
-		bytes.NewReader(c.json(p.t, p.addr, filepath.Join(tempDir(p.t), "log"))))
+		bytes.NewReader(c.JSON(p.t, p.addr, filepath.Join(sitetest.TempDir(p.t), "log"))))
 	if err != nil {
 		p.t.Fatal(err)
 	}

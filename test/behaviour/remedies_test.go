@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestRemedies guards that advice helps: once a remedy is applied, there is no advice any more,
@@ -42,170 +43,170 @@ func TestRemedies(t *testing.T) {
 		name   string
 		kind   advice.Kind
 		writes string // what the remedy says and the second config has
-		config [2]setup
+		config [2]sitetest.Config
 		sends  []string // paths, each with a field behind a bar
 		want   [2]string
 	}{
-		{"key for each request", advice.KeyPerRequest, "{client_ip}", [2]setup{
-			{site: limit("key {uuid}") + end}, {site: limit("key {client_ip}") + end},
+		{"key for each request", advice.KeyPerRequest, "{client_ip}", [2]sitetest.Config{
+			{Site: limit("key {uuid}") + end}, {Site: limit("key {client_ip}") + end},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
-		{"key that Caddy lacks", advice.KeyUnknown, "{http.request.cookie.id}", [2]setup{
-			{site: limit("key {http.request.cookies.id}") + end},
-			{site: "rate_limit {\n" + within("a", "key {http.request.cookie.id}") + address + "}" + end},
+		{"key that Caddy lacks", advice.KeyUnknown, "{http.request.cookie.id}", [2]sitetest.Config{
+			{Site: limit("key {http.request.cookies.id}") + end},
+			{Site: "rate_limit {\n" + within("a", "key {http.request.cookie.id}") + address + "}" + end},
 		}, append(times(3, cookies[0]), cookies[1:]...), [2]string{"200 200 429 429 429 429 429", "200 200 429 200 200 429 429"}},
-		{"short name in JSON", advice.KeyShortName, "{http.request.header.X-Key}", [2]setup{
-			{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"name":"a","size":2,"key":"{header.X-Key}"}]},{"handler":"static_response"}]}]`},
-			{routes: `[{"handle":[{"handler":"rate_limit","limits":[{"name":"a","size":2,"key":"{http.request.header.X-Key}"},{"name":"b","size":3}]},{"handler":"static_response"}]}]`},
+		{"short name in JSON", advice.KeyShortName, "{http.request.header.X-Key}", [2]sitetest.Config{
+			{Routes: `[{"handle":[{"handler":"rate_limit","limits":[{"name":"a","size":2,"key":"{header.X-Key}"}]},{"handler":"static_response"}]}]`},
+			{Routes: `[{"handle":[{"handler":"rate_limit","limits":[{"name":"a","size":2,"key":"{http.request.header.X-Key}"},{"name":"b","size":3}]},{"handler":"static_response"}]}]`},
 		}, []string{"/|X-Key: 1", "/|X-Key: 1", "/|X-Key: 2", "/|X-Key: 3"}, [2]string{"200 200 429 429", "200 200 200 429"}},
-		{"name that nothing sets", advice.KeyUnset, "map", [2]setup{
-			{site: limit("key {tenant}") + end},
-			{site: "map {header.X-Tenant} {tenant} {\nacme acme\ndefault none\n}\n" + limit("key {tenant}") + end},
+		{"name that nothing sets", advice.KeyUnset, "map", [2]sitetest.Config{
+			{Site: limit("key {tenant}") + end},
+			{Site: "map {header.X-Tenant} {tenant} {\nacme acme\ndefault none\n}\n" + limit("key {tenant}") + end},
 		}, append(times(3, "/|X-Tenant: acme"), "/"), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"text as a key", advice.KeyText, "{client_ip}", [2]setup{
-			{global: strict, site: limit("key client_ip") + end}, {global: strict, site: limit("key {client_ip}") + end},
+		{"text as a key", advice.KeyText, "{client_ip}", [2]sitetest.Config{
+			{Global: strict, Site: limit("key client_ip") + end}, {Global: strict, Site: limit("key {client_ip}") + end},
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"chosen key", advice.KeyChosen, "limit", [2]setup{
-			{site: limit("key {cookie.id}") + end}, {site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
+		{"chosen key", advice.KeyChosen, "limit", [2]sitetest.Config{
+			{Site: limit("key {cookie.id}") + end}, {Site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
 		}, cookies, [2]string{"200 200 200 200 200", "200 200 200 200 429"}},
-		{"chosen key beside what always passes", advice.KeyChosen, "limit", [2]setup{
-			{site: "rate_limit {\n" + within("a", "key {cookie.id}") + strings.Replace(address, "}", "cost 0\n}", 1) + "}" + end},
-			{site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
+		{"chosen key beside what always passes", advice.KeyChosen, "limit", [2]sitetest.Config{
+			{Site: "rate_limit {\n" + within("a", "key {cookie.id}") + strings.Replace(address, "}", "cost 0\n}", 1) + "}" + end},
+			{Site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
 		}, cookies, [2]string{"200 200 200 200 200", "200 200 200 200 429"}},
-		{"chosen key by map", advice.KeyChosen, "{client_ip}", [2]setup{
-			{site: "map {cookie.id} {session} {\n~(.+) $1\ndefault none\n}\n" + limit("key {session}") + end}, {site: limit("key {client_ip}") + end},
+		{"chosen key by map", advice.KeyChosen, "{client_ip}", [2]sitetest.Config{
+			{Site: "map {cookie.id} {session} {\n~(.+) $1\ndefault none\n}\n" + limit("key {session}") + end}, {Site: limit("key {client_ip}") + end},
 		}, cookies, [2]string{"200 200 200 200 200", "200 200 429 429 429"}},
-		{"chosen key by vars", advice.KeyChosen, "{client_ip}", [2]setup{
-			{site: "vars session {cookie.id}\n" + limit("key {vars.session}") + end}, {site: limit("key {client_ip}") + end},
+		{"chosen key by vars", advice.KeyChosen, "{client_ip}", [2]sitetest.Config{
+			{Site: "vars session {cookie.id}\n" + limit("key {vars.session}") + end}, {Site: limit("key {client_ip}") + end},
 		}, cookies, [2]string{"200 200 200 200 200", "200 200 429 429 429"}},
-		{"user without authentication", advice.KeyWithoutUser, "route", [2]setup{
-			{site: limit("key {http.auth.user.id}") + end}, {site: "route {\n" + auth + limit("key {http.auth.user.id}") + "}" + end},
+		{"user without authentication", advice.KeyWithoutUser, "route", [2]sitetest.Config{
+			{Site: limit("key {http.auth.user.id}") + end}, {Site: "route {\n" + auth + limit("key {http.auth.user.id}") + "}" + end},
 		}, append(times(3, alice), bob), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"user before authentication", advice.SetLater, "route", [2]setup{
-			{site: limit("key {http.auth.user.id}") + auth + end}, {site: "route {\n" + auth + limit("key {http.auth.user.id}") + "}" + end},
+		{"user before authentication", advice.SetLater, "route", [2]sitetest.Config{
+			{Site: limit("key {http.auth.user.id}") + auth + end}, {Site: "route {\n" + auth + limit("key {http.auth.user.id}") + "}" + end},
 		}, append(times(3, alice), bob), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"address of a proxy", advice.KeyOfProxy, "{client_ip}", [2]setup{
-			{global: strict, site: limit("key {remote_host}") + end}, {global: strict, site: limit("key {client_ip}") + end},
+		{"address of a proxy", advice.KeyOfProxy, "{client_ip}", [2]sitetest.Config{
+			{Global: strict, Site: limit("key {remote_host}") + end}, {Global: strict, Site: limit("key {client_ip}") + end},
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"chosen drips", advice.NumberChosen, "map", [2]setup{
-			{site: "rate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {query.n}\n}" + end},
-			{site: "route {\n" + auth + "map {http.auth.user.id} {n} {\nalice 2\ndefault 1\n}\nrate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {n}\n}\n}" + end},
+		{"chosen drips", advice.NumberChosen, "map", [2]sitetest.Config{
+			{Site: "rate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {query.n}\n}" + end},
+			{Site: "route {\n" + auth + "map {http.auth.user.id} {n} {\nalice 2\ndefault 1\n}\nrate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {n}\n}\n}" + end},
 		}, []string{"/?n=1" + alice[1:], "/?n=2" + alice[1:], "/?n=3" + alice[1:]}, [2]string{"200 200 200", "200 200 429"}},
-		{"chosen size by vars", advice.NumberChosen, "vars", [2]setup{
-			{site: "vars n {query.n}\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}" + end},
-			{site: "route {\nvars n 2\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}\n}" + end},
+		{"chosen size by vars", advice.NumberChosen, "vars", [2]sitetest.Config{
+			{Site: "vars n {query.n}\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}" + end},
+			{Site: "route {\nvars n 2\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}\n}" + end},
 		}, times(3, "/?n=9"), [2]string{"200 200 200", "200 200 429"}},
-		{"chosen cost", advice.NumberChosen, "map", [2]setup{
-			{site: limit("cost {query.n}") + end}, {site: "map {path} {n} {\n/free 0\ndefault 1\n}\n" + limit("cost {n}") + end},
+		{"chosen cost", advice.NumberChosen, "map", [2]sitetest.Config{
+			{Site: limit("cost {query.n}") + end}, {Site: "map {path} {n} {\n/free 0\ndefault 1\n}\n" + limit("cost {n}") + end},
 		}, append(times(3, "/?n=0"), "/free"), [2]string{"200 200 200 400", "200 200 429 200"}},
 
-		{"behind what answers", advice.Unreachable, "rate_limit", [2]setup{
-			{site: "route {\nrespond ok\n" + limit("") + "}"}, {site: "route {\n" + limit("") + "respond ok\n}"},
+		{"behind what answers", advice.Unreachable, "rate_limit", [2]sitetest.Config{
+			{Site: "route {\nrespond ok\n" + limit("") + "}"}, {Site: "route {\n" + limit("") + "respond ok\n}"},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
-		{"behind what answers its path", advice.Unreachable, "", [2]setup{
-			{global: "order rate_limit before reverse_proxy", site: limit("match path /a/login*") + "handle /a/* {\nrespond a\n}"},
-			{site: limit("match path /a/login*") + "handle /a/* {\nrespond a\n}"},
+		{"behind what answers its path", advice.Unreachable, "", [2]sitetest.Config{
+			{Global: "order rate_limit before reverse_proxy", Site: limit("match path /a/login*") + "handle /a/* {\nrespond a\n}"},
+			{Site: limit("match path /a/login*") + "handle /a/* {\nrespond a\n}"},
 		}, times(3, "/a/login"), [2]string{"200 200 200", "200 200 429"}},
-		{"behind another block", advice.Unreachable, "", [2]setup{
-			{site: "handle /a/* {\nrespond a\n}\nhandle {\n" + limit("match path /a/*") + "respond b\n}"},
-			{site: "handle /a/* {\n" + limit("match path /a/*") + "respond a\n}\nhandle {\nrespond b\n}"},
+		{"behind another block", advice.Unreachable, "", [2]sitetest.Config{
+			{Site: "handle /a/* {\nrespond a\n}\nhandle {\n" + limit("match path /a/*") + "respond b\n}"},
+			{Site: "handle /a/* {\n" + limit("match path /a/*") + "respond a\n}\nhandle {\nrespond b\n}"},
 		}, times(3, "/a/b"), [2]string{"200 200 200", "200 200 429"}},
-		{"without a prefix", advice.Unreachable, "/login*", [2]setup{
-			{site: "handle_path /api/* {\nrate_limit /api/login 2/m\nrespond a\n}"}, {site: "handle_path /api/* {\nrate_limit /login* 2/m\nrespond a\n}"},
+		{"without a prefix", advice.Unreachable, "/login*", [2]sitetest.Config{
+			{Site: "handle_path /api/* {\nrate_limit /api/login 2/m\nrespond a\n}"}, {Site: "handle_path /api/* {\nrate_limit /login* 2/m\nrespond a\n}"},
 		}, times(3, "/api/login"), [2]string{"200 200 200", "200 200 429"}},
-		{"behind a rewrite", advice.Unreachable, "route", [2]setup{
-			{site: "rewrite /old /new\nrate_limit /old 2/m" + end}, {site: "route {\nrate_limit /old* 2/m\nrewrite /old /new\n}" + end},
+		{"behind a rewrite", advice.Unreachable, "route", [2]sitetest.Config{
+			{Site: "rewrite /old /new\nrate_limit /old 2/m" + end}, {Site: "route {\nrate_limit /old* 2/m\nrewrite /old /new\n}" + end},
 		}, times(3, "/old"), [2]string{"200 200 200", "200 200 429"}},
-		{"path without a slash", advice.UnmatchedPath, "/search*", [2]setup{
-			{site: limit("match path search") + end}, {site: limit("match path /search*") + end},
+		{"path without a slash", advice.UnmatchedPath, "/search*", [2]sitetest.Config{
+			{Site: limit("match path search") + end}, {Site: limit("match path /search*") + end},
 		}, times(3, "/search"), [2]string{"200 200 200", "200 200 429"}},
-		{"path with a query", advice.UnmatchedPath, "/i.php*", [2]setup{
-			{site: limit("match path /i.php?a=b") + end}, {site: limit("match {\npath /i.php*\nquery a=b\n}") + end},
+		{"path with a query", advice.UnmatchedPath, "/i.php*", [2]sitetest.Config{
+			{Site: limit("match path /i.php?a=b") + end}, {Site: limit("match {\npath /i.php*\nquery a=b\n}") + end},
 		}, times(3, "/i.php?a=b"), [2]string{"200 200 200", "200 200 429"}},
-		{"host with a scheme", advice.UnmatchedHost, "127.0.0.1", [2]setup{
-			{site: limit("match host http://127.0.0.1") + end}, {site: limit("match host 127.0.0.1") + end},
+		{"host with a scheme", advice.UnmatchedHost, "127.0.0.1", [2]sitetest.Config{
+			{Site: limit("match host http://127.0.0.1") + end}, {Site: limit("match host 127.0.0.1") + end},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
-		{"path without its other form", advice.PathForm, "path /login /login/", [2]setup{
-			{site: limit("match path /login") + end}, {site: limit("match path /login /login/") + end},
+		{"path without its other form", advice.PathForm, "path /login /login/", [2]sitetest.Config{
+			{Site: limit("match path /login") + end}, {Site: limit("match path /login /login/") + end},
 		}, times(3, "/login/"), [2]string{"200 200 200", "200 200 429"}},
-		{"path without its other form, of the directive", advice.PathForm, "/login*", [2]setup{
-			{site: "rate_limit /login 2/m" + end}, {site: "rate_limit /login* 2/m" + end},
+		{"path without its other form, of the directive", advice.PathForm, "/login*", [2]sitetest.Config{
+			{Site: "rate_limit /login 2/m" + end}, {Site: "rate_limit /login* 2/m" + end},
 		}, times(3, "/login/"), [2]string{"200 200 200", "200 200 429"}},
-		{"path of a script", advice.PathForm, "path /login.php /login.php/*", [2]setup{
-			{site: limit("match path /login.php") + end}, {site: limit("match path /login.php /login.php/*") + end},
+		{"path of a script", advice.PathForm, "path /login.php /login.php/*", [2]sitetest.Config{
+			{Site: limit("match path /login.php") + end}, {Site: limit("match path /login.php /login.php/*") + end},
 		}, times(3, "/login.php/x"), [2]string{"200 200 200", "200 200 429"}},
-		{"logins that are not counted", advice.Uncounted, "rate_limit", [2]setup{
-			{site: "route {\n" + auth + limit("count status 401") + "}" + end}, {site: limit("count status 401") + auth + end},
+		{"logins that are not counted", advice.Uncounted, "rate_limit", [2]sitetest.Config{
+			{Site: "route {\n" + auth + limit("count status 401") + "}" + end}, {Site: limit("count status 401") + auth + end},
 		}, times(3, guess), [2]string{"401 401 401", "401 401 429"}},
-		{"logins by user, behind", advice.UncountedUser, "{client_ip}", [2]setup{
-			{site: "route {\n" + auth + limit("count status 401\nkey {http.auth.user.id}") + "}" + end}, {site: limit("count status 401\nkey {client_ip}") + auth + end},
+		{"logins by user, behind", advice.UncountedUser, "{client_ip}", [2]sitetest.Config{
+			{Site: "route {\n" + auth + limit("count status 401\nkey {http.auth.user.id}") + "}" + end}, {Site: limit("count status 401\nkey {client_ip}") + auth + end},
 		}, times(3, guess), [2]string{"401 401 401", "401 401 429"}},
-		{"logins by user, before", advice.UncountedUser, "{client_ip}", [2]setup{
-			{site: limit("count status 401\nkey {http.auth.user.id}") + auth + end}, {site: limit("count status 401\nkey {client_ip}") + auth + end},
+		{"logins by user, before", advice.UncountedUser, "{client_ip}", [2]sitetest.Config{
+			{Site: limit("count status 401\nkey {http.auth.user.id}") + auth + end}, {Site: limit("count status 401\nkey {client_ip}") + auth + end},
 		}, times(3, guess), [2]string{"401 401 429", "401 401 429"}},
 
-		{"equal without a name", advice.Unnamed, "", [2]setup{
-			{unnamed: true, site: "rate_limit /a* 2/m\nrate_limit /b* 2/m" + end}, {unnamed: true, site: "rate_limit /a* a 2/m\nrate_limit /b* b 2/m" + end},
+		{"equal without a name", advice.Unnamed, "", [2]sitetest.Config{
+			{Unnamed: true, Site: "rate_limit /a* 2/m\nrate_limit /b* 2/m" + end}, {Unnamed: true, Site: "rate_limit /a* a 2/m\nrate_limit /b* b 2/m" + end},
 		}, []string{"/a", "/a", "/b", "/a"}, [2]string{"200 200 429 429", "200 200 200 429"}},
-		{"charged twice", advice.ChargedTwice, "", [2]setup{
-			{site: "route {\nrate_limit b 2/m\nhandle /a* {\nrate_limit b 2/m\n}\n}" + end}, {site: "route {\nrate_limit b 2/m\n}" + end},
+		{"charged twice", advice.ChargedTwice, "", [2]sitetest.Config{
+			{Site: "route {\nrate_limit b 2/m\nhandle /a* {\nrate_limit b 2/m\n}\n}" + end}, {Site: "route {\nrate_limit b 2/m\n}" + end},
 		}, times(3, "/a"), [2]string{"200 429 429", "200 200 429"}},
-		{"zones of one name", advice.ZonesDiffer, "", [2]setup{
-			{site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + strings.Replace(each, "events 2", "events 3", 1) + "}\nrespond b\n}"},
-			{site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + each + "}\nrespond b\n}"},
+		{"zones of one name", advice.ZonesDiffer, "", [2]sitetest.Config{
+			{Site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + strings.Replace(each, "events 2", "events 3", 1) + "}\nrespond b\n}"},
+			{Site: "handle /a* {\nrate_limit {\n" + each + "}\nrespond a\n}\nhandle {\nrate_limit {\n" + each + "}\nrespond b\n}"},
 		}, []string{"/b", "/b", "/b"}, [2]string{"200 200 200", "200 200 429"}},
-		{"zone that admits nothing", advice.ZoneClosed, "max_events", [2]setup{
-			{routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m"}}},{"handler":"static_response"}]}]`},
-			{routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m","max_events":2}}},{"handler":"static_response"}]}]`},
+		{"zone that admits nothing", advice.ZoneClosed, "max_events", [2]sitetest.Config{
+			{Routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m"}}},{"handler":"static_response"}]}]`},
+			{Routes: `[{"handle":[{"handler":"rate_limit","rate_limits":{"a":{"window":"1m","max_events":2}}},{"handler":"static_response"}]}]`},
 		}, times(3, "/"), [2]string{"429 429 429", "200 200 429"}},
-		{"zone for all before a narrow one", advice.Floodable, "accounting atomic", [2]setup{
-			{global: strict, site: "rate_limit {\n" + static + each + "}" + end}, {global: strict, site: "rate_limit {\naccounting atomic\n" + static + each + "}" + end},
+		{"zone for all before a narrow one", advice.Floodable, "accounting atomic", [2]sitetest.Config{
+			{Global: strict, Site: "rate_limit {\n" + static + each + "}" + end}, {Global: strict, Site: "rate_limit {\naccounting atomic\n" + static + each + "}" + end},
 		}, append(times(5, one), two), [2]string{"200 200 429 429 429 429", "200 200 429 429 429 200"}},
-		{"bucket for all beside a narrow one", advice.Floodable, "accounting atomic", [2]setup{
-			{global: strict, site: "rate_limit {\naccounting each\n" + within("a", "") + "limit b {\nkey all\n" + window + "size 4\n}\n" + "}" + end},
-			{global: strict, site: "rate_limit {\naccounting atomic\n" + within("a", "") + "limit b {\nkey all\n" + window + "size 4\n}\n" + "}" + end},
+		{"bucket for all beside a narrow one", advice.Floodable, "accounting atomic", [2]sitetest.Config{
+			{Global: strict, Site: "rate_limit {\naccounting each\n" + within("a", "") + "limit b {\nkey all\n" + window + "size 4\n}\n" + "}" + end},
+			{Global: strict, Site: "rate_limit {\naccounting atomic\n" + within("a", "") + "limit b {\nkey all\n" + window + "size 4\n}\n" + "}" + end},
 		}, append(times(5, one), two), [2]string{"200 200 429 429 429 429", "200 200 429 429 429 200"}},
-		{"parent that never denies", advice.NeverDenies, "", [2]setup{
-			{site: "rate_limit a {\nsize 16\ndrip_rate 1s\nlimit b {\nsize 2\ndrip_rate 90s\n}\n}" + end}, {site: "rate_limit b {\nsize 2\ndrip_rate 90s\n}" + end},
+		{"parent that never denies", advice.NeverDenies, "", [2]sitetest.Config{
+			{Site: "rate_limit a {\nsize 16\ndrip_rate 1s\nlimit b {\nsize 2\ndrip_rate 90s\n}\n}" + end}, {Site: "rate_limit b {\nsize 2\ndrip_rate 90s\n}" + end},
 		}, times(3, "/"), [2]string{"200 200 429", "200 200 429"}},
-		{"address that clients choose", advice.AddressChosen, "trusted_proxies_strict", [2]setup{
-			{global: trusts, site: limit("") + end}, {global: strict, site: limit("") + end},
+		{"address that clients choose", advice.AddressChosen, "trusted_proxies_strict", [2]sitetest.Config{
+			{Global: trusts, Site: limit("") + end}, {Global: strict, Site: limit("") + end},
 		}, []string{"/|X-Forwarded-For: 9.9.9.1, 1.1.1.1", "/|X-Forwarded-For: 9.9.9.2, 1.1.1.1", "/|X-Forwarded-For: 9.9.9.3, 1.1.1.1"}, [2]string{"200 200 200", "200 200 429"}},
-		{"proxy that is not trusted", advice.ProxyUntrusted, "trusted_proxies_strict", [2]setup{
-			{site: "bind 127.0.0.1\n" + limit("") + end}, {global: "servers {\ntrusted_proxies static 127.0.0.1 ::1\ntrusted_proxies_strict\n}\n", site: "bind 127.0.0.1\n" + limit("") + end},
+		{"proxy that is not trusted", advice.ProxyUntrusted, "trusted_proxies_strict", [2]sitetest.Config{
+			{Site: "bind 127.0.0.1\n" + limit("") + end}, {Global: "servers {\ntrusted_proxies static 127.0.0.1 ::1\ntrusted_proxies_strict\n}\n", Site: "bind 127.0.0.1\n" + limit("") + end},
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"proxies that are exempt", advice.ProxyExempted, "not client_ip", [2]setup{
-			{global: strict, site: limit("match not remote_ip 127.0.0.0/8") + end}, {global: strict, site: limit("match not client_ip 127.0.0.0/8") + end},
+		{"proxies that are exempt", advice.ProxyExempted, "not client_ip", [2]sitetest.Config{
+			{Global: strict, Site: limit("match not remote_ip 127.0.0.0/8") + end}, {Global: strict, Site: limit("match not client_ip 127.0.0.0/8") + end},
 		}, times(3, one), [2]string{"200 200 200", "200 200 429"}},
-		{"ban of all", advice.BanOfAll, "{client_ip}", [2]setup{
-			{global: strict, site: limit("key all\nban 10m") + end}, {global: strict, site: limit("key {client_ip}\nban 10m") + end},
+		{"ban of all", advice.BanOfAll, "{client_ip}", [2]sitetest.Config{
+			{Global: strict, Site: limit("key all\nban 10m") + end}, {Global: strict, Site: limit("key {client_ip}\nban 10m") + end},
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"one at once", advice.OneAtOnce, "size", [2]setup{
-			{site: "rate_limit a {\nsize 1\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
+		{"one at once", advice.OneAtOnce, "size", [2]sitetest.Config{
+			{Site: "rate_limit a {\nsize 1\n}" + end}, {Site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
 		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
-		{"one in an interval", advice.OneAtOnce, "size", [2]setup{
-			{site: "rate_limit a {\nmin_interval 5m\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
+		{"one in an interval", advice.OneAtOnce, "size", [2]sitetest.Config{
+			{Site: "rate_limit a {\nmin_interval 5m\n}" + end}, {Site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
 		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
-		{"many keys with concurrency auto", advice.Unprotected, "concurrency auto", [2]setup{
-			{site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\n}" + end}, {site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\nlimit b {\nconcurrency auto\n}\n}" + end},
+		{"many keys with concurrency auto", advice.Unprotected, "concurrency auto", [2]sitetest.Config{
+			{Site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\n}" + end}, {Site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\nlimit b {\nconcurrency auto\n}\n}" + end},
 		}, nil, [2]string{}},
-		{"consistency without redis", advice.ConsistencyUnused, "", [2]setup{
-			{site: "rate_limit a {\nsize 3\ndrip_rate 1m\nconsistency eventual 1s\n}" + end}, {site: "rate_limit a {\nsize 3\ndrip_rate 1m\n}" + end},
+		{"consistency without redis", advice.ConsistencyUnused, "", [2]sitetest.Config{
+			{Site: "rate_limit a {\nsize 3\ndrip_rate 1m\nconsistency eventual 1s\n}" + end}, {Site: "rate_limit a {\nsize 3\ndrip_rate 1m\n}" + end},
 		}, times(4, "/"), [2]string{"200 200 200 429", "200 200 200 429"}},
-		{"denials while redis is down", advice.Unavailable, "on_error fallback", [2]setup{
-			{global: "rate_limit {\nredis 127.0.0.1:1\non_error deny\n}", site: limit("") + end}, {global: "rate_limit {\nredis 127.0.0.1:1\non_error fallback\n}", site: limit("") + end},
+		{"denials while redis is down", advice.Unavailable, "on_error fallback", [2]sitetest.Config{
+			{Global: "rate_limit {\nredis 127.0.0.1:1\non_error deny\n}", Site: limit("") + end}, {Global: "rate_limit {\nredis 127.0.0.1:1\non_error fallback\n}", Site: limit("") + end},
 		}, times(3, "/"), [2]string{"503 503 503", "200 200 429"}},
-		{"redis without a password", advice.OfRedis, "password", [2]setup{
-			{global: "rate_limit {\nredis 192.0.2.1\n}", site: limit("") + end}, {global: "rate_limit {\nredis 192.0.2.1 {\npassword secret\n}\n}", site: limit("") + end},
+		{"redis without a password", advice.OfRedis, "password", [2]sitetest.Config{
+			{Global: "rate_limit {\nredis 192.0.2.1\n}", Site: limit("") + end}, {Global: "rate_limit {\nredis 192.0.2.1 {\npassword secret\n}\n}", Site: limit("") + end},
 		}, nil, [2]string{}},
 	} {
 		covered[tc.kind] = true
 		t.Run(tc.name, func(t *testing.T) {
-			found := adviceOn(t, tc.config[0].onAllHosts(t))
+			found := adviceOn(t, onAllHosts(t, tc.config[0]))
 			i := slices.IndexFunc(found, func(a advice.Advice) bool { return a.Kind == tc.kind })
 			if i < 0 || !strings.Contains(found[i].Remedy, tc.writes) || !strings.Contains(fmt.Sprint(tc.config[1]), tc.writes) {
 				t.Fatalf("got %+v, want advice of kind %d whose remedy has %q", found, tc.kind, tc.writes)
 			}
-			if left := adviceOn(t, tc.config[1].onAllHosts(t)); len(left) > 0 {
+			if left := adviceOn(t, onAllHosts(t, tc.config[1])); len(left) > 0 {
 				t.Errorf("with the remedy: got %+v, want no more advice", left)
 			}
 			if len(tc.sends) == 0 {
@@ -213,7 +214,7 @@ func TestRemedies(t *testing.T) {
 			}
 			for i, when := range []string{"before", "with the remedy"} {
 				t.Run(when, func(t *testing.T) {
-					s := startConfig(t, tc.config[i])
+					s := sitetest.StartConfig(t, tc.config[i])
 					got := make([]string, len(tc.sends))
 					for j, request := range tc.sends {
 						path, field, has := strings.Cut(request, "|")
@@ -221,7 +222,7 @@ func TestRemedies(t *testing.T) {
 						if !has {
 							fields = nil
 						}
-						got[j] = fmt.Sprint(s.get(path, fields...).StatusCode)
+						got[j] = fmt.Sprint(s.Get(path, fields...).StatusCode)
 					}
 					if got := strings.Join(got, " "); got != tc.want[i] {
 						t.Errorf("got %s, want %s", got, tc.want[i])
@@ -239,10 +240,10 @@ func TestRemedies(t *testing.T) {
 
 // onAllHosts returns the config for a server that listens on all addresses, as others than those
 // of tests do.
-func (c setup) onAllHosts(t *testing.T) []byte {
+func onAllHosts(t *testing.T, c sitetest.Config) []byte {
 	t.Helper()
-	text := string(c.json(t, "127.0.0.1:1", filepath.Join(tempDir(t), "log")))
-	if !strings.Contains(c.site, "bind ") {
+	text := string(c.JSON(t, "127.0.0.1:1", filepath.Join(sitetest.TempDir(t), "log")))
+	if !strings.Contains(c.Site, "bind ") {
 		text = strings.Replace(text, `"listen":["127.0.0.1:1"]`, `"listen":[":1"]`, 1)
 	}
 	return []byte(strings.Replace(text, `"match":[{"host":["127.0.0.1"]}],`, "", 1))

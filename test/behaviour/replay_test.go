@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // logLine is a line of Caddy's access log for a request that arrived some time
@@ -85,7 +86,7 @@ func commonLine(second int, client, uri string) string {
 // logFile writes a log.
 func logFile(t testing.TB, lines ...string) string {
 	t.Helper()
-	name := filepath.Join(tempDir(t), "access.log")
+	name := filepath.Join(sitetest.TempDir(t), "access.log")
 	if err := os.WriteFile(name, []byte(strings.Join(lines, "")), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -308,11 +309,11 @@ func TestReplayInterruptedInPipe(t *testing.T) {
 		defer close(ended)
 		s.Run(ctx)
 	}()
-	eventually(t, "the replay has begun", func() bool { return s.Used() >= 1024 })
+	sitetest.Eventually(t, "the replay has begun", func() bool { return s.Used() >= 1024 })
 	cancel()
 	select {
 	case <-ended:
-	case <-time.After(patience):
+	case <-time.After(sitetest.Patience):
 		t.Fatal("it goes on")
 	}
 	if report := s.Report(nil); !s.Interrupted() || report.Used < 1024 || report.Used != report.Configs[0].Requests {
@@ -390,7 +391,7 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 			respond ok
 		}
 	`
-	s := startSite(t, limits)
+	s := sitetest.Start(t, limits)
 	random := rand.New(rand.NewPCG(1, 2))
 	status := make(map[string]int64)
 	for range 150 {
@@ -399,7 +400,7 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 		if random.IntN(2) == 0 {
 			header = append(header, fmt.Sprintf(`X-Tenant: "t%d"`, random.IntN(3)))
 		}
-		status[s.get(path, header...).Status]++
+		status[s.Get(path, header...).Status]++
 	}
 	decidesAsCaddy(t, s, limits, status, "replay_site", "replay_site/tenant", "replay_spare", "replay_own", "replay_api", "replay_wide", "replay_narrow")
 }
@@ -407,9 +408,9 @@ func TestReplayDecidesAsCaddy(t *testing.T) {
 // decidesAsCaddy checks that a replay of the log of s, whose site has the given limits,
 // decides as Caddy did, which has counted at these paths and sent responses with these
 // statuses.
-func decidesAsCaddy(t *testing.T, s *server, limits string, status map[string]int64, paths ...string) {
+func decidesAsCaddy(t *testing.T, s *sitetest.Site, limits string, status map[string]int64, paths ...string) {
 	t.Helper()
-	s.entries() // all are logged
+	s.Entries() // all are logged
 	var want []string
 	for _, path := range paths {
 		c := state.Process.Counters(path)
@@ -420,7 +421,7 @@ func decidesAsCaddy(t *testing.T, s *server, limits string, status map[string]in
 		want = append(want, fmt.Sprintf("%s %d denied %d", path, all, denied))
 	}
 
-	r := replayed(t, s.logPath, replay.Options{}, "http://"+s.addr+" {\n"+limits+"\n}\n")
+	r := replayed(t, s.LogPath, replay.Options{}, "http://"+s.Addr+" {\n"+limits+"\n}\n")
 	c := &r.Configs[0]
 	var got []string
 	for _, l := range c.Limits {
@@ -471,12 +472,12 @@ func TestReplayChargesAsCaddy(t *testing.T) {
 			respond "01234567890123456789012345678901234567890123456789012345678901234567890123456789"
 		}
 	`
-	s := startSite(t, limits)
+	s := sitetest.Start(t, limits)
 	random := rand.New(rand.NewPCG(9, 10))
 	status := make(map[string]int64)
 	for range 300 {
 		path := []string{"/", "/wrong", "/tokens"}[random.IntN(3)]
-		status[s.get(fmt.Sprintf("%s?user=%d", path, random.IntN(9))).Status]++
+		status[s.Get(fmt.Sprintf("%s?user=%d", path, random.IntN(9))).Status]++
 	}
 	decidesAsCaddy(t, s, limits, status, "replay_login", "replay_bytes", "replay_tokens", "replay_progress")
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // replaySite has a limit that most of replayLog's clients do not reach.
@@ -127,7 +129,7 @@ period     5         8         5       0       3     0 %     1            0     
 slides     5         8         5       2       1    25 %     1            1               7
 Spared: the limit had room, but another one denied.
 `)
-	file := filepath.Join(tempDir(t), "report.html")
+	file := filepath.Join(sitetest.TempDir(t), "report.html")
 	r := runCommand(t, "replay", "--config", config, "--html", file, "--json", log)
 	var answer map[string]any
 	if err := json.Unmarshal([]byte(r.out), &answer); err != nil {
@@ -175,7 +177,7 @@ api: No size that a limit can have would have been enough for 1 of the keys.
 // which has keys only if asked for.
 func TestReplayHTML(t *testing.T) {
 	t.Parallel()
-	config, log, file := configFile(t, replaySite), replayLog(t), filepath.Join(tempDir(t), "report.html")
+	config, log, file := configFile(t, replaySite), replayLog(t), filepath.Join(sitetest.TempDir(t), "report.html")
 	if r := runCommand(t, "replay", "--config", config, "--html", file, log); r.status != 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -193,7 +195,7 @@ func TestReplayHTML(t *testing.T) {
 func TestReplayOverwrites(t *testing.T) {
 	t.Parallel()
 	config, log := configFile(t, replaySite), replayLog(t)
-	dir := tempDir(t)
+	dir := sitetest.TempDir(t)
 	write := func(name, text string) string {
 		t.Helper()
 		file := filepath.Join(dir, name)
@@ -266,7 +268,7 @@ func TestReplayRefuses(t *testing.T) {
 		{"missing config", []string{"--config", "missing", log}, "missing: no such file"},
 		{"bad config", []string{"--config", log, log}, "not valid JSON"},
 		{"missing log", []string{"--config", config, "missing"}, "missing: no such file"},
-		{"directory", []string{"--config", config, tempDir(t)}, "it is a directory; use a file"},
+		{"directory", []string{"--config", config, sitetest.TempDir(t)}, "it is a directory; use a file"},
 		{"bad format", []string{"--config", config, "--format", "xml", log}, `format: "xml" is not valid; use auto, json, common or combined`},
 		{"bad target", []string{"--config", config, "--target", "120%", log}, `target: "120%" is not valid; use a share from 0 to less than 1`},
 		{"bad report", []string{"--config", config, "--html", "missing/x.html", log}, "html: open missing/x.html: no such file"},
@@ -351,7 +353,7 @@ func TestReplayAdvisesLatency(t *testing.T) {
 // TestReplayClients guards that the virtual host of a line is not taken for its client, and
 // that a log without clients that can be told apart says so first, or is refused.
 func TestReplayClients(t *testing.T) {
-	singleGoroutine(t)
+	sitetest.SingleGoroutine(t)
 	t.Parallel()
 	const n = 200
 	lines := func(fields string) string {

@@ -14,6 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // restarting is a Caddy in a process of its own, with a directory that stays when it is restarted.
@@ -25,16 +26,16 @@ type restarting struct {
 }
 
 // start starts it with c. The one before must have ended.
-func (r *restarting) start(c setup) {
+func (r *restarting) start(c sitetest.Config) {
 	r.t.Helper()
 	err := caddytest.Retry(func() error {
 		r.addr = redistest.FreeAddr(r.t)
 		file := filepath.Join(r.dir, "Caddyfile")
-		text := strings.Replace(string(c.caddyfile(r.addr, r.logPath())), "grace_period 1s", "", 1) // endless, as by default
+		text := strings.Replace(string(c.Caddyfile(r.addr, r.logPath())), "grace_period 1s", "", 1) // endless, as by default
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return err
 		}
-		r.Process = runCaddy(r.t, nil, file)
+		r.Process = sitetest.RunCaddy(r.t, nil, file)
 		return r.Serves(r.addr)
 	})
 	if err != nil {
@@ -47,7 +48,7 @@ func (r *restarting) logPath() string { return filepath.Join(r.dir, "log") }
 // get returns the status of a request.
 func (r *restarting) get(path string) int {
 	r.t.Helper()
-	client := http.Client{Timeout: patience, Transport: caddytest.FreshConnections("")}
+	client := http.Client{Timeout: sitetest.Patience, Transport: caddytest.FreshConnections("")}
 	res, err := client.Get("http://" + r.addr + path)
 	if err != nil {
 		r.t.Fatal(err)
@@ -93,14 +94,14 @@ const quota = "rate_limit quota {\nalgorithm fixed_window\nperiod month\nsize 10
 // without limits; and with its file in the directory that persist names.
 func TestLimitsSurviveRestart(t *testing.T) {
 	t.Parallel()
-	r := &restarting{t: t, dir: tempDir(t)}
-	slow := newUpstream(t, func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
-	site := setup{site: strings.Replace(quota, "respond ok", "reverse_proxy /slow "+slow+"\nrespond ok", 1)}
+	r := &restarting{t: t, dir: sitetest.TempDir(t)}
+	slow := sitetest.NewUpstream(t, func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
+	site := sitetest.Config{Site: strings.Replace(quota, "respond ok", "reverse_proxy /slow "+slow+"\nrespond ok", 1)}
 	r.start(site)
 	if n := r.admitted(4); n != 4 {
 		t.Fatalf("%d of 4 admitted", n)
 	}
-	open := dial(t, r.addr)
+	open := sitetest.Dial(t, r.addr)
 	fmt.Fprintf(open, "GET /slow HTTP/1.1\r\nHost: %s\r\n\r\n", r.addr)
 	time.Sleep(100 * ms) // it counts once it has arrived
 	r.stop(5 * time.Second)
@@ -112,26 +113,26 @@ func TestLimitsSurviveRestart(t *testing.T) {
 	if n := r.admitted(7); n != 5 {
 		t.Errorf("%d of 5 left were admitted", n)
 	}
-	r.stop(patience)
+	r.stop(sitetest.Patience)
 
-	r.start(setup{site: "respond ok"})
-	r.stop(patience)
+	r.start(sitetest.Config{Site: "respond ok"})
+	r.stop(sitetest.Patience)
 	adminAddr := redistest.FreeAddr(t)
-	r.start(setup{site: quota, admin: adminAddr})
+	r.start(sitetest.Config{Site: quota, Admin: adminAddr})
 	if r.get("/") != http.StatusTooManyRequests {
 		t.Error("the ban is gone")
 	}
 	if bans := newAdmin(t, adminAddr).ask("GET", "bans", ""); len(bans["bans"].([]any)) != 1 {
 		t.Errorf("bans lists %v, want the ban that has denied a request", bans)
 	}
-	r.stop(patience)
+	r.stop(sitetest.Patience)
 
-	elsewhere := setup{site: quota, global: "rate_limit {\nmemory {\npersist " + filepath.Join(r.dir, "new", "dir", "buckets") + "\n}\n}"}
+	elsewhere := sitetest.Config{Site: quota, Global: "rate_limit {\nmemory {\npersist " + filepath.Join(r.dir, "new", "dir", "buckets") + "\n}\n}"}
 	r.start(elsewhere)
 	if n := r.admitted(12); n != 10 {
 		t.Errorf("%d of 10 were admitted in another file", n)
 	}
-	r.stop(patience)
+	r.stop(sitetest.Patience)
 	r.start(elsewhere)
 	if n := r.admitted(1); n != 0 {
 		t.Error("the other file was not read")
@@ -148,12 +149,12 @@ func TestLimitsSurviveRestart(t *testing.T) {
 // started is lost, and the file is never half of one.
 func TestLimitsSurviveKill(t *testing.T) {
 	t.Parallel()
-	r := &restarting{t: t, dir: tempDir(t)}
-	r.start(setup{site: quota})
+	r := &restarting{t: t, dir: sitetest.TempDir(t)}
+	r.start(sitetest.Config{Site: quota})
 	r.admitted(6)
-	r.stop(patience)
+	r.stop(sitetest.Patience)
 	for range 4 {
-		r.start(setup{site: quota})
+		r.start(sitetest.Config{Site: quota})
 		if n := r.admitted(5); n != 4 {
 			t.Errorf("%d of 4 left were admitted", n)
 		}
@@ -165,7 +166,7 @@ func TestLimitsSurviveKill(t *testing.T) {
 		}
 		r.Stop()
 	}
-	r.start(setup{site: quota})
+	r.start(sitetest.Config{Site: quota})
 	if n := r.admitted(5); n != 4 && n != 0 {
 		t.Errorf("%d of 4 or of none left were admitted", n)
 	}
@@ -175,13 +176,13 @@ func TestLimitsSurviveKill(t *testing.T) {
 // and is not read again when Redis is no longer used.
 func TestRestartIntoRedis(t *testing.T) {
 	t.Parallel()
-	r := &restarting{t: t, dir: tempDir(t)}
+	r := &restarting{t: t, dir: sitetest.TempDir(t)}
 	server := redistest.Start(t)
 	quota := strings.Replace(quota, "ban 1h\n", "", 1)
-	inRedis := setup{site: quota, global: redisGlobal(server.Addr, slowly)}
-	r.start(setup{site: quota})
+	inRedis := sitetest.Config{Site: quota, Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout)}
+	r.start(sitetest.Config{Site: quota})
 	r.admitted(4)
-	r.stop(patience)
+	r.stop(sitetest.Patience)
 
 	r.start(inRedis)
 	if n := r.admitted(7); n != 6 {
@@ -190,9 +191,9 @@ func TestRestartIntoRedis(t *testing.T) {
 	if _, err := os.Stat(r.file()); err == nil {
 		t.Error("the file is still there")
 	}
-	r.stop(patience)
+	r.stop(sitetest.Patience)
 
-	r.start(setup{site: quota})
+	r.start(sitetest.Config{Site: quota})
 	if n := r.admitted(11); n != 10 {
 		t.Errorf("%d of 10 were admitted without what redis knows", n)
 	}
@@ -200,7 +201,7 @@ func TestRestartIntoRedis(t *testing.T) {
 
 // Guards that a configuration that is only looked at reads and locks nothing.
 func TestValidateLeavesFileAlone(t *testing.T) {
-	dir := filepath.Join(tempDir(t), "none")
+	dir := filepath.Join(sitetest.TempDir(t), "none")
 	original := state.Process.DataDir
 	state.Process.DataDir = func() string { return dir }
 	t.Cleanup(func() { state.Process.DataDir = original })
@@ -216,35 +217,35 @@ func TestValidateLeavesFileAlone(t *testing.T) {
 // buckets are kept in memory meanwhile, and that a request which comes before the app has started
 // finds them.
 func TestFileThroughReloads(t *testing.T) {
-	s := startConfig(t, setup{site: quota})
-	if a := s.get("/"); a.StatusCode != http.StatusOK {
+	s := sitetest.StartConfig(t, sitetest.Config{Site: quota})
+	if a := s.Get("/"); a.StatusCode != http.StatusOK {
 		t.Fatal(a)
 	}
 	path := filepath.Join(state.Process.DataDir(), "rate_limit", "buckets-1")
-	if err := s.load(setup{site: "respond ok"}); err != nil {
+	if err := s.Load(sitetest.Config{Site: "respond ok"}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the file", func() bool { _, err := os.Stat(path); return err == nil })
+	sitetest.Eventually(t, "the file", func() bool { _, err := os.Stat(path); return err == nil })
 	state.Process.IdleMemory.Store(nil)
-	if err := s.load(setup{site: quota}); err != nil {
+	if err := s.Load(sitetest.Config{Site: quota}); err != nil {
 		t.Fatal(err)
 	}
-	if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "8" {
+	if a := s.Get("/"); a.Header.Get("X-RateLimit-Remaining") != "8" {
 		t.Errorf("after a configuration without limits: %v", a)
 	}
 	if saved := state.Process.Newest().Saved(); saved.IsZero() {
 		t.Error("nothing tells when it was saved")
 	}
-	if err := s.load(setup{site: quota, global: "rate_limit {\nmemory {\npersist off\n}\n}"}); err != nil {
+	if err := s.Load(sitetest.Config{Site: quota, Global: "rate_limit {\nmemory {\npersist off\n}\n}"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err == nil {
 		t.Error("the file is still there, with persist off")
 	}
-	if a := s.get("/"); a.Header.Get("X-RateLimit-Remaining") != "7" {
+	if a := s.Get("/"); a.Header.Get("X-RateLimit-Remaining") != "7" {
 		t.Errorf("with persist off: %v", a)
 	}
-	if lines := s.log("warn", "rate_limit"); len(lines) > 0 {
+	if lines := s.Log("warn", "rate_limit"); len(lines) > 0 {
 		t.Error(lines)
 	}
 }

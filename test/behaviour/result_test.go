@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestPlaceholdersInConfig guards that what was decided can be used wherever
 // Caddy takes placeholders: in later handlers, in error routes, in the access
 // log.
 func TestPlaceholdersInConfig(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		log_append limit {http.rate_limit.limit}
 		log_append remaining {http.rate_limit.remaining}
 		log_append denied {http.rate_limit.denied}
@@ -51,9 +53,9 @@ func TestPlaceholdersInConfig(t *testing.T) {
 		{"/costly", "3", "limit all/costly size 2 remaining 1\nclear 4.000 retry \ndenied true exceeded all/costly",
 			"", "1", "all/costly 1 true"},
 	} {
-		a := s.get(tc.path, "X-Cost: "+tc.cost)
-		if a.body != tc.body {
-			t.Errorf("request %d:\n got %q\nwant %q", i+1, a.body, tc.body)
+		a := s.Get(tc.path, "X-Cost: "+tc.cost)
+		if a.Text != tc.body {
+			t.Errorf("request %d:\n got %q\nwant %q", i+1, a.Text, tc.body)
 		}
 		if got := a.Header.Get("X-Left"); got != tc.left {
 			t.Errorf("request %d: a later handler sees remaining %q, want %q", i+1, got, tc.left)
@@ -65,7 +67,7 @@ func TestPlaceholdersInConfig(t *testing.T) {
 		if got := a.Header.Get("X-Error-Left"); got != tc.errorLeft {
 			t.Errorf("request %d: an error route sees remaining %q, want %q", i+1, got, tc.errorLeft)
 		}
-		e := s.lastAccess()
+		e := s.LastAccess()
 		if got := fmt.Sprint(e["limit"], " ", e["remaining"], " ", e["denied"]); got != tc.logged {
 			t.Errorf("request %d: the access log says %s, want %s", i+1, got, tc.logged)
 		}
@@ -75,7 +77,7 @@ func TestPlaceholdersInConfig(t *testing.T) {
 // TestPlaceholdersWithoutLimit guards that where no limit applied nothing is
 // known: no values are left over from other requests.
 func TestPlaceholdersWithoutLimit(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		log_append limit {http.rate_limit.limit}
 		rate_limit /limited {
 			size 1
@@ -83,8 +85,8 @@ func TestPlaceholdersWithoutLimit(t *testing.T) {
 		respond "admitted"
 	`)
 	for path, want := range map[string]any{"/limited": "default", "/": nil} {
-		s.get(path)
-		if got := s.lastAccess()["limit"]; got != want {
+		s.Get(path)
+		if got := s.LastAccess()["limit"]; got != want {
 			t.Errorf("%s: limit is %v in the access log, want %v", path, got, want)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // BenchmarkResidentSize measures by how much a Caddy grows that has met b.N keys, each
@@ -65,7 +66,7 @@ func BenchmarkResidentSize(b *testing.B) {
 				}
 				all.Wait()
 			}
-			redistest.WaitFor(b, patience, func() error { ask(0); return failedSince(&failed) })
+			redistest.WaitFor(b, sitetest.Patience, func() error { ask(0); return failedSince(&failed) })
 			send(-20_000, 0) // so that connections and the like do not count as keys
 			before := residentSize(b, caddy.Process.Pid)
 			send(0, b.N)

@@ -27,18 +27,19 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // eachNode calls do for a site in the process and for one on three instances with Redis,
 // with the addresses of its instances.
 func eachNode(t *testing.T, site string, do func(t *testing.T, urls []string)) {
 	t.Run("memory", func(t *testing.T) {
-		s := startSite(t, site)
-		do(t, []string{s.url("")})
+		s := sitetest.Start(t, site)
+		do(t, []string{s.URL("")})
 	})
 	t.Run("redis", func(t *testing.T) {
 		server := redistest.Start(t)
-		all, _ := nodes(t, 3, setup{admin: "localhost:0", global: redisGlobal(server.Addr, slowly), site: site})
+		all, _ := nodes(t, 3, sitetest.Config{Admin: "localhost:0", Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: site})
 		var urls []string
 		for _, n := range all {
 			urls = append(urls, "http://"+n.addr)
@@ -109,7 +110,7 @@ func TestCountGuesses(t *testing.T) {
 // TestCountNotStatus guards that only responses without the given statuses count, alone and beside
 // others that say which do.
 func TestCountNotStatus(t *testing.T) {
-	s := startSite(t, "rate_limit /a* a {\nkey all\nsize 2\ndrip_rate 1h\ncount not status 304 4xx\n}\n"+
+	s := sitetest.Start(t, "rate_limit /a* a {\nkey all\nsize 2\ndrip_rate 1h\ncount not status 304 4xx\n}\n"+
 		"rate_limit /b* b {\nkey all\nsize 1\ndrip_rate 1h\ncount {\nstatus 4xx\nnot status 404\nheader X-Failed *\n}\n}\n"+
 		"header X-Failed yes\nrespond /a/304 304\nrespond /a/404 404\nrespond /b/404 404\nrespond /b/403 403\nrespond ok")
 	for _, step := range []struct {
@@ -119,7 +120,7 @@ func TestCountNotStatus(t *testing.T) {
 		{"/a/304", 304}, {"/a/404", 404}, {"/a/304", 304}, {"/a", 200}, {"/a/304", 304}, {"/a", 200}, {"/a/304", 429},
 		{"/b/404", 404}, {"/b", 200}, {"/b/404", 404}, {"/b/403", 403}, {"/b/404", 429},
 	} {
-		if a := s.get(step.path); a.StatusCode != step.want {
+		if a := s.Get(step.path); a.StatusCode != step.want {
 			t.Errorf("%s: got %s, want %d", step.path, a, step.want)
 		}
 	}
@@ -134,13 +135,13 @@ func TestCountGuessesInAnyTime(t *testing.T) {
 	site := fmt.Sprintf("rate_limit login {\nkey {header.From}\nsize %d\ndrip_rate %v\ncount status 401\nstatus 403\n}\n"+
 		"basic_auth {\nadmin %s\n}\nrespond in", size, drip, rightHash)
 	server := redistest.Start(t)
-	for name, c := range map[string]setup{"memory": {site: site}, "redis": {site: site, global: redisGlobal(server.Addr, slowly)}} {
+	for name, c := range map[string]sitetest.Config{"memory": {Site: site}, "redis": {Site: site, Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout)}} {
 		t.Run(name, func(t *testing.T) {
 			instances := 1
-			if c.global != "" {
+			if c.Global != "" {
 				instances = 3
 			}
-			c.admin = "localhost:0"
+			c.Admin = "localhost:0"
 			all, admins := nodes(t, instances, c)
 			target := func(i int, password string) string {
 				return withPassword("http://"+all[i%len(all)].addr, password)
@@ -184,7 +185,7 @@ func TestCountGuessesInAnyTime(t *testing.T) {
 			if len(checked) < 2*size || right < 2*size {
 				t.Errorf("%d guesses were checked and %d right passwords: the test covers too little", len(checked), right)
 			}
-			eventually(t, "nothing is held", func() bool {
+			sitetest.Eventually(t, "nothing is held", func() bool {
 				l := admins[0].ask("POST", "peek", `{"limit": "login", "key": "user"}`)
 				if l["level"] != 0.0 {
 					t.Fatalf("right passwords were counted: %v", l)
@@ -210,7 +211,7 @@ func withPassword(target, password string) string {
 // also those of later handlers' errors; and that a request counts whose response is not
 // known, as its client left or the upstream broke off, but not one that no upstream had.
 func TestCountByResponse(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/abort":
 			panic(http.ErrAbortHandler)
@@ -231,14 +232,14 @@ func TestCountByResponse(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}
 	})
-	s := startSite(t, "rate_limit a {\nkey all\nsize 100\ndrip_rate 1h\ncount status 401 499 5xx\n}\n"+
+	s := sitetest.Start(t, "rate_limit a {\nkey all\nsize 100\ndrip_rate 1h\ncount status 401 499 5xx\n}\n"+
 		"rate_limit b {\nkey all\nsize 100\ndrip_rate 1h\ncount header X-Failed *\n}\n"+
 		"error /error 503\nrespond /direct 401\nrespond /other 200\nrespond /canceled 499\nabort /aborted\nhandle_path /none* {\n}\n"+
 		"reverse_proxy /unreachable "+redistest.FreeAddr(t)+"\n"+
 		"reverse_proxy "+upstream)
 	counted := func() (n [2]int) {
 		for i, name := range []string{"a", "b"} {
-			eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
+			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
 			n[i] = int(level(t, name).Units)
 		}
 		return n
@@ -257,7 +258,7 @@ func TestCountByResponse(t *testing.T) {
 		if tc.path == "/leave" {
 			time.AfterFunc(50*time.Millisecond, cancel)
 		}
-		status, _ := ask(ctx, s.url(tc.path))
+		status, _ := ask(ctx, s.URL(tc.path))
 		cancel()
 		now := counted()
 		if got := [2]int{now[0] - last[0], now[1] - last[1]}; got != tc.want {
@@ -290,16 +291,16 @@ func init() {
 // TestCountHalfClosed guards that guesses count whose clients close their side of the
 // connection at once, before the limit is asked or after: they get the response all the same.
 func TestCountHalfClosed(t *testing.T) {
-	s := startSite(t, "route {\ntest_silent /before* pass\nrate_limit login {\nkey {path}\nsize 2\ndrip_rate 1h\ncount status 401 5xx\n}\n"+
+	s := sitetest.Start(t, "route {\ntest_silent /before* pass\nrate_limit login {\nkey {path}\nsize 2\ndrip_rate 1h\ncount status 401 5xx\n}\n"+
 		"test_unauthorizing /after\nrespond /before401 401\nrespond /before500 500\nrespond /beforetext no 500\nerror /beforeerror 500\n}")
 	for path, counted := range map[string]int{"/after": 401, "/before401": 401, "/before500": 500, "/beforetext": 500, "/beforeerror": 500} {
 		for i, want := range []int{counted, counted, 429} {
-			conn, err := net.Dial("tcp", s.addr)
+			conn, err := net.Dial("tcp", s.Addr)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", path, s.addr)
+			fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", path, s.Addr)
 			if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 				t.Fatal(err)
 			}
@@ -311,7 +312,7 @@ func TestCountHalfClosed(t *testing.T) {
 			if res.StatusCode != want {
 				t.Errorf("%s: guess %d got %d, want %d", path, i, res.StatusCode, want)
 			}
-			eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
+			sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
 		}
 	}
 }
@@ -325,7 +326,7 @@ func level(t *testing.T, limit string) (l struct{ Units, Held int64 }) {
 // levelOf returns the level of the bucket with the given key of a limit.
 func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
 	t.Helper()
-	b := bucketAt(t, limit)
+	b := sitetest.BucketAt(t, limit)
 	at := *b.Constant
 	at.Name, at.Key = b.Name, key
 	got, err := state.Process.Newest().Memory.Peek(context.Background(), at)
@@ -342,7 +343,7 @@ func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
 func TestConcurrency(t *testing.T) {
 	const size = 5
 	var running, most atomic.Int64
-	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/leave" { // it goes on here when Caddy's request has ended
 			time.Sleep(10 * time.Millisecond)
 			return
@@ -357,7 +358,7 @@ func TestConcurrency(t *testing.T) {
 		}
 	})
 	site := fmt.Sprintf("rate_limit inflight {\nkey all\nconcurrency %d\n}\nreverse_proxy %s", size, upstream)
-	fields := startSite(t, strings.Replace(site, "concurrency", "headers x-ratelimit ratelimit-11\nconcurrency", 1)).get("/")
+	fields := sitetest.Start(t, strings.Replace(site, "concurrency", "headers x-ratelimit ratelimit-11\nconcurrency", 1)).Get("/")
 	if want := `200 limit=5 remaining=4 clear=0.000 policy="inflight";q=5;qu="concurrent-requests" ratelimit="inflight";r=4`; fields.String() != want {
 		t.Errorf("got %s, want %s", fields, want)
 	}
@@ -386,7 +387,7 @@ func TestConcurrency(t *testing.T) {
 		if n := most.Load(); n > size || n < 2 || passed.Load() < size || denied.Load() < size {
 			t.Errorf("%d were in progress at once, want at most %d; %d passed, %d did not", n, size, passed.Load(), denied.Load())
 		}
-		eventually(t, "all may pass again", func() bool {
+		sitetest.Eventually(t, "all may pass again", func() bool {
 			status := 0
 			for range size {
 				status, _ = ask(t.Context(), urls[0]+"/")
@@ -400,32 +401,32 @@ func TestConcurrency(t *testing.T) {
 // mholt/caddy-ratelimit.
 func TestConcurrentZone(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
-	upstream := newUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			arrived <- struct{}{}
 			<-release
 		}
 	})
-	s := startSite(t, "rate_limit {\nzone inflight {\nkey static\nmax_concurrent 2\n}\nzone all {\nkey static\nevents 100\nwindow 1m\n}\n}\n"+
+	s := sitetest.Start(t, "rate_limit {\nzone inflight {\nkey static\nmax_concurrent 2\n}\nzone all {\nkey static\nevents 100\nwindow 1m\n}\n}\n"+
 		"reverse_proxy "+upstream)
 	var running sync.WaitGroup
 	for range 2 {
-		running.Go(func() { ask(t.Context(), s.url("/slow")) })
+		running.Go(func() { ask(t.Context(), s.URL("/slow")) })
 		<-arrived
 	}
-	if status, h := ask(t.Context(), s.url("/")); status != 429 || h.Get("Retry-After") != "1" {
+	if status, h := ask(t.Context(), s.URL("/")); status != 429 || h.Get("Retry-After") != "1" {
 		t.Errorf("a third got %d, %v", status, fieldstest.In(h))
 	}
 	close(release)
 	running.Wait()
-	eventually(t, "none is", func() bool { status, _ := ask(t.Context(), s.url("/")); return status == 200 })
+	sitetest.Eventually(t, "none is", func() bool { status, _ := ask(t.Context(), s.URL("/")); return status == 200 })
 }
 
 // TestDeniedRequestsHoldNothing guards that a request holds nothing which a later limit
 // has denied, however buckets are charged.
 func TestDeniedRequestsHoldNothing(t *testing.T) {
 	for _, accounting := range []string{"atomic", "each", "in_order"} {
-		s := startSite(t, "rate_limit {\naccounting "+accounting+"\nlimit inflight_"+accounting+" {\nkey all\nconcurrency 3\n}\n"+
+		s := sitetest.Start(t, "rate_limit {\naccounting "+accounting+"\nlimit inflight_"+accounting+" {\nkey all\nconcurrency 3\n}\n"+
 			"limit tokens_"+accounting+" {\nkey all\nsize 100\ndrip_rate 1h\ncost 2\nactual_cost bytes\n}\n"+
 			"limit last_"+accounting+" {\nkey all\nsize 1\ndrip_rate 1h\ncount_denied\n}\n}\nrespond 12345")
 		for i := range 9 {
@@ -433,7 +434,7 @@ func TestDeniedRequestsHoldNothing(t *testing.T) {
 			if i == 0 {
 				want = 200
 			}
-			if status, _ := ask(t.Context(), s.url("/")); status != want {
+			if status, _ := ask(t.Context(), s.URL("/")); status != want {
 				t.Fatalf("%s: request %d got %d", accounting, i, status)
 			}
 		}
@@ -449,19 +450,19 @@ func TestDeniedRequestsHoldNothing(t *testing.T) {
 // TestConcurrencyOfUpgrades guards that an upgraded connection is in progress until it is
 // closed.
 func TestConcurrencyOfUpgrades(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") != "" {
 			upgrade(t, w, r)
 		}
 	})
-	s := startSite(t, "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy "+upstream)
+	s := sitetest.Start(t, "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy "+upstream)
 	open := func() net.Conn {
-		conn, err := net.Dial("tcp", s.addr)
+		conn, err := net.Dial("tcp", s.Addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		fmt.Fprintf(conn, "GET /up HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+		fmt.Fprintf(conn, "GET /up HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.Addr)
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || res.StatusCode != http.StatusSwitchingProtocols {
 			t.Fatalf("%v, %v", res, err)
@@ -469,19 +470,19 @@ func TestConcurrencyOfUpgrades(t *testing.T) {
 		return conn
 	}
 	first, _ := open(), open()
-	if status, _ := ask(t.Context(), s.url("/")); status != 429 {
+	if status, _ := ask(t.Context(), s.URL("/")); status != 429 {
 		t.Errorf("got %d beside two upgraded connections", status)
 	}
 	first.Close()
-	eventually(t, "a closed connection is not in progress", func() bool { return level(t, "inflight").Held == 1 })
-	if status, _ := ask(t.Context(), s.url("/")); status != 200 {
+	sitetest.Eventually(t, "a closed connection is not in progress", func() bool { return level(t, "inflight").Held == 1 })
+	if status, _ := ask(t.Context(), s.URL("/")); status != 200 {
 		t.Errorf("got %d beside one upgraded connection", status)
 	}
 }
 
 // TestActualCost guards what requests are charged whose cost is known at their end.
 func TestActualCost(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if cost := r.URL.Query().Get("cost"); cost != "" {
 			w.Header().Set("X-Cost", cost)
 		}
@@ -492,7 +493,7 @@ func TestActualCost(t *testing.T) {
 			w.WriteHeader(500)
 		}
 	})
-	s := startSite(t, "rate_limit tokens {\nkey all\nsize 10000\ndrip_rate 1h\ncost 50\nactual_cost {http.response.header.X-Cost}\n}\n"+
+	s := sitetest.Start(t, "rate_limit tokens {\nkey all\nsize 10000\ndrip_rate 1h\ncost 50\nactual_cost {http.response.header.X-Cost}\n}\n"+
 		"rate_limit bytes {\nkey all\nsize 100000\ndrip_rate 1h\nactual_cost bytes\n}\n"+
 		"rate_limit good {\nkey all\nsize 10000\ndrip_rate 1h\ncost 50\nactual_cost {http.response.header.X-Cost}\ncount status 2xx\n}\n"+
 		"reverse_proxy "+upstream)
@@ -510,10 +511,10 @@ func TestActualCost(t *testing.T) {
 		{"/?cost=-3", [3]int64{50, 0, 50}},
 		{"/?cost=1000000", [3]int64{20000 - 286, 0, 20000 - 277}}, // a debt of the size at most
 	} {
-		status, _ := ask(t.Context(), s.url(tc.path))
+		status, _ := ask(t.Context(), s.URL(tc.path))
 		var got [3]int64
 		for i, name := range []string{"tokens", "bytes", "good"} {
-			eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
+			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
 			n := level(t, name).Units
 			got[i], last[i] = n-last[i], n
 		}
@@ -521,10 +522,10 @@ func TestActualCost(t *testing.T) {
 			t.Errorf("%s, status %d: charged %d, want %d", tc.path, status, got, tc.want)
 		}
 	}
-	if status, _ := ask(t.Context(), s.url("/")); status != 429 {
+	if status, _ := ask(t.Context(), s.URL("/")); status != 429 {
 		t.Errorf("got %d in debt", status)
 	}
-	if warnings := s.log("warn", ownLogger); len(warnings) == 0 || !strings.Contains(warnings[0].text(), "actual cost") {
+	if warnings := s.Log("warn", sitetest.OwnLogger); len(warnings) == 0 || !strings.Contains(warnings[0].Text(), "actual cost") {
 		t.Errorf("got warnings %v", warnings)
 	}
 }
@@ -533,7 +534,7 @@ func TestActualCost(t *testing.T) {
 // charged both, as they were sent, whatever becomes of it; and that others have to fit
 // beside what is uploaded.
 func TestBytesUpAndDown(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		n, _ := strconv.Atoi(r.URL.Query().Get("down"))
 		_, _ = io.WriteString(w, strings.Repeat("x", n))
@@ -570,7 +571,7 @@ func TestBytesUpAndDown(t *testing.T) {
 			if res.StatusCode == http.StatusOK {
 				left -= tc.up + tc.down
 			}
-			eventually(t, fmt.Sprintf("%s of %d and %d leaves %d", tc.method, tc.up, tc.down, left), func() bool {
+			sitetest.Eventually(t, fmt.Sprintf("%s of %d and %d leaves %d", tc.method, tc.up, tc.down, left), func() bool {
 				_, header := ask(t.Context(), urls[(i+1)%len(urls)]+"/left")
 				return header.Get("X-RateLimit-Remaining") == strconv.FormatInt(max(left, 0), 10)
 			})
@@ -594,9 +595,9 @@ func TestHugeActualCost(t *testing.T) {
 		strings.Repeat("0", 1000) + "8 ": 8,
 	} {
 		t.Run(fmt.Sprintf("%.40q", cost), func(t *testing.T) {
-			s := startSite(t, "route {\nrate_limit tokens {\nkey all\nsize 100\ndrip_rate 1h\ncost 5\nactual_cost {http.response.header.X-Cost}\n}\n"+
+			s := sitetest.Start(t, "route {\nrate_limit tokens {\nkey all\nsize 100\ndrip_rate 1h\ncost 5\nactual_cost {http.response.header.X-Cost}\n}\n"+
 				"header X-Cost {query.cost}\nrespond ok\n}")
-			s.get("/?cost=" + url.QueryEscape(cost))
+			s.Get("/?cost=" + url.QueryEscape(cost))
 			if got := level(t, "tokens"); got.Units != want || got.Held != 0 {
 				t.Errorf("got %+v, want %d units", got, want)
 			}
@@ -607,9 +608,9 @@ func TestHugeActualCost(t *testing.T) {
 // TestActualCostOfHead guards that what a handler writes in response to a HEAD request costs
 // nothing, since it is not sent.
 func TestActualCostOfHead(t *testing.T) {
-	s := startSite(t, "rate_limit bytes {\nkey all\nsize 100\ndrip_rate 1h\nactual_cost bytes\n}\nrespond 12345")
+	s := sitetest.Start(t, "rate_limit bytes {\nkey all\nsize 100\ndrip_rate 1h\nactual_cost bytes\n}\nrespond 12345")
 	for i, method := range []string{"GET", "HEAD", "OPTIONS"} {
-		s.send(method, "/")
+		s.Send(method, "/")
 		if got, want := level(t, "bytes"), []int64{5, 5, 10}[i]; got.Units != want || got.Held != 0 {
 			t.Errorf("after %s: got %+v, want %d units", method, got, want)
 		}
@@ -625,15 +626,15 @@ func TestActualCostOfResetStreams(t *testing.T) {
 	if err := os.WriteFile(dir+"/file", []byte(body), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) })
-	s := startConfig(t, setup{
-		global: "servers {\nprotocols h1 h2c\n}",
-		site: "rate_limit bytes {\nkey {path}\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) })
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2c\n}",
+		Site: "rate_limit bytes {\nkey {path}\nsize 1000000\ndrip_rate 5m\nactual_cost bytes\n}\n" +
 			"root " + dir + "\nfile_server /file\nreverse_proxy /proxy " + upstream + "\n" +
 			"respond /text " + body + "\nrespond /nothing text 204",
 	})
 	for path, want := range map[string]int64{"/file": length, "/proxy": length, "/text": length, "/nothing": 0} {
-		stream := openStream(t, s.addr, "GET", path, nil, true, http2.Setting{ID: http2.SettingInitialWindowSize, Val: length - 1})
+		stream := openStream(t, s.Addr, "GET", path, nil, true, http2.Setting{ID: http2.SettingInitialWindowSize, Val: length - 1})
 		for read, ended := 0, false; read < length-1 && !ended; {
 			frame, err := stream.ReadFrame()
 			if err != nil {
@@ -645,7 +646,7 @@ func TestActualCostOfResetStreams(t *testing.T) {
 			ended = frame.Header().StreamID == 1 && frame.Header().Flags.Has(http2.FlagDataEndStream)
 		}
 		stream.WriteRSTStream(1, http2.ErrCodeCancel)
-		eventually(t, "nothing is held", func() bool { return levelOf(t, "bytes", path).Held == 0 })
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "bytes", path).Held == 0 })
 		if got := levelOf(t, "bytes", path).Units; got != want {
 			t.Errorf("%s: %d were charged, want %d", path, got, want)
 		}
@@ -654,7 +655,7 @@ func TestActualCostOfResetStreams(t *testing.T) {
 
 // TestCostOfBody guards that a request's cost may be the length of its body.
 func TestCostOfBody(t *testing.T) {
-	s := startSite(t, "rate_limit upload {\nkey all\nsize 1000\ndrip_rate 1h\ncost body\n}\nrespond ok")
+	s := sitetest.Start(t, "rate_limit upload {\nkey all\nsize 1000\ndrip_rate 1h\ncost body\n}\nrespond ok")
 	for _, tc := range []struct {
 		body   io.Reader
 		status int
@@ -666,7 +667,7 @@ func TestCostOfBody(t *testing.T) {
 		{strings.NewReader(strings.Repeat("x", 700)), 429, "699"},
 		{strings.NewReader(strings.Repeat("x", 699)), 200, "0"},
 	} {
-		res, err := s.client.Post(s.url("/"), "text/plain", tc.body)
+		res, err := s.Client.Post(s.URL("/"), "text/plain", tc.body)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -680,11 +681,11 @@ func TestCostOfBody(t *testing.T) {
 // TestDryRun guards that a dry run denies nothing and is shown where it should be: by a
 // placeholder, the access log and metrics, not in header fields.
 func TestDryRun(t *testing.T) {
-	s := startSite(t, "rate_limit {\nlog\nheaders x-ratelimit ratelimit-11\nlimit real {\nkey all\nsize 5\ndrip_rate 1h\n}\n"+
+	s := sitetest.Start(t, "rate_limit {\nlog\nheaders x-ratelimit ratelimit-11\nlimit real {\nkey all\nsize 5\ndrip_rate 1h\n}\n"+
 		"limit candidate {\nkey all\nsize 2\ndrip_rate 1h\ndry_run\n}\n}\n"+
 		"header >X-Dry {http.rate_limit.dry_run}\nrespond ok")
 	for i := range 7 {
-		a := s.get("/")
+		a := s.Get("/")
 		status, dry := 200, ""
 		if i >= 5 {
 			status = 429
@@ -697,7 +698,7 @@ func TestDryRun(t *testing.T) {
 			t.Errorf("request %d: got %s, dry run %q, want %d and %q", i, a, a.Header.Get("X-Dry"), status, dry)
 		}
 	}
-	logged, _ := s.lastAccess()["rate_limit"].(map[string]any)
+	logged, _ := s.LastAccess()["rate_limit"].(map[string]any)
 	if logged["dry_run"] != "candidate" || logged["limit"] != "real" {
 		t.Errorf("the access log has %v", logged)
 	}
@@ -718,15 +719,15 @@ func TestDryRun(t *testing.T) {
 // TestDryRunAlone guards a block that is a dry run as a whole: requests pass as without
 // it.
 func TestDryRunAlone(t *testing.T) {
-	s := startSite(t, "rate_limit {\ndry_run\nlimit candidate {\nkey all\nsize 1\ndrip_rate 1h\n}\n}\n"+
+	s := sitetest.Start(t, "rate_limit {\ndry_run\nlimit candidate {\nkey all\nsize 1\ndrip_rate 1h\n}\n}\n"+
 		"respond \"{http.rate_limit.dry_run}.\"")
 	for i := range 3 {
 		want := "candidate."
 		if i == 0 {
 			want = "."
 		}
-		if a := s.get("/"); a.String() != "200" || a.body != want {
-			t.Errorf("got %s %q, want 200 %q", a, a.body, want)
+		if a := s.Get("/"); a.String() != "200" || a.Text != want {
+			t.Errorf("got %s %q, want 200 %q", a, a.Text, want)
 		}
 	}
 }
@@ -734,21 +735,21 @@ func TestDryRunAlone(t *testing.T) {
 // TestUncountedCosts guards that nothing is logged of the actual cost of a request whose
 // response does not count, and so need not tell it.
 func TestUncountedCosts(t *testing.T) {
-	s := startSite(t, "route {\nrate_limit costs {\nsize 9\nactual_cost {http.response.header.X-Cost}\ncount status 2xx\n}\n"+
+	s := sitetest.Start(t, "route {\nrate_limit costs {\nsize 9\nactual_cost {http.response.header.X-Cost}\ncount status 2xx\n}\n"+
 		"respond /missing 404\nrespond ok\n}")
 	const message = "the actual cost of a request is not a whole number, so its estimated cost is charged"
 	warned := func() (n int) {
-		for _, e := range s.entries() {
+		for _, e := range s.Entries() {
 			if e["msg"] == message {
 				n++
 			}
 		}
 		return n
 	}
-	if s.get("/missing"); warned() != 0 {
+	if s.Get("/missing"); warned() != 0 {
 		t.Error("the cost of a response that does not count is missed")
 	}
-	if s.get("/"); warned() != 1 {
+	if s.Get("/"); warned() != 1 {
 		t.Error("the cost of a response that counts is not missed")
 	}
 }
@@ -756,7 +757,7 @@ func TestUncountedCosts(t *testing.T) {
 // TestCountSeesTheHandlersFields guards which header fields count sees: those that reach the
 // limit, after header_down of reverse_proxy, and before the directive header.
 func TestCountSeesTheHandlersFields(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X-Failed", "1") })
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X-Failed", "1") })
 	for _, tc := range []struct {
 		site   string
 		denied bool // whether the second request is, as the first one counted
@@ -768,9 +769,9 @@ func TestCountSeesTheHandlersFields(t *testing.T) {
 		{"reverse_proxy " + strings.Replace(upstream, "http://", "", 1) + " {\nheader_down X-Other 1\n}", true},
 	} {
 		t.Run("", func(t *testing.T) {
-			s := startSite(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1h\ncount header X-Failed *\n}\n"+tc.site)
-			s.get("/")
-			if got := s.get("/").StatusCode; (got == 429) != tc.denied {
+			s := sitetest.Start(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1h\ncount header X-Failed *\n}\n"+tc.site)
+			s.Get("/")
+			if got := s.Get("/").StatusCode; (got == 429) != tc.denied {
 				t.Errorf("%s: the second request got %d", tc.site, got)
 			}
 		})
@@ -782,7 +783,7 @@ func TestCountSeesTheHandlersFields(t *testing.T) {
 // was under way. A moment after it answers again, what has ended takes no room any more, and is
 // not charged unless its response says so.
 func TestSettlementsSurvivePause(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
 		time.Sleep(30 * time.Millisecond)
 		w.Header().Set("X-Cost", "0")
 	})
@@ -793,8 +794,8 @@ func TestSettlementsSurvivePause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
-			s := startConfig(t, setup{global: redisGlobal(server.Addr, "timeout 200ms"), site: "rate_limit {\nlimit a {\nkey static\n" + block + "\n}\n}\nreverse_proxy " + upstream})
-			eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
+			s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, "timeout 200ms"), Site: "rate_limit {\nlimit a {\nkey static\n" + block + "\n}\n}\nreverse_proxy " + upstream})
+			sitetest.Eventually(t, "connected", func() bool { return server.InfoNumber(t, "clients", "connected_clients") > 1 })
 			var stop atomic.Bool
 			var paused, answers, denied, late atomic.Int64 // paused: until when nobody is to be denied any more, in Unix ns
 			var clients sync.WaitGroup
@@ -802,7 +803,7 @@ func TestSettlementsSurvivePause(t *testing.T) {
 				clients.Go(func() {
 					for !stop.Load() {
 						began := time.Now().UnixNano()
-						status, _ := ask(t.Context(), s.url(""))
+						status, _ := ask(t.Context(), s.URL(""))
 						switch from := paused.Load(); {
 						case status != http.StatusTooManyRequests:
 							answers.Add(1)
@@ -837,7 +838,7 @@ func TestSettlementsSurvivePause(t *testing.T) {
 // TestCountDeniedBesideCount guards that a denied request counts with both options, though it
 // has no response of the handler.
 func TestCountDeniedBesideCount(t *testing.T) {
-	s := startSite(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1m\ncount_denied\ncount status 401\n}\nrespond /no 401\nrespond ok")
+	s := sitetest.Start(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1m\ncount_denied\ncount status 401\n}\nrespond /no 401\nrespond ok")
 	for _, tc := range []struct {
 		path string
 		wait time.Duration // before
@@ -849,8 +850,8 @@ func TestCountDeniedBesideCount(t *testing.T) {
 		{"/", 50 * time.Second, 429}, // so this is too early
 		{"/", 61 * time.Second, 200},
 	} {
-		s.clock.advance(tc.wait)
-		if got := s.get(tc.path).StatusCode; got != tc.want {
+		s.Clock.Advance(tc.wait)
+		if got := s.Get(tc.path).StatusCode; got != tc.want {
 			t.Errorf("%v later %s: got %d, want %d", tc.wait, tc.path, got, tc.want)
 		}
 	}
@@ -862,13 +863,13 @@ func TestCountDeniedBesideCount(t *testing.T) {
 func TestHeldUnitsFollowStore(t *testing.T) {
 	one, two := redistest.Start(t), redistest.Start(t)
 	for _, tc := range []struct{ name, from, to string }{
-		{"another prefix", redisGlobal(one.Addr, slowly, "key_prefix a:"), redisGlobal(one.Addr, slowly, "key_prefix b:")},
-		{"another server", redisGlobal(one.Addr, slowly, "key_prefix c:"), redisGlobal(two.Addr, slowly, "key_prefix c:")},
-		{"from memory", "", redisGlobal(one.Addr, slowly, "key_prefix d:")},
+		{"another prefix", sitetest.RedisGlobal(one.Addr, sitetest.LongTimeout, "key_prefix a:"), sitetest.RedisGlobal(one.Addr, sitetest.LongTimeout, "key_prefix b:")},
+		{"another server", sitetest.RedisGlobal(one.Addr, sitetest.LongTimeout, "key_prefix c:"), sitetest.RedisGlobal(two.Addr, sitetest.LongTimeout, "key_prefix c:")},
+		{"from memory", "", sitetest.RedisGlobal(one.Addr, sitetest.LongTimeout, "key_prefix d:")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			release, arrived := make(chan struct{}), make(chan struct{}, 9)
-			upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 				switch r.URL.Path {
 				case "/slow":
 					arrived <- struct{}{}
@@ -880,11 +881,11 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 			})
 			site := "rate_limit {\nlimit a {\nkey static\nconcurrency 2\n}\nlimit b {\nkey static\nsize 3\ndrip_rate 1h\ncount status 404\n}\n}\n" +
 				"reverse_proxy " + upstream
-			s := startConfig(t, setup{global: tc.from, site: site})
-			other := "http://" + startProcess(t, setup{admin: "localhost:0", global: tc.to, site: site})
+			s := sitetest.StartConfig(t, sitetest.Config{Global: tc.from, Site: site})
+			other := "http://" + sitetest.StartProcess(t, sitetest.Config{Admin: "localhost:0", Global: tc.to, Site: site})
 			var running sync.WaitGroup
 			for range 2 {
-				running.Go(func() { ask(context.Background(), s.url("/slow")) })
+				running.Go(func() { ask(context.Background(), s.URL("/slow")) })
 				<-arrived
 			}
 			client := http.Client{Transport: caddytest.FreshConnections("")}
@@ -897,20 +898,20 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 				return res.StatusCode
 			}
 			load := func(global string) {
-				if err := s.load(setup{global: global, site: site}); err != nil {
+				if err := s.Load(sitetest.Config{Global: global, Site: site}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			load(tc.to)
-			if got := status(s.url("")); got != http.StatusTooManyRequests {
+			if got := status(s.URL("")); got != http.StatusTooManyRequests {
 				t.Errorf("this instance answers %d", got)
 			}
 			load("") // in the process
-			if got := status(s.url("")); got != http.StatusTooManyRequests {
+			if got := status(s.URL("")); got != http.StatusTooManyRequests {
 				t.Errorf("in the process it answers %d", got)
 			}
 			load(tc.to)
-			if got := status(s.url("")); got != http.StatusTooManyRequests {
+			if got := status(s.URL("")); got != http.StatusTooManyRequests {
 				t.Errorf("back there it answers %d", got)
 			}
 			if got := status(other); got != http.StatusOK {
@@ -918,13 +919,13 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 			}
 			close(release)
 			running.Wait()
-			eventually(t, "room", func() bool { return status(other) == http.StatusOK && status(s.url("")) == http.StatusOK })
+			sitetest.Eventually(t, "room", func() bool { return status(other) == http.StatusOK && status(s.URL("")) == http.StatusOK })
 			// Both are charged, once.
-			if got := status(s.url("/missing")); got != http.StatusNotFound {
+			if got := status(s.URL("/missing")); got != http.StatusNotFound {
 				t.Errorf("the third that counts is answered %d", got)
 			}
-			eventually(t, "no room for a fourth", func() bool {
-				return status(other) == http.StatusTooManyRequests && status(s.url("")) == http.StatusTooManyRequests
+			sitetest.Eventually(t, "no room for a fourth", func() bool {
+				return status(other) == http.StatusTooManyRequests && status(s.URL("")) == http.StatusTooManyRequests
 			})
 		})
 	}

@@ -1,6 +1,10 @@
 package behaviour
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
+)
 
 // TestUnintendedSharing guards that limits which share buckets though nobody can have meant
 // it are told when the config is loaded, once, and by the command check in the same words;
@@ -14,34 +18,34 @@ func TestUnintendedSharing(t *testing.T) {
 	)
 	for _, tc := range []struct {
 		name string
-		setup
+		sitetest.Config
 		want string
 	}{
-		{"without a name, in a Caddyfile", setup{site: "rate_limit /a 10/s\nrate_limit /b 10/s"}, ""},
-		{"without a name, in JSON", setup{unnamed: true, site: "rate_limit /a 10/s\nrate_limit /b 10/s"}, unnamed},
-		{"within limits without a name, in JSON", setup{unnamed: true, site: "rate_limit /a {\nrate 9/s\nlimit in {\nrate 5/s\n}\n}\nrate_limit /b {\nrate 10/s\nlimit in {\nrate 5/s\n}\n}"}, unnamed},
-		{"other numbers, in JSON", setup{unnamed: true, site: "rate_limit /a 10/s\nrate_limit /b 20/s"}, ""},
-		{"one after the other, in JSON", setup{unnamed: true, site: "route {\nrate_limit 10/s\nrate_limit 10/s\n}"}, unnamed},
-		{"paths that share a name", setup{site: "rate_limit /a api 10/s\nrate_limit /b api 10/s"}, ""},
-		{"sites that share a name", setup{site: api, sites: "http://other.localhost:1 {\n" + api + "}"}, ""},
-		{"handle blocks that share a name", setup{site: "handle /a {\n" + api + "}\nhandle {\n" + api + "}"}, ""},
-		{"blocks that share a nested name", setup{site: "handle /a {\n" + within + "}\nhandle {\n" + within + "}"}, ""},
-		{"groups in one block", setup{site: "rate_limit {\naccounting in_order\nlimit a {\nlimit x {\nrate 1/s\n}\n}\nlimit b {\nlimit x {\nrate 1/s\n}\n}\n}"}, ""},
-		{"a site and a path in it", setup{site: "route {\n" + api + "handle /a {\n" + api + "}\n}"}, twice},
-		{"a site and a path in it, the path first", setup{site: "route {\nroute /a {\n" + api + "}\n" + api + "}"}, ""},
-		{"a site and a path in it, nested", setup{site: "route {\n" + within + "handle /a {\n" + within + "}\n}"}, twice},
-		{"a site and a path in it, by another name", setup{site: "route {\n" + api + "handle /a {\nrate_limit other 10/s\n}\n}"}, ""},
-		{"a path that costs more", setup{site: "route {\n" + api + "handle /a {\nrate_limit api 10/s {\ncost 5\n}\n}\n}"}, ""},
-		{"those of some requests and all", setup{site: "route {\nrate_limit api {\nrate 10/s\nmatch path /a\n}\nrate_limit api 10/s\n}"}, ""},
-		{"one that is off", setup{site: "route {\nrate_limit api {\nrate 10/s\nfactor 0\n}\nhandle /a {\nrate_limit api {\nrate 10/s\nfactor 0\n}\n}\n}"}, ""},
-		{"two zones", setup{site: "route {\nrate_limit {\nzone a {\nkey {client_ip}\nevents 5\nwindow 1m\n}\n}\nrate_limit {\nzone a {\nkey {client_ip}\nevents 5\nwindow 1m\n}\n}\n}"}, twice},
+		{"without a name, in a Caddyfile", sitetest.Config{Site: "rate_limit /a 10/s\nrate_limit /b 10/s"}, ""},
+		{"without a name, in JSON", sitetest.Config{Unnamed: true, Site: "rate_limit /a 10/s\nrate_limit /b 10/s"}, unnamed},
+		{"within limits without a name, in JSON", sitetest.Config{Unnamed: true, Site: "rate_limit /a {\nrate 9/s\nlimit in {\nrate 5/s\n}\n}\nrate_limit /b {\nrate 10/s\nlimit in {\nrate 5/s\n}\n}"}, unnamed},
+		{"other numbers, in JSON", sitetest.Config{Unnamed: true, Site: "rate_limit /a 10/s\nrate_limit /b 20/s"}, ""},
+		{"one after the other, in JSON", sitetest.Config{Unnamed: true, Site: "route {\nrate_limit 10/s\nrate_limit 10/s\n}"}, unnamed},
+		{"paths that share a name", sitetest.Config{Site: "rate_limit /a api 10/s\nrate_limit /b api 10/s"}, ""},
+		{"sites that share a name", sitetest.Config{Site: api, Sites: "http://other.localhost:1 {\n" + api + "}"}, ""},
+		{"handle blocks that share a name", sitetest.Config{Site: "handle /a {\n" + api + "}\nhandle {\n" + api + "}"}, ""},
+		{"blocks that share a nested name", sitetest.Config{Site: "handle /a {\n" + within + "}\nhandle {\n" + within + "}"}, ""},
+		{"groups in one block", sitetest.Config{Site: "rate_limit {\naccounting in_order\nlimit a {\nlimit x {\nrate 1/s\n}\n}\nlimit b {\nlimit x {\nrate 1/s\n}\n}\n}"}, ""},
+		{"a site and a path in it", sitetest.Config{Site: "route {\n" + api + "handle /a {\n" + api + "}\n}"}, twice},
+		{"a site and a path in it, the path first", sitetest.Config{Site: "route {\nroute /a {\n" + api + "}\n" + api + "}"}, ""},
+		{"a site and a path in it, nested", sitetest.Config{Site: "route {\n" + within + "handle /a {\n" + within + "}\n}"}, twice},
+		{"a site and a path in it, by another name", sitetest.Config{Site: "route {\n" + api + "handle /a {\nrate_limit other 10/s\n}\n}"}, ""},
+		{"a path that costs more", sitetest.Config{Site: "route {\n" + api + "handle /a {\nrate_limit api 10/s {\ncost 5\n}\n}\n}"}, ""},
+		{"those of some requests and all", sitetest.Config{Site: "route {\nrate_limit api {\nrate 10/s\nmatch path /a\n}\nrate_limit api 10/s\n}"}, ""},
+		{"one that is off", sitetest.Config{Site: "route {\nrate_limit api {\nrate 10/s\nfactor 0\n}\nhandle /a {\nrate_limit api {\nrate 10/s\nfactor 0\n}\n}\n}"}, ""},
+		{"two zones", sitetest.Config{Site: "route {\nrate_limit {\nzone a {\nkey {client_ip}\nevents 5\nwindow 1m\n}\n}\nrate_limit {\nzone a {\nkey {client_ip}\nevents 5\nwindow 1m\n}\n}\n}"}, twice},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			remedy := ""
 			if tc.want != "" {
 				remedy = map[string]string{unnamed: "Unless that is meant, give each a name.", twice: "Remove one, or give them different names."}[tc.want]
 			}
-			wantWarning(t, tc.setup, tc.want, remedy)
+			wantWarning(t, tc.Config, tc.want, remedy)
 		})
 	}
 }

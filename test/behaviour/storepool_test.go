@@ -21,6 +21,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -83,7 +84,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 			t.Fatal(err)
 		}
-		if err := app.Provision(newContext(t)); err == nil {
+		if err := app.Provision(sitetest.NewContext(t)); err == nil {
 			t.Fatalf("%s: got no error", config)
 		}
 		cleanUp(t, app)
@@ -239,7 +240,7 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 		return err
 	}
 
-	setRedisCloseDelay(t, time.Hour)
+	sitetest.SetRedisCloseDelay(t, time.Hour)
 	app := provisionApp(t, config)
 	first := app.Compiled().Redis
 	cleanUp(t, app)
@@ -250,7 +251,7 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 		t.Error(err)
 	}
 
-	setRedisCloseDelay(t, ms)
+	sitetest.SetRedisCloseDelay(t, ms)
 	app = provisionApp(t, config)
 	if app.Compiled().Redis == first {
 		t.Fatal("a store that is to be closed is used again")
@@ -260,8 +261,8 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 		t.Error(err)
 	}
 	cleanUp(t, app)
-	eventually(t, "a closed store", func() bool { return errors.Is(take(second), limiter.ErrUnavailable) })
-	eventually(t, "all connections closed", func() bool {
+	sitetest.Eventually(t, "a closed store", func() bool { return errors.Is(take(second), limiter.ErrUnavailable) })
+	sitetest.Eventually(t, "all connections closed", func() bool {
 		text, err := server.Client().Info(t.Context(), "clients").Result()
 		return err == nil && strings.Contains(text, "connected_clients:1\r\n") // the test's
 	})
@@ -271,18 +272,18 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 // it can't be reached, and when it leaves it.
 func TestMemoryOutlivesRedis(t *testing.T) {
 	site := "rate_limit {\nsize 3\ndrip_rate 1h\n}\nrespond admitted"
-	lost := setup{global: redisGlobal("127.0.0.1:1", slowly), site: site}
-	s := startConfig(t, setup{site: site})
-	for i, c := range []setup{{site: site}, lost, {site: site}} {
-		if err := s.load(c); err != nil {
+	lost := sitetest.Config{Global: sitetest.RedisGlobal("127.0.0.1:1", sitetest.LongTimeout), Site: site}
+	s := sitetest.StartConfig(t, sitetest.Config{Site: site})
+	for i, c := range []sitetest.Config{{Site: site}, lost, {Site: site}} {
+		if err := s.Load(c); err != nil {
 			t.Fatal(err)
 		}
 		want := fmt.Sprint(2 - i)
-		if a := s.get("/"); a.StatusCode != 200 || a.Header.Get("X-RateLimit-Remaining") != want {
+		if a := s.Get("/"); a.StatusCode != 200 || a.Header.Get("X-RateLimit-Remaining") != want {
 			t.Errorf("configuration %d: %s, want %s remaining", i+1, a, want)
 		}
 	}
-	if a := s.get("/"); a.StatusCode != 429 {
+	if a := s.Get("/"); a.StatusCode != 429 {
 		t.Errorf("got %s", a)
 	}
 }
@@ -308,15 +309,15 @@ func init() { caddy.RegisterModule(gate{}) }
 // its store open, however long it takes to come to its next handler, and that the
 // store is closed after it.
 func TestStoreOutlivesRequests(t *testing.T) {
-	setRedisCloseDelay(t, ms)
+	sitetest.SetRedisCloseDelay(t, ms)
 	redis := redistest.Start(t)
 	limits := func(name string) string {
 		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
 	}
 	gates.reached, gates.open = make(chan struct{}), make(chan struct{})
-	s := startConfig(t, setup{
-		global: redisGlobal(redis.Addr, "timeout 5s"),
-		routes: `[` + limits("first") + `,{"handle":[{"handler":"rate_limit_test_gate"}]},` + limits("second") +
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(redis.Addr, "timeout 5s"),
+		Routes: `[` + limits("first") + `,{"handle":[{"handler":"rate_limit_test_gate"}]},` + limits("second") +
 			`,{"handle":[{"handler":"static_response","body":"admitted"}]}]`,
 	})
 	var old *state.Redis
@@ -331,7 +332,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 		err    error
 	}
 	results := make(chan result, 1)
-	url := s.url("/")
+	url := s.URL("/")
 	go func() {
 		res, err := http.Get(url)
 		if err != nil {
@@ -342,7 +343,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 		results <- result{status: res.StatusCode}
 	}()
 	<-gates.reached
-	if err := s.load(setup{global: redisGlobal(redis.Addr, "timeout 6s"), site: "respond admitted"}); err != nil {
+	if err := s.Load(sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr, "timeout 6s"), Site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(50 * state.Process.RedisCloseDelay) // nothing is to happen
@@ -350,7 +351,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 	if got := <-results; got.err != nil || got.status != 200 {
 		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
 	}
-	eventually(t, "a closed store", func() bool {
+	sitetest.Eventually(t, "a closed store", func() bool {
 		_, err := old.Take(t.Context(), limiter.Request{
 			Buckets:    []limiter.Bucket{{Name: "a", Limit: limiter.Limit{Size: 1000, DripInterval: time.Millisecond, DripSize: 1000}, Cost: 1}},
 			NoFallback: true,
@@ -389,43 +390,43 @@ func TestIdleMemoryIsKeptAgain(t *testing.T) {
 // where a configuration without them was loaded in between, for IdleMemoryTime
 // and no longer.
 func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
-	for name, global := range map[string]string{"memory": "rate_limit {\nmemory {\npersist off\n}\n}", "redis": redisGlobal("127.0.0.1:1", slowly)} {
+	for name, global := range map[string]string{"memory": "rate_limit {\nmemory {\npersist off\n}\n}", "redis": sitetest.RedisGlobal("127.0.0.1:1", sitetest.LongTimeout)} {
 		t.Run(name, func(t *testing.T) {
-			c := setup{global: global, site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
-			s := startConfig(t, c)
+			c := sitetest.Config{Global: global, Site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
+			s := sitetest.StartConfig(t, c)
 			original := state.Process.IdleMemoryTime
 			t.Cleanup(func() { state.Process.IdleMemoryTime = original })
 			for i, want := range []int{200, 200, 429, 429, 200} {
-				if a := s.get("/"); a.StatusCode != want {
+				if a := s.Get("/"); a.StatusCode != want {
 					t.Errorf("got %s, want %d", a, want)
 				}
 				over := i == 3 // the time that the store is kept
 				if over {
 					state.Process.IdleMemoryTime = 0
 				}
-				if err := s.load(setup{site: "respond admitted"}); err != nil {
+				if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
 					t.Fatal(err)
 				}
 				if n, used := state.Process.Stores.References(state.MemoryKey); used {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
-				s.run(step{want: "200"})
+				s.Run(sitetest.Step{Want: "200"})
 				if over {
-					eventually(t, "the store to be released", func() bool { return state.Process.IdleMemory.Load() == nil })
+					sitetest.Eventually(t, "the store to be released", func() bool { return state.Process.IdleMemory.Load() == nil })
 					state.Process.IdleMemoryTime = original
 				}
-				if err := s.load(c); err != nil {
+				if err := s.Load(c); err != nil {
 					t.Fatal(err)
 				}
 			}
-			s.get("/")
+			s.Get("/")
 			if err := caddy.Stop(); err != nil { // and all of Caddy
 				t.Fatal(err)
 			}
-			if err := s.load(c); err != nil {
+			if err := s.Load(c); err != nil {
 				t.Fatal(err)
 			}
-			if a := s.get("/"); a.StatusCode != 429 {
+			if a := s.Get("/"); a.StatusCode != 429 {
 				t.Errorf("after a stop got %s", a)
 			}
 		})
@@ -444,12 +445,12 @@ func TestMemoryIsSwept(t *testing.T) {
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
 		return strings.Count(stacks.String(), "state.Sweep.func")
 	}
-	eventually(t, "those of earlier tests to end", func() bool { return sweepers() == 0 })
+	sitetest.Eventually(t, "those of earlier tests to end", func() bool { return sweepers() == 0 })
 	site := "rate_limit swept {\nkey {http.request.header.X-Key}\nsize 1\ndrip_rate 1m\n}\nrespond admitted"
-	s := startSite(t, site)
+	s := sitetest.Start(t, site)
 	for range 3 {
 		for key := range 100 {
-			s.get("/", fmt.Sprint("X-Key: ", key))
+			s.Get("/", fmt.Sprint("X-Key: ", key))
 		}
 		app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
 		if err != nil {
@@ -459,17 +460,17 @@ func TestMemoryIsSwept(t *testing.T) {
 		if got := memory.Len(); got != 100 {
 			t.Fatalf("%d buckets of 100 keys", got)
 		}
-		s.clock.advance(time.Minute)
-		eventually(t, "drained buckets to be removed", func() bool { s.clock.advance(time.Second); return memory.Len() == 0 })
-		if err := s.load(setup{site: site + "\nheader X-Reload again"}); err != nil {
+		s.Clock.Advance(time.Minute)
+		sitetest.Eventually(t, "drained buckets to be removed", func() bool { s.Clock.Advance(time.Second); return memory.Len() == 0 })
+		if err := s.Load(sitetest.Config{Site: site + "\nheader X-Reload again"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "one goroutine to sweep", func() bool { return sweepers() == 1 })
-	if err := s.load(setup{site: "respond unlimited"}); err != nil {
+	sitetest.Eventually(t, "one goroutine to sweep", func() bool { return sweepers() == 1 })
+	if err := s.Load(sitetest.Config{Site: "respond unlimited"}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
+	sitetest.Eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
 }
 
 // Guards that a store which can't be made, even by a panic, leaves the pool of
@@ -506,7 +507,7 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 			}()
 			select {
 			case <-done:
-			case <-time.After(patience):
+			case <-time.After(sitetest.Patience):
 				t.Fatal("the pool is locked")
 			}
 		})

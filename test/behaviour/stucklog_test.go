@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/logqueue"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // pipe is a pipe that nobody reads.
@@ -61,12 +62,12 @@ func (p pipe) fill() {
 }
 
 // read begins to empty the pipe, and returns a function that returns the next log entry.
-func (p pipe) read() func() entry {
-	entries := make(chan entry)
+func (p pipe) read() func() sitetest.Entry {
+	entries := make(chan sitetest.Entry)
 	ctx := p.t.Context()
 	go func() {
 		for lines := bufio.NewScanner(unblocked{ctx, p.both}); lines.Scan(); {
-			var e entry
+			var e sitetest.Entry
 			if json.Unmarshal(lines.Bytes(), &e) != nil {
 				continue // what filled the pipe
 			}
@@ -77,12 +78,12 @@ func (p pipe) read() func() entry {
 			}
 		}
 	}()
-	return func() entry {
+	return func() sitetest.Entry {
 		p.t.Helper()
 		select {
 		case e := <-entries:
 			return e
-		case <-time.After(patience):
+		case <-time.After(sitetest.Patience):
 			p.t.Fatal("the log has no more lines")
 		}
 		return nil
@@ -124,7 +125,7 @@ func asker(addr string) func(path string) (status int, err error) {
 // Redis is lost, and when it is back.
 func TestBlockedLogDelaysNoRequest(t *testing.T) {
 	redis := redistest.Start(t)
-	dir, addr := tempDir(t), redistest.FreeAddr(t)
+	dir, addr := sitetest.TempDir(t), redistest.FreeAddr(t)
 	log := newPipe(t, dir)
 	file := filepath.Join(dir, "Caddyfile")
 	if err := os.WriteFile(file, fmt.Appendf(nil, `{
@@ -145,7 +146,7 @@ func TestBlockedLogDelaysNoRequest(t *testing.T) {
 	}`, dir, redis.Addr, addr), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	runCaddy(t, log.writer, file)
+	sitetest.RunCaddy(t, log.writer, file)
 	ask := asker(addr)
 	get := func() error {
 		status, err := ask("/")
@@ -154,7 +155,7 @@ func TestBlockedLogDelaysNoRequest(t *testing.T) {
 		}
 		return err
 	}
-	eventually(t, "a Caddy process that serves", func() bool { return get() == nil })
+	sitetest.Eventually(t, "a Caddy process that serves", func() bool { return get() == nil })
 	log.fill()
 	askMany := func(when string) {
 		var asks sync.WaitGroup
@@ -173,7 +174,7 @@ func TestBlockedLogDelaysNoRequest(t *testing.T) {
 	askMany("Redis is lost")
 	redis.Restart(t)
 	decided := redis.CommandStat(t, "evalsha")
-	eventually(t, "Redis decides again", func() bool {
+	sitetest.Eventually(t, "Redis decides again", func() bool {
 		askMany("Redis is back")
 		return redis.CommandStat(t, "evalsha") > decided
 	})
@@ -183,7 +184,7 @@ func TestBlockedLogDelaysNoRequest(t *testing.T) {
 // has all of them when it is read: with the time at which they were logged, in order, and
 // with the lines about errors even if many others were logged after them.
 func TestBlockedLogDelaysNoLine(t *testing.T) {
-	dir, addr := tempDir(t), redistest.FreeAddr(t)
+	dir, addr := sitetest.TempDir(t), redistest.FreeAddr(t)
 	socket := filepath.Join(dir, "socket")
 	log := newPipe(t, dir)
 	file := filepath.Join(dir, "Caddyfile")
@@ -272,12 +273,12 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 			import plain
 		}
 		respond admitted
-	}`, dir, redistest.FreeAddr(t), addr, socket, newUpstream(t, func(http.ResponseWriter, *http.Request) { time.Sleep(20 * time.Millisecond) })), 0o600); err != nil {
+	}`, dir, redistest.FreeAddr(t), addr, socket, sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { time.Sleep(20 * time.Millisecond) })), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	runCaddy(t, log.writer, file)
+	sitetest.RunCaddy(t, log.writer, file)
 	ask := asker(addr)
-	eventually(t, "a Caddy process that serves", func() bool { _, err := ask("/"); return err == nil })
+	sitetest.Eventually(t, "a Caddy process that serves", func() bool { _, err := ask("/"); return err == nil })
 	for range 2 { // what is admitted first is denied later
 		_, _ = ask("/denied")
 		_, _ = ask("/zone")
@@ -342,13 +343,13 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 	if status, err := ask("/end?cost=no"); err != nil || status != http.StatusBadRequest {
 		t.Errorf("the last request: got %d, %v", status, err)
 	}
-	dropped, logged := 0.0, make(map[line]entry)
+	dropped, logged := 0.0, make(map[line]sitetest.Entry)
 	for last := false; !last; {
 		e := read()
 		n, _ := e["lines_dropped"].(float64)
 		dropped += n
 		last = e["limit"] == "end"
-		if ts, _ := e["ts"].(float64); timestamp(begun) <= ts && ts <= timestamp(ended) && e["logger"] == ownLogger {
+		if ts, _ := e["ts"].(float64); timestamp(begun) <= ts && ts <= timestamp(ended) && e["logger"] == sitetest.OwnLogger {
 			logged[line{fmt.Sprint(e["level"]), fmt.Sprint(e["msg"])}] = e
 		}
 	}

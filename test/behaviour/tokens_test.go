@@ -24,6 +24,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // apiBodies are the bodies of APIs with which the scanner is tested too. Their names end with
@@ -76,7 +77,7 @@ func decodedBody(t *testing.T, res *http.Response) io.Reader {
 // newModels returns an upstream that answers as APIs of language models do: with the file that
 // the path ends with, in pieces of ?size, compressed by ?encoding.
 func newModels(t *testing.T) string {
-	return newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	return sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		body, err := os.ReadFile(apiBodies + filepath.Base(r.URL.Path))
 		if err != nil {
 			t.Error(err)
@@ -114,10 +115,10 @@ func TestTokensOfAPIs(t *testing.T) {
 	authority := redistest.NewAuthority(t)
 	cert, key := authority.Issue(t, "localhost")
 	limit := tokenLimit("tokens", "tokens")
-	startConfig(t, setup{
-		global: "servers {\nprotocols h1 h2 h3\n}\nauto_https disable_redirects",
-		site:   "respond ok",
-		sites: "https://" + addr + " {\ntls " + cert + " " + key + "\nroute /inside/* {\n" + limit + "encode {\nzstd\ngzip\nminimum_length 1\n}\nreverse_proxy " + upstream + "\n}\n" +
+	sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2 h3\n}\nauto_https disable_redirects",
+		Site:   "respond ok",
+		Sites: "https://" + addr + " {\ntls " + cert + " " + key + "\nroute /inside/* {\n" + limit + "encode {\nzstd\ngzip\nminimum_length 1\n}\nreverse_proxy " + upstream + "\n}\n" +
 			"route /outside/* {\nencode {\nzstd\ngzip\nminimum_length 1\n}\n" + limit + "reverse_proxy " + upstream + "\n}\n" +
 			"route {\n" + limit + "reverse_proxy " + upstream + "\n}\n}",
 	})
@@ -135,9 +136,9 @@ func TestTokensOfAPIs(t *testing.T) {
 	for i, transport := range []http.RoundTripper{h1, h2, h3} {
 		t.Run(fmt.Sprint("HTTP/", i+1), func(t *testing.T) {
 			if transport == http.RoundTripper(h3) {
-				overHTTP3(t)
+				sitetest.OverHTTP3(t)
 			}
-			client := &http.Client{Transport: transport, Timeout: patience}
+			client := &http.Client{Transport: transport, Timeout: sitetest.Patience}
 			defer client.CloseIdleConnections()
 			for n, file := range files {
 				body, err := os.ReadFile(file)
@@ -162,7 +163,7 @@ func TestTokensOfAPIs(t *testing.T) {
 					if err != nil || !bytes.Equal(got, body) {
 						t.Errorf("%s%s: got %d bytes of %d, %v", path, query, len(got), len(body), err)
 					}
-					eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
+					sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
 					if got := levelOf(t, "tokens", path).Units; got != want {
 						t.Errorf("%s%s, %s: charged %d, want %d", path, query, res.Header.Get("Content-Encoding"), got, want)
 					}
@@ -176,7 +177,7 @@ func TestTokensOfAPIs(t *testing.T) {
 // compressed: the upstream sends the next only once the client has the last one.
 func TestTokensAreNotBuffered(t *testing.T) {
 	next := make(chan struct{})
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		encoding := r.Header.Get("X-Encoding")
 		out, flush := io.Writer(w), http.NewResponseController(w).Flush
@@ -196,14 +197,14 @@ func TestTokensAreNotBuffered(t *testing.T) {
 		}
 	})
 	limit := tokenLimit("tokens", "tokens")
-	s := startSite(t, "route /inside* {\n"+limit+"encode zstd gzip\nreverse_proxy "+upstream+"\n}\n"+
+	s := sitetest.Start(t, "route /inside* {\n"+limit+"encode zstd gzip\nreverse_proxy "+upstream+"\n}\n"+
 		"route /outside* {\nencode zstd gzip\n"+limit+"reverse_proxy "+upstream+"\n}\nroute {\n"+limit+"reverse_proxy "+upstream+"\n}")
 	for _, path := range []string{"/inside", "/outside", "/"} {
 		for _, encoding := range []string{"", "gzip", "zstd", "br"} {
-			req, _ := http.NewRequestWithContext(t.Context(), "GET", s.url(path+encoding), nil)
+			req, _ := http.NewRequestWithContext(t.Context(), "GET", s.URL(path+encoding), nil)
 			req.Header.Set("X-Encoding", encoding)
 			req.Header.Set("Accept-Encoding", "gzip")
-			client := http.Client{Timeout: patience, Transport: &http.Transport{DisableCompression: true}}
+			client := http.Client{Timeout: sitetest.Patience, Transport: &http.Transport{DisableCompression: true}}
 			res, err := client.Do(req)
 			if err != nil {
 				t.Fatal(err)
@@ -219,7 +220,7 @@ func TestTokensAreNotBuffered(t *testing.T) {
 			}
 			_, _ = io.Copy(io.Discard, events)
 			res.Body.Close()
-			eventually(t, "it is charged", func() bool { l := levelOf(t, "tokens", path+encoding); return l.Held == 0 && l.Units == 19 })
+			sitetest.Eventually(t, "it is charged", func() bool { l := levelOf(t, "tokens", path+encoding); return l.Held == 0 && l.Units == 19 })
 		}
 	}
 }
@@ -228,7 +229,7 @@ func TestTokensAreNotBuffered(t *testing.T) {
 // there is room for, if all cost what was estimated, on any number of instances.
 func TestTokensInParallel(t *testing.T) {
 	var running, most, passed atomic.Int64
-	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
 		n := running.Add(1)
 		for last := most.Load(); n > last && !most.CompareAndSwap(last, n); last = most.Load() {
 		}
@@ -255,7 +256,7 @@ func TestTokensInParallel(t *testing.T) {
 // off after any event: the most of the cost, the number so far, and what text and request may
 // have been.
 func TestTokensOfBrokenStreams(t *testing.T) {
-	if raceEnabled {
+	if sitetest.RaceEnabled {
 		t.Skip("Caddy's access log reads how much of a body was read while the transport of reverse_proxy still reads it")
 	}
 	body, err := os.ReadFile(apiBodies + "anthropic-stream-1140.txt")
@@ -263,7 +264,7 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := strings.SplitAfter(strings.TrimSuffix(string(body), "\n\n"), "\n\n")
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		n, _ := strconv.Atoi(filepath.Base(r.URL.Path))
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -282,7 +283,7 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 		}
 		<-r.Context().Done()
 	})
-	s := startConfig(t, setup{global: "servers {\nprotocols h1 h2c\n}", site: tokenLimit("tokens", "tokens") + "reverse_proxy " + upstream})
+	s := sitetest.StartConfig(t, sitetest.Config{Global: "servers {\nprotocols h1 h2c\n}", Site: tokenLimit("tokens", "tokens") + "reverse_proxy " + upstream})
 	h2 := &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}
 	h2.Protocols.SetUnencryptedHTTP2(true)
 	for i, transport := range []*http.Transport{{DisableCompression: true, DisableKeepAlives: true}, h2} {
@@ -292,8 +293,8 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 					for _, encoding := range []string{"", "gzip", "zstd"} {
 						path := fmt.Sprintf("/%s/%d/%d/%s%d", how, i, request, encoding, n)
 						path = fmt.Sprintf("%s/%d", path, n)
-						ctx, cancel := context.WithTimeout(t.Context(), patience)
-						req, _ := http.NewRequestWithContext(ctx, "POST", s.url(path), strings.NewReader(strings.Repeat("x", request)))
+						ctx, cancel := context.WithTimeout(t.Context(), sitetest.Patience)
+						req, _ := http.NewRequestWithContext(ctx, "POST", s.URL(path), strings.NewReader(strings.Repeat("x", request)))
 						req.Header.Set("X-Encoding", encoding)
 						res, err := transport.RoundTrip(req)
 						if err == nil {
@@ -320,7 +321,7 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 						if n == len(events)-1 { // only message_stop is missing
 							want = max(want, 1140)
 						}
-						eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
+						sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
 						if got := levelOf(t, "tokens", path).Units; got != want && (encoding == "" || got < want) {
 							t.Errorf("%s: charged %d, want %d", path, got, want)
 						}
@@ -335,7 +336,7 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 // there is one warning with a remedy.
 func TestTokensThatAreNotSaid(t *testing.T) {
 	text := strings.Repeat("x", 4000)
-	upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		name, _ := strings.CutPrefix(r.URL.Path, "/")
 		h := w.Header()
 		switch name {
@@ -377,7 +378,7 @@ func TestTokensThatAreNotSaid(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}
 	})
-	s := startSite(t, tokenLimit("tokens", "tokens")+"reverse_proxy /unreachable "+redistest.FreeAddr(t)+"\nreverse_proxy "+upstream)
+	s := sitetest.Start(t, tokenLimit("tokens", "tokens")+"reverse_proxy /unreachable "+redistest.FreeAddr(t)+"\nreverse_proxy "+upstream)
 	for _, tc := range []struct {
 		method, path, body string
 		want               int64
@@ -388,31 +389,31 @@ func TestTokensThatAreNotSaid(t *testing.T) {
 		{"GET", "/unreachable", "", 0}, {"POST", "/gone", text, 50},
 	} {
 		before := levelOf(t, "tokens", tc.path).Units
-		req, _ := http.NewRequestWithContext(t.Context(), tc.method, s.url(tc.path), strings.NewReader(tc.body))
+		req, _ := http.NewRequestWithContext(t.Context(), tc.method, s.URL(tc.path), strings.NewReader(tc.body))
 		req.Header.Set("Accept-Encoding", "br") // or the proxy would decode what it takes for gzip
 		if res, err := (&http.Transport{DisableCompression: true, DisableKeepAlives: true}).RoundTrip(req); err == nil {
 			_, _ = io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
-		eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", tc.path).Held == 0 })
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", tc.path).Held == 0 })
 		if got := levelOf(t, "tokens", tc.path).Units - before; got != tc.want {
 			t.Errorf("%s %s: charged %d, want %d", tc.method, tc.path, got, tc.want)
 		}
 	}
-	conn := dial(t, s.addr)
-	fmt.Fprintf(conn, "GET /upgrade HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.addr)
+	conn := sitetest.Dial(t, s.Addr)
+	fmt.Fprintf(conn, "GET /upgrade HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", s.Addr)
 	if res, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || res.StatusCode != 101 {
 		t.Fatalf("%v, %v", res, err)
 	}
 	conn.Close()
-	eventually(t, "a websocket costs what was estimated", func() bool {
+	sitetest.Eventually(t, "a websocket costs what was estimated", func() bool {
 		l := levelOf(t, "tokens", "/upgrade")
 		return l.Held == 0 && l.Units == 50
 	})
 	var warnings []string
-	for _, e := range s.log("warn", ownLogger) {
-		if strings.Contains(e.text(), "does not say what its request has cost") {
-			warnings = append(warnings, fmt.Sprint(e.text(), " ", e["why"]))
+	for _, e := range s.Log("warn", sitetest.OwnLogger) {
+		if strings.Contains(e.Text(), "does not say what its request has cost") {
+			warnings = append(warnings, fmt.Sprint(e.Text(), " ", e["why"]))
 		}
 	}
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "json and the path") {
@@ -423,16 +424,16 @@ func TestTokensThatAreNotSaid(t *testing.T) {
 // TestMoneyAndTime guards limits on other numbers than tokens, beside each other: weights, and how
 // long responses take; and that the access log has all that was charged.
 func TestMoneyAndTime(t *testing.T) {
-	upstream := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
 		time.Sleep(30 * time.Millisecond)
 		fmt.Fprint(w, `{"usage":{"prompt_tokens":100,"completion_tokens":7,"total_tokens":107}}`)
 	})
 	const rest = "\nkey all\nsize 1000000\ndrip_rate 5m\n"
-	s := startSite(t, "rate_limit {\nlog\nlimit tokens {"+rest+"actual_cost tokens\n}\nlimit money {"+rest+"actual_cost json usage.prompt_tokens*0.15 usage.completion_tokens*0.6\n}\n"+
+	s := sitetest.Start(t, "rate_limit {\nlog\nlimit tokens {"+rest+"actual_cost tokens\n}\nlimit money {"+rest+"actual_cost json usage.prompt_tokens*0.15 usage.completion_tokens*0.6\n}\n"+
 		"limit time {"+rest+"actual_cost duration\n}\nlimit good {"+rest+"actual_cost json usage.completion_tokens\ncount status 2xx\n}\n}\nreverse_proxy "+upstream)
 	began := time.Now()
-	s.get("/")
-	units, _ := s.lastAccess()["rate_limit"].(map[string]any)["units"].(map[string]any)
+	s.Get("/")
+	units, _ := s.LastAccess()["rate_limit"].(map[string]any)["units"].(map[string]any)
 	took, _ := units["time"].(float64)
 	delete(units, "time")
 	if got := fmt.Sprint(units); got != "map[good:7 money:20 tokens:107]" || took < 30 || took > float64(time.Since(began).Milliseconds()+1) {

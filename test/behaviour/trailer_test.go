@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // newGRPC starts an upstream that answers as gRPC services do, over HTTP/2 without TLS: with a
@@ -44,7 +46,7 @@ func newGRPC(t testing.TB) string {
 // header: nothing is held while a body is sent.
 func TestCountByTrailer(t *testing.T) {
 	gate := make(chan struct{})
-	announcing := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+	announcing := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/announced", "/unset":
 			w.Header().Set("Trailer", "X-Other, grpc-status")
@@ -61,16 +63,16 @@ func TestCountByTrailer(t *testing.T) {
 		}
 	})
 	count := "rate_limit {\nlimit %s {\nkey all\nsize 100\ndrip_rate 1h\ncount {\nheader Grpc-Status 8\nheader Grpc-Status 16\n%s\n}\n%s\n}\n}\n"
-	s := startConfig(t, setup{
-		global: "servers {\nprotocols h1 h2c\n}",
-		site: fmt.Sprintf(count, "held", "", "") + fmt.Sprintf(count, "off", "", "hold off") + fmt.Sprintf(count, "status", "status 5xx", "") +
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2c\n}",
+		Site: fmt.Sprintf(count, "held", "", "") + fmt.Sprintf(count, "off", "", "hold off") + fmt.Sprintf(count, "status", "status 5xx", "") +
 			fmt.Sprintf(count, "cost", "", "cost 3\nactual_cost bytes") +
 			"handle_path /grpc* {\nreverse_proxy " + newGRPC(t) + "\n}\nreverse_proxy " + announcing,
 	})
-	s.useHTTP2()
+	s.UseHTTP2()
 	levels := func() (n [4]int) {
 		for i, name := range []string{"held", "off", "status", "cost"} {
-			eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
+			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
 			n[i] = int(level(t, name).Units)
 		}
 		return n
@@ -94,11 +96,11 @@ func TestCountByTrailer(t *testing.T) {
 		{path: "/unset"},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url(tc.path), nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL(tc.path), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		res, err := s.client.Do(req)
+		res, err := s.Client.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +121,7 @@ func TestCountByTrailer(t *testing.T) {
 		last = now
 	}
 	for _, path := range []string{"/plain", "/other"} {
-		res, err := s.client.Get(s.url(path))
+		res, err := s.Client.Get(s.URL(path))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // TestTroubleshooting guards that what docs/troubleshooting.md shows is what commands print,
@@ -21,20 +22,20 @@ func TestTroubleshooting(t *testing.T) {
 		}
 	}
 	cases := []struct {
-		setup
+		sitetest.Config
 		path     string // of the requests
 		requests int
 		then     func() // before the last 20 of them
 	}{
-		{setup{site: "rate_limit {\nlimit api {\nrate 60/1m\nlimit search {\nmatch path /search\nrate 5/1m\n}\n}\n}\nrespond ok"}, "/search", 8, nil},
-		{setup{site: "rate_limit {\nlimit site {\nmatch path /v1/*\nrate 60/1m\n}\nlimit tenant {\nkey {header.X-Tenant}\nrate 3/1h\ndry_run\n}\n" +
+		{sitetest.Config{Site: "rate_limit {\nlimit api {\nrate 60/1m\nlimit search {\nmatch path /search\nrate 5/1m\n}\n}\n}\nrespond ok"}, "/search", 8, nil},
+		{sitetest.Config{Site: "rate_limit {\nlimit site {\nmatch path /v1/*\nrate 60/1m\n}\nlimit tenant {\nkey {header.X-Tenant}\nrate 3/1h\ndry_run\n}\n" +
 			"limit random {\nkey {http.request.uuid}\nrate 5/1m\n}\n}\nrespond ok"}, "/", 8, nil},
-		{setup{global: "order rate_limit after respond", site: one}, "/", 0, nil},
-		{setup{site: one}, "/", 70, nil},
-		{setup{site: one}, "/", 0, nil},
-		{setup{global: "rate_limit {\nredis " + redis.Addr + "\n}", site: one}, "/", 22, redis.BlackHole},
-		{setup{site: login}, "/login", 6, nil},
-		{setup{site: login}, "/login", 12, nil},
+		{sitetest.Config{Global: "order rate_limit after respond", Site: one}, "/", 0, nil},
+		{sitetest.Config{Site: one}, "/", 70, nil},
+		{sitetest.Config{Site: one}, "/", 0, nil},
+		{sitetest.Config{Global: "rate_limit {\nredis " + redis.Addr + "\n}", Site: one}, "/", 22, redis.BlackHole},
+		{sitetest.Config{Site: login}, "/login", 6, nil},
+		{sitetest.Config{Site: login}, "/login", 12, nil},
 	}
 	if len(shown) != len(cases) {
 		t.Fatalf("the page shows %d commands, want %d", len(shown), len(cases))
@@ -45,12 +46,12 @@ func TestTroubleshooting(t *testing.T) {
 	}
 	for i, b := range shown {
 		t.Run(b.place, func(t *testing.T) {
-			s, a := startWithAdmin(t, cases[i].setup)
+			s, a := startWithAdmin(t, cases[i].Config)
 			for n := range cases[i].requests {
 				if cases[i].then != nil && n == cases[i].requests-20 {
 					cases[i].then()
 				}
-				s.get(cases[i].path)
+				s.Get(cases[i].path)
 			}
 			command, lines, _ := strings.Cut(b.code, "\n")
 			args := strings.Fields(strings.ReplaceAll(strings.TrimPrefix(command, "$ caddy rate-limit "), "'X-Forwarded-For: ", "'X-Forwarded-For:"))
@@ -58,7 +59,7 @@ func TestTroubleshooting(t *testing.T) {
 				args[j] = strings.Trim(args[j], "'")
 			}
 			if args[0] == "check" || args[0] == "explain" {
-				text := "{\n" + cases[i].global + "\n}\nhttp://localhost:8080 {\n" + cases[i].site + "\n}\n"
+				text := "{\n" + cases[i].Global + "\n}\nhttp://localhost:8080 {\n" + cases[i].Site + "\n}\n"
 				args = append(args, "--config", configFile(t, text))
 			} else {
 				args = append(args, "--address", a.addr)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // trickle is a body that begins, and goes on when it is told.
@@ -46,7 +47,7 @@ func TestSlowUploads(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			const uploads = 18 // which may all come at once
 			work := make(chan struct{})
-			upstream := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 				if body, err := io.ReadAll(r.Body); err != nil || r.URL.Path == "/upload" && string(body) != "slow" {
 					t.Errorf("the upstream has got %q, %v", body, err)
 				}
@@ -54,12 +55,12 @@ func TestSlowUploads(t *testing.T) {
 					<-work
 				}
 			})
-			s := startConfig(t, setup{
-				site:   "rate_limit up {\nconcurrency auto {\nmin 1\nmax 40\nlatency 1m\n}\n}\nreverse_proxy " + upstream + " {\n" + tc.proxy + "\n}",
-				global: "servers {\nprotocols h1 h2c\n}",
+			s := sitetest.StartConfig(t, sitetest.Config{
+				Site:   "rate_limit up {\nconcurrency auto {\nmin 1\nmax 40\nlatency 1m\n}\n}\nreverse_proxy " + upstream + " {\n" + tc.proxy + "\n}",
+				Global: "servers {\nprotocols h1 h2c\n}",
 			})
 			if tc.version == 2 {
-				s.useHTTP2()
+				s.UseHTTP2()
 			}
 			next := make(chan struct{})
 			send, answer := sync.OnceFunc(func() { close(next) }), sync.OnceFunc(func() { close(work) })
@@ -68,8 +69,8 @@ func TestSlowUploads(t *testing.T) {
 			var open sync.WaitGroup
 			for range uploads {
 				open.Go(func() {
-					req, _ := http.NewRequestWithContext(t.Context(), tc.method, s.url("/upload"), &trickle{text: "slow", next: next})
-					res, err := s.client.Do(req)
+					req, _ := http.NewRequestWithContext(t.Context(), tc.method, s.URL("/upload"), &trickle{text: "slow", next: next})
+					res, err := s.Client.Do(req)
 					if err != nil {
 						t.Error(err)
 						return
@@ -80,17 +81,17 @@ func TestSlowUploads(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, "all wait for their clients", func() bool {
+			sitetest.Eventually(t, "all wait for their clients", func() bool {
 				state := loadOf(t, "up")
 				return state.Waiting == uploads && state.InProgress == 0
 			})
 			for range 60 {
-				if got := s.get("/"); got.StatusCode != http.StatusOK {
+				if got := s.Get("/"); got.StatusCode != http.StatusOK {
 					t.Fatalf("got %s beside slow uploads", got)
 				}
 			}
 			send()
-			eventually(t, "all are in progress", func() bool {
+			sitetest.Eventually(t, "all are in progress", func() bool {
 				state := loadOf(t, "up")
 				return state.Waiting == 0 && state.InProgress == uploads
 			})
@@ -107,23 +108,23 @@ func TestSlowUploads(t *testing.T) {
 // that others pass, and are shown.
 func TestHungRequests(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s := startSite(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 20\nlatency 10ms\n}\n}\nreverse_proxy "+upstream)
+	s := sitetest.Start(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 20\nlatency 10ms\n}\n}\nreverse_proxy "+upstream)
 	var open sync.WaitGroup
 	defer open.Wait()
 	defer release()
 	const hung = 15
 	for range hung {
-		open.Go(func() { s.get("/slow") })
+		open.Go(func() { s.Get("/slow") })
 	}
 	for range hung {
 		<-arrived
 	}
-	eventually(t, "all are overdue", func() bool {
+	sitetest.Eventually(t, "all are overdue", func() bool {
 		state := loadOf(t, "up")
 		return state.Overdue == hung && state.InProgress == 0 && state.Oldest > 20*time.Millisecond
 	})
 	for range 2 * adaptive.Initial {
-		if got := s.get("/"); got.StatusCode != http.StatusOK {
+		if got := s.Get("/"); got.StatusCode != http.StatusOK {
 			t.Fatalf("got %s beside requests that hang", got)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -131,7 +132,7 @@ func TestDurationJSON(t *testing.T) {
 // switches off its own bucket and no other, and that where a factor has no value, or a size
 // beside a rate, the limit is what it is without it.
 func TestDynamicNumbers(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		vars /premium size 20
 		vars /free size 2
 		rate_limit {
@@ -189,35 +190,35 @@ func TestDynamicNumbers(t *testing.T) {
 		return []string{"X-Cost: " + cost, "X-Rate: " + rate, "X-Drip: " + drip}
 	}
 	factor := func(x string) []string { return []string{"X-Factor: " + x} }
-	s.run(
-		step{path: "/premium", header: plan("5", "1s", "1"), want: "200 limit=20 remaining=15 clear=5.000"},
+	s.Run(
+		sitetest.Step{Path: "/premium", Header: plan("5", "1s", "1"), Want: "200 limit=20 remaining=15 clear=5.000"},
 		// The size alone is of this moment: it is the same bucket.
-		step{path: "/free", header: plan("1", "1s", "1"),
-			want: "429 limit=2 remaining=0 clear=5.000 reset=4.000 retry-after=4"},
-		step{path: "/premium", header: plan("1", "1s", "1"), want: "200 limit=20 remaining=14 clear=6.000"},
+		sitetest.Step{Path: "/free", Header: plan("1", "1s", "1"),
+			Want: "429 limit=2 remaining=0 clear=5.000 reset=4.000 retry-after=4"},
+		sitetest.Step{Path: "/premium", Header: plan("1", "1s", "1"), Want: "200 limit=20 remaining=14 clear=6.000"},
 		// Other drips are another bucket.
-		step{path: "/premium", header: plan("3", "500ms", "2"), want: "200 limit=20 remaining=17 clear=1.000"},
-		step{path: "/premium", header: plan("20", "2m", "20"), want: "200 limit=20 remaining=0 clear=120.000"},
-		step{path: "/free", header: plan("3", "1s", "3"), want: "429 limit=2 remaining=2 clear=0.000"},
+		sitetest.Step{Path: "/premium", Header: plan("3", "500ms", "2"), Want: "200 limit=20 remaining=17 clear=1.000"},
+		sitetest.Step{Path: "/premium", Header: plan("20", "2m", "20"), Want: "200 limit=20 remaining=0 clear=120.000"},
+		sitetest.Step{Path: "/free", Header: plan("3", "1s", "3"), Want: "429 limit=2 remaining=2 clear=0.000"},
 
-		step{path: "/tuned", header: factor("2"), want: "200 limit=4 remaining=3 clear=1.000"},
-		step{path: "/tuned", header: factor("0.5"), want: "200 limit=14 remaining=12 clear=2.000"},
-		step{path: "/tuned", header: factor("100"), want: "429 limit=1 remaining=0 clear=2.000 reset=2.000 retry-after=2"},
-		step{path: "/tuned", want: "200 limit=7 remaining=4 clear=3.000"},
-		step{path: "/tuned", header: factor(" "), want: "200 limit=7 remaining=3 clear=4.000"},
-		step{path: "/burst", header: []string{"X-Size: 20"}, want: "200 limit=20 remaining=19 clear=0.334"},
-		step{path: "/burst", want: "200 limit=3 remaining=1 clear=0.667"},
-		step{path: "/burst", header: factor("0.5"), want: "200 limit=6 remaining=3 clear=1.001"},
+		sitetest.Step{Path: "/tuned", Header: factor("2"), Want: "200 limit=4 remaining=3 clear=1.000"},
+		sitetest.Step{Path: "/tuned", Header: factor("0.5"), Want: "200 limit=14 remaining=12 clear=2.000"},
+		sitetest.Step{Path: "/tuned", Header: factor("100"), Want: "429 limit=1 remaining=0 clear=2.000 reset=2.000 retry-after=2"},
+		sitetest.Step{Path: "/tuned", Want: "200 limit=7 remaining=4 clear=3.000"},
+		sitetest.Step{Path: "/tuned", Header: factor(" "), Want: "200 limit=7 remaining=3 clear=4.000"},
+		sitetest.Step{Path: "/burst", Header: []string{"X-Size: 20"}, Want: "200 limit=20 remaining=19 clear=0.334"},
+		sitetest.Step{Path: "/burst", Want: "200 limit=3 remaining=1 clear=0.667"},
+		sitetest.Step{Path: "/burst", Header: factor("0.5"), Want: "200 limit=6 remaining=3 clear=1.001"},
 		// The bucket is off, those within are not.
-		step{path: "/tuned", header: factor("0"), want: "200 limit=100 remaining=95 clear=5.000"},
-		step{path: "/tuned", header: factor("0.000"), want: "200 limit=100 remaining=94 clear=6.000"},
+		sitetest.Step{Path: "/tuned", Header: factor("0"), Want: "200 limit=100 remaining=95 clear=5.000"},
+		sitetest.Step{Path: "/tuned", Header: factor("0.000"), Want: "200 limit=100 remaining=94 clear=6.000"},
 
-		step{path: "/all", header: append(plan("4", "2m", "3"), "X-Size: 10", "X-Factor: 0.5"),
-			want: "200 limit=20 remaining=16 clear=240.000"},
-		step{path: "/off", want: "200 limit=50 remaining=49 clear=1.000"},
-		step{path: "/legacy", want: "200 limit=1 remaining=0 clear=10.000"},
-		step{path: "/legacy", want: "429 limit=1 remaining=0 clear=10.000 reset=10.000 retry-after=10",
-			body: "legacy/min_interval"},
+		sitetest.Step{Path: "/all", Header: append(plan("4", "2m", "3"), "X-Size: 10", "X-Factor: 0.5"),
+			Want: "200 limit=20 remaining=16 clear=240.000"},
+		sitetest.Step{Path: "/off", Want: "200 limit=50 remaining=49 clear=1.000"},
+		sitetest.Step{Path: "/legacy", Want: "200 limit=1 remaining=0 clear=10.000"},
+		sitetest.Step{Path: "/legacy", Want: "429 limit=1 remaining=0 clear=10.000 reset=10.000 retry-after=10",
+			Text: "legacy/min_interval"},
 	)
 }
 
@@ -225,7 +226,7 @@ func TestDynamicNumbers(t *testing.T) {
 // never let through, whoever chose it: its own cost is its fault, other numbers
 // are not.
 func TestBadDynamicNumbers(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit {
 			key everyone
 			limit cost {
@@ -291,18 +292,18 @@ func TestBadDynamicNumbers(t *testing.T) {
 		"/nested":  {400, numbers, "7"},
 	} {
 		for _, number := range tc.bad {
-			a := s.get(path, "X-Number: "+number)
-			if a.StatusCode != tc.status || a.body != "" {
+			a := s.Get(path, "X-Number: "+number)
+			if a.StatusCode != tc.status || a.Text != "" {
 				t.Errorf("%s with %.40q: got %d %q, want %d and nothing",
-					path, number, a.StatusCode, a.body, tc.status)
+					path, number, a.StatusCode, a.Text, tc.status)
 			}
 			if got := fieldstest.In(a.Header); got != "" {
 				t.Errorf("%s with %.40q: got fields %s", path, number, got)
 			}
 		}
 		if tc.good != "" {
-			if a := s.get(path, "X-Number: "+tc.good); a.StatusCode != 200 || a.body != "admitted" {
-				t.Errorf("%s with %q: got %d %q", path, tc.good, a.StatusCode, a.body)
+			if a := s.Get(path, "X-Number: "+tc.good); a.StatusCode != 200 || a.Text != "admitted" {
+				t.Errorf("%s with %q: got %d %q", path, tc.good, a.StatusCode, a.Text)
 			}
 		}
 	}
@@ -311,7 +312,7 @@ func TestBadDynamicNumbers(t *testing.T) {
 // TestBadNumbersChargeNothing guards that a request refused for one limit's
 // number has used up no other.
 func TestBadNumbersChargeNothing(t *testing.T) {
-	s := startSite(t, `
+	s := sitetest.Start(t, `
 		rate_limit all {
 			size 3
 			accounting each
@@ -326,9 +327,9 @@ func TestBadNumbersChargeNothing(t *testing.T) {
 		}
 		respond "admitted"
 	`)
-	s.run(times(5, step{want: "400"})...)
-	s.run(step{header: []string{"X-Cost: 1"},
-		want: `200 policy="all";q=3;w=3, "all/costly";q=100;w=100, "all/costly/within";q=2;w=2` +
+	s.Run(sitetest.Times(5, sitetest.Step{Want: "400"})...)
+	s.Run(sitetest.Step{Header: []string{"X-Cost: 1"},
+		Want: `200 policy="all";q=3;w=3, "all/costly";q=100;w=100, "all/costly/within";q=2;w=2` +
 			` ratelimit="all";r=2;t=2, "all/costly";r=99;t=99, "all/costly/within";r=1;t=1`})
 }
 
@@ -340,7 +341,7 @@ func TestBadNumbersAreReported(t *testing.T) {
 		"through error routes": "handle_errors {\nrespond {err.message}\n}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, `
+			s := sitetest.Start(t, `
 				rate_limit {
 					limit one {
 						match /one
@@ -396,18 +397,18 @@ func TestBadNumbersAreReported(t *testing.T) {
 				respond "admitted"
 				`+errors)
 			for range 3 {
-				s.get("/one", "X-Size: lots")
-				s.get("/two", "X-Cost: -1")
-				s.get("/three", "X-Size: 10001", "X-Window: 1m")
-				s.get("/four", "X-Window: 5000d")
-				s.get("/five", "X-Rate: 5")
-				s.get("/six", "X-Drip: -1")
-				s.get("/seven", "X-Factor: -1")
-				s.get("/eight", "X-Size: 10", "X-Rate: 18000d", "X-Drip: 1")
-				s.get("/nine")
+				s.Get("/one", "X-Size: lots")
+				s.Get("/two", "X-Cost: -1")
+				s.Get("/three", "X-Size: 10001", "X-Window: 1m")
+				s.Get("/four", "X-Window: 5000d")
+				s.Get("/five", "X-Rate: 5")
+				s.Get("/six", "X-Drip: -1")
+				s.Get("/seven", "X-Factor: -1")
+				s.Get("/eight", "X-Size: 10", "X-Rate: 18000d", "X-Drip: 1")
+				s.Get("/nine")
 			}
 			var got []string
-			for _, e := range s.log("error", ownLogger) {
+			for _, e := range s.Log("error", sitetest.OwnLogger) {
 				got = append(got, fmt.Sprint(e["limit"], ": ", e["error"]))
 			}
 			const wantUnits = `is not valid; use a whole number of at least 1`
@@ -425,7 +426,7 @@ func TestBadNumbersAreReported(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
 			}
-			if more := s.log("error", errorLogger); len(more) > 0 {
+			if more := s.Log("error", sitetest.ErrorLogger); len(more) > 0 {
 				t.Errorf("Caddy reports it again: %v", more)
 			}
 		})
@@ -463,10 +464,10 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for option, l := range limits {
-			r := newSiteRequest()
-			r.replacer.Set("n", text)
+			r := sitetest.NewRequest()
+			r.Replacer.Set("n", text)
 			text := textproto.TrimString(text) // white space around it does not count
-			buckets, err := r.asks(l)
+			buckets, err := r.Queries(l)
 			if err != nil {
 				ref, ok := errors.AsType[rule.RefusalError](err)
 				if !ok || ref.Status != 500 && (ref.Status != 400 || option != "cost") {

@@ -22,6 +22,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -61,16 +62,16 @@ func TestPublishedZones(t *testing.T) {
 	if err := validateCaddyfile(":80 {\n" + block + "respond ok\n}"); err != nil {
 		t.Error(err)
 	}
-	for name, c := range map[string]setup{"Caddyfile": {site: block + `respond "I'm behind the rate limiter!"`}, "JSON": {routes: routes}} {
+	for name, c := range map[string]sitetest.Config{"Caddyfile": {Site: block + `respond "I'm behind the rate limiter!"`}, "JSON": {Routes: routes}} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, c)
-			s.run(
-				step{want: "200", body: "I'm behind the rate limiter!"},
-				step{want: "200"},
-				step{want: "429 retry-after=5"},
+			s := sitetest.StartConfig(t, c)
+			s.Run(
+				sitetest.Step{Want: "200", Text: "I'm behind the rate limiter!"},
+				sitetest.Step{Want: "200"},
+				sitetest.Step{Want: "429 retry-after=5"},
 			)
-			s.from("127.0.0.2")
-			s.run(append(times(2, step{want: "200"}), step{want: "429 retry-after=5"})...)
+			s.From("127.0.0.2")
+			s.Run(append(sitetest.Times(2, sitetest.Step{Want: "200"}), sitetest.Step{Want: "429 retry-after=5"})...)
 		})
 	}
 }
@@ -80,11 +81,11 @@ func TestPublishedZones(t *testing.T) {
 // matchers, and counts of each zone and key.
 func TestTestedZones(t *testing.T) {
 	zone1 := `"zone1": {"match": [{"method": ["GET"]}], "key": %q, "window": "60s", "max_events": 10}`
-	routes := func(zones, more string) setup {
-		return setup{routes: `[{"handle": [{"handler": "rate_limit", "rate_limits": {` + zones + `}` + more + `},
+	routes := func(zones, more string) sitetest.Config {
+		return sitetest.Config{Routes: `[{"handle": [{"handler": "rate_limit", "rate_limits": {` + zones + `}` + more + `},
 			{"handler": "static_response", "status_code": 200}]}]`}
 	}
-	caddyfile := setup{site: `rate_limit {
+	caddyfile := sitetest.Config{Site: `rate_limit {
 		zone zone1 {
 			match {
 				method GET
@@ -96,29 +97,29 @@ func TestTestedZones(t *testing.T) {
 	}
 	respond 200`}
 	single := fmt.Sprintf(zone1, "static")
-	for name, c := range map[string]setup{
+	for name, c := range map[string]sitetest.Config{
 		"JSON": routes(single, ""), "Caddyfile": caddyfile,
 		"distributed": routes(single, `, "distributed": {"write_interval": "3600s", "read_interval": "3600s", "purge_age": "7200s"}`),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, c)
-			s.run(times(10, step{want: "200"})...)
-			s.run(
-				step{want: "429 retry-after=60"},
-				step{method: "POST", want: "200"},
-				step{after: 30 * time.Second, want: "429 retry-after=30"},
-				step{after: 30 * time.Second, want: "200"},
+			s := sitetest.StartConfig(t, c)
+			s.Run(sitetest.Times(10, sitetest.Step{Want: "200"})...)
+			s.Run(
+				sitetest.Step{Want: "429 retry-after=60"},
+				sitetest.Step{Method: "POST", Want: "200"},
+				sitetest.Step{After: 30 * time.Second, Want: "429 retry-after=30"},
+				sitetest.Step{After: 30 * time.Second, Want: "200"},
 			)
 		})
 	}
 	t.Run("distinct zones and keys", func(t *testing.T) {
 		get := fmt.Sprintf(zone1, "{http.request.orig_uri.path}")
 		remove := strings.NewReplacer("zone1", "zone2", "GET", "DELETE").Replace(get)
-		s := startConfig(t, routes(get+","+remove, ""))
+		s := sitetest.StartConfig(t, routes(get+","+remove, ""))
 		for _, method := range []string{"GET", "DELETE"} {
 			for _, path := range []string{"/path1", "/path2"} {
-				s.run(times(10, step{method: method, path: path, want: "200"})...)
-				s.run(step{method: method, path: path, want: "429 retry-after=60"})
+				s.Run(sitetest.Times(10, sitetest.Step{Method: method, Path: path, Want: "200"})...)
+				s.Run(sitetest.Step{Method: method, Path: path, Want: "429 retry-after=60"})
 			}
 		}
 	})
@@ -155,9 +156,9 @@ func TestZonePrefixes(t *testing.T) {
 		{"", "192.0.2.1", "2002:c000:201::1", true},
 	} {
 		t.Run(fmt.Sprint(strings.ReplaceAll(tc.prefixes, "\n", " "), " ", tc.a, " ", tc.b), func(t *testing.T) {
-			s := startSite(t, "rate_limit {\nzone a {\nkey {header.X-Address}\n"+tc.prefixes+"\nevents 1\nwindow 1h\n}\n}\nrespond ok")
-			s.get("/", "X-Address: "+tc.a)
-			if denied := s.get("/", "X-Address: "+tc.b).StatusCode == 429; denied != tc.share {
+			s := sitetest.Start(t, "rate_limit {\nzone a {\nkey {header.X-Address}\n"+tc.prefixes+"\nevents 1\nwindow 1h\n}\n}\nrespond ok")
+			s.Get("/", "X-Address: "+tc.a)
+			if denied := s.Get("/", "X-Address: "+tc.b).StatusCode == 429; denied != tc.share {
 				t.Errorf("they share a count: %t, want %t", denied, tc.share)
 			}
 		})
@@ -212,33 +213,33 @@ func TestZoneOrder(t *testing.T) {
 		handle_errors {
 			respond "{err.status_code} {http.rate_limit.exceeded.name} {http.rate_limit.denied}"
 		}`
-	inOrder := []step{
-		{want: "200"},
-		{want: "200"},
-		{want: "429 retry-after=10", body: "429 tight true"},
-		{want: "429 retry-after=10", body: "429 tight true"},
-		{want: "429 retry-after=2", body: "429 wide true"},
-		{after: 4 * time.Second, method: "POST", want: "200"}, // slow has only counted two so far
-		{method: "POST", want: "429 retry-after=3596", body: "429 slow true"},
+	inOrder := []sitetest.Step{
+		{Want: "200"},
+		{Want: "200"},
+		{Want: "429 retry-after=10", Text: "429 tight true"},
+		{Want: "429 retry-after=10", Text: "429 tight true"},
+		{Want: "429 retry-after=2", Text: "429 wide true"},
+		{After: 4 * time.Second, Method: "POST", Want: "200"}, // slow has only counted two so far
+		{Method: "POST", Want: "429 retry-after=3596", Text: "429 slow true"},
 	}
-	atomic := []step{
-		{want: "200"},
-		{want: "200"},
-		{want: "429 retry-after=10", body: "429 tight true"},
-		{want: "429 retry-after=10", body: "429 tight true"},
-		{want: "429 retry-after=10", body: "429 tight true"},
+	atomic := []sitetest.Step{
+		{Want: "200"},
+		{Want: "200"},
+		{Want: "429 retry-after=10", Text: "429 tight true"},
+		{Want: "429 retry-after=10", Text: "429 tight true"},
+		{Want: "429 retry-after=10", Text: "429 tight true"},
 	}
 	for _, tc := range []struct {
 		name, block string
-		steps       []step
+		steps       []sitetest.Step
 	}{
 		{"zones", zones, inOrder},
 		{"limits", limits, inOrder},
 		{"zones, atomic", zones + "\naccounting atomic", atomic},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, "rate_limit {"+tc.block+"\n}"+rest)
-			s.run(tc.steps...)
+			s := sitetest.Start(t, "rate_limit {"+tc.block+"\n}"+rest)
+			s.Run(tc.steps...)
 		})
 	}
 }
@@ -270,7 +271,7 @@ func TestChargeInOrder(t *testing.T) {
 				l, _ := readyLimit(t, &config.Limit{Name: strconv.Itoa(i), Size: "1"})
 				limits = append(limits, l)
 			}
-			q, err := rule.Evaluate(newSiteRequest().Request, limits, time.Time{})
+			q, err := rule.Evaluate(sitetest.NewRequest().Request, limits, time.Time{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -428,14 +429,14 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 	`
 	for name, block := range map[string]string{"zones": zones, "limits": limits} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, block+"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
+			s := sitetest.Start(t, block+"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
 			m := &theirs{zones: model, times: make(map[string][]time.Duration)}
 			random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
 			denied := make(map[string]int)
 			for i := range 5000 {
 				if random.IntN(4) == 0 {
 					most := []time.Duration{ms, time.Second, 3 * time.Second, 40 * time.Second}[random.IntN(4)]
-					s.clock.advance(time.Duration(random.Int64N(int64(most))).Truncate(µs) + µs)
+					s.Clock.Advance(time.Duration(random.Int64N(int64(most))).Truncate(µs) + µs)
 				}
 				r := modelRequest{
 					method:  []string{"GET", "POST"}[random.IntN(2)],
@@ -443,13 +444,13 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 					address: []string{"127.0.0.1", "127.0.0.2"}[i/50%2],
 				}
 				if i%50 == 0 {
-					s.from(r.address)
+					s.From(r.address)
 				}
-				a := s.send(r.method, "/", "X-User: "+r.user)
-				want := m.admits(r, s.clock.read())
+				a := s.Send(r.method, "/", "X-User: "+r.user)
+				want := m.admits(r, s.Clock.Now())
 				denied[want]++
-				if got := strings.TrimPrefix(a.body, "ok"); got != want || (a.StatusCode == 429) != (want != "") {
-					t.Fatalf("request %d at %v, %+v: got %d %q, want it to be denied by %q", i+1, s.clock.read(), r, a.StatusCode, got, want)
+				if got := strings.TrimPrefix(a.Text, "ok"); got != want || (a.StatusCode == 429) != (want != "") {
+					t.Fatalf("request %d at %v, %+v: got %d %q, want it to be denied by %q", i+1, s.Clock.Now(), r, a.StatusCode, got, want)
 				}
 			}
 			for _, z := range model {
@@ -466,12 +467,12 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 // after the oldest is admitted and counted. There it is admitted too, by rounding, but
 // not counted.
 func TestZoneAtOneWindow(t *testing.T) {
-	s := startSite(t, "rate_limit {\nzone a {\nevents 1\nwindow 10s\n}\n}\nrespond ok")
-	s.run(
-		step{want: "200"},
-		step{after: 10*time.Second - µs, want: "429 retry-after=1"},
-		step{after: µs, want: "200"},
-		step{after: µs, want: "429 retry-after=10"},
+	s := sitetest.Start(t, "rate_limit {\nzone a {\nevents 1\nwindow 10s\n}\n}\nrespond ok")
+	s.Run(
+		sitetest.Step{Want: "200"},
+		sitetest.Step{After: 10*time.Second - µs, Want: "429 retry-after=1"},
+		sitetest.Step{After: µs, Want: "200"},
+		sitetest.Step{After: µs, Want: "429 retry-after=10"},
 	)
 }
 
@@ -490,12 +491,12 @@ func TestZoneKeyMayBeEmpty(t *testing.T) {
 		{"limit", limit, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\n"+tc.block+"\n}\nrespond ok")
-			if a := s.get("/"); a.StatusCode != 200 {
+			s := sitetest.Start(t, "rate_limit {\n"+tc.block+"\n}\nrespond ok")
+			if a := s.Get("/"); a.StatusCode != 200 {
 				t.Errorf("got %s", a)
 			}
-			s.from("127.0.0.2")
-			if a := s.get("/"); (a.StatusCode == 429) != tc.shared {
+			s.From("127.0.0.2")
+			if a := s.Get("/"); (a.StatusCode == 429) != tc.shared {
 				t.Errorf("got %s, shared %t", a, tc.shared)
 			}
 		})
@@ -507,17 +508,17 @@ func TestZoneKeyMayBeEmpty(t *testing.T) {
 func TestZoneWithoutEvents(t *testing.T) {
 	for name, events := range map[string]string{"0": `, "max_events": 0`, "missing": ""} {
 		t.Run(name, func(t *testing.T) {
-			s := startConfig(t, setup{routes: `[{"handle": [
+			s := sitetest.StartConfig(t, sitetest.Config{Routes: `[{"handle": [
 				{"handler": "rate_limit", "rate_limits": {"none": {"match": [{"path": ["/none"]}], "window": "1m"` + events + `},
 					"some": {"window": "1m", "max_events": 2}}},
 				{"handler": "static_response", "body": "ok"}
 			]}]`})
-			s.run(
-				step{path: "/none", want: "429"}, // and counted by the other zone, which comes before
-				step{want: "200"},
-				step{want: "429 retry-after=60"},
+			s.Run(
+				sitetest.Step{Path: "/none", Want: "429"}, // and counted by the other zone, which comes before
+				sitetest.Step{Want: "200"},
+				sitetest.Step{Want: "429 retry-after=60"},
 			)
-			warned := slices.ContainsFunc(s.log("warn", "rate_limit"), func(e entry) bool { return strings.Contains(e.text(), "admits no request") })
+			warned := slices.ContainsFunc(s.Log("warn", "rate_limit"), func(e sitetest.Entry) bool { return strings.Contains(e.Text(), "admits no request") })
 			if !warned {
 				t.Error("there is no warning")
 			}
@@ -530,18 +531,18 @@ func TestZoneWithoutEvents(t *testing.T) {
 func TestZoneNames(t *testing.T) {
 	for _, name := range []string{"a", "sign in", "sign-in", "api/v1", "ü", "x@client_ip", "{", strings.Repeat("long", 40)} {
 		t.Run(name, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\nzone `"+name+"` {\nevents 1\nwindow 1h\n}\nzone other {\nevents 1\nwindow 1m\n}\nheaders ratelimit-11\n}\n"+
+			s := sitetest.Start(t, "rate_limit {\nzone `"+name+"` {\nevents 1\nwindow 1h\n}\nzone other {\nevents 1\nwindow 1m\n}\nheaders ratelimit-11\n}\n"+
 				"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
-			s.get("/")
-			s.clock.advance(5 * time.Minute)
-			a := s.get("/")
-			if a.StatusCode != 429 || a.body != name {
-				t.Errorf("got %s %q", a, a.body)
+			s.Get("/")
+			s.Clock.Advance(5 * time.Minute)
+			a := s.Get("/")
+			if a.StatusCode != 429 || a.Text != name {
+				t.Errorf("got %s %q", a, a.Text)
 			}
 			if _, err := fieldstest.ParseList(strings.Join(a.Header["Ratelimit"], ",")); err != nil {
 				t.Error(err)
 			}
-			if lines := s.log("info", ownLogger); len(lines) != 1 || lines[0]["zone"] != name {
+			if lines := s.Log("info", sitetest.OwnLogger); len(lines) != 1 || lines[0]["zone"] != name {
 				t.Errorf("logged %v", lines)
 			}
 		})
@@ -562,13 +563,13 @@ func TestZoneLog(t *testing.T) {
 		{"}\nlog_key\nzone b {\nevents 100\nwindow 1h", ""},
 	} {
 		t.Run(tc.options, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\nzone a {\nevents 1\nwindow 100s\n"+tc.options+"\n}\n}\nrespond ok")
-			s.get("/", "X-User: alice")
-			a := s.get("/", "X-User: alice")
-			if a.StatusCode != 429 || !strings.HasPrefix(a.body, "Too many requests. Retry after 1") {
-				t.Errorf("got %s %q", a, a.body)
+			s := sitetest.Start(t, "rate_limit {\nzone a {\nevents 1\nwindow 100s\n"+tc.options+"\n}\n}\nrespond ok")
+			s.Get("/", "X-User: alice")
+			a := s.Get("/", "X-User: alice")
+			if a.StatusCode != 429 || !strings.HasPrefix(a.Text, "Too many requests. Retry after 1") {
+				t.Errorf("got %s %q", a, a.Text)
 			}
-			lines := s.log("info", ownLogger)
+			lines := s.Log("info", sitetest.OwnLogger)
 			if len(lines) != 1 {
 				t.Fatalf("logged %v", lines)
 			}
@@ -577,7 +578,7 @@ func TestZoneLog(t *testing.T) {
 			wait, _ := e["wait"].(float64)
 			if e["msg"] != "rate limit exceeded" || e["zone"] != "a" || e["remote_ip"] != "127.0.0.1" || e["key"] != tc.key ||
 				wait > told || wait <= told-1 {
-				t.Errorf("logged %s, told to wait %v s", e.text(), told)
+				t.Errorf("logged %s, told to wait %v s", e.Text(), told)
 			}
 		})
 	}
@@ -599,23 +600,23 @@ func TestJitter(t *testing.T) {
 		{zone, "10", 1100, "for up to 10 %, write jitter 0.1"},
 	} {
 		t.Run(tc.block[:5]+" "+tc.jitter, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\n"+tc.block+"\nheaders x-ratelimit ratelimit-11\njitter "+tc.jitter+"\nlog\n}\nrespond ok\n"+
+			s := sitetest.Start(t, "rate_limit {\n"+tc.block+"\nheaders x-ratelimit ratelimit-11\njitter "+tc.jitter+"\nlog\n}\nrespond ok\n"+
 				"handle_errors {\nrespond `{err.message}, {http.rate_limit.retry_after}`\n}")
-			if warned := s.log("warn", ownLogger); (len(warned) > 0) != (tc.warned != "") || len(warned) > 0 && warned[0]["instead"] != tc.warned {
+			if warned := s.Log("warn", sitetest.OwnLogger); (len(warned) > 0) != (tc.warned != "") || len(warned) > 0 && warned[0]["instead"] != tc.warned {
 				t.Errorf("warned of %v", warned)
 			}
-			s.get("/")
+			s.Get("/")
 			waits := make(map[int64]bool)
 			for range 30 {
-				a := s.get("/")
+				a := s.Get("/")
 				wait := fieldstest.Number(a.Header.Get("Retry-After"))
 				if waits[wait] = true; wait < 100 || wait > tc.longest+1 {
 					t.Fatalf("got %s", a)
 				}
-				if want := fmt.Sprintf("rate limit a exceeded: retry after %d s, %[1]d", wait); a.body != want {
-					t.Fatalf("got body %q, want %q", a.body, want)
+				if want := fmt.Sprintf("rate limit a exceeded: retry after %d s, %[1]d", wait); a.Text != want {
+					t.Fatalf("got body %q, want %q", a.Text, want)
 				}
-				logged := s.lastAccess()["rate_limit"].(map[string]any)["retry_after"].(float64)
+				logged := s.LastAccess()["rate_limit"].(map[string]any)["retry_after"].(float64)
 				if got := a.Header.Get("X-RateLimit-Reset"); got != fmt.Sprintf("%.3f", math.Ceil(logged*1000)/1000) || int64(math.Ceil(logged)) != wait {
 					t.Fatalf("got X-RateLimit-Reset %s, Retry-After %d, and %v in the access log", got, wait, logged)
 				}
@@ -659,16 +660,16 @@ func TestReplacedOptions(t *testing.T) {
 		want         []string
 	}{
 		{"nothing in place", "", []string{"distributed", "storage", "sweep_interval", "disable_metrics"}},
-		{"redis", redisGlobal(server.Addr, slowly), []string{"sweep_interval", "disable_metrics"}},
+		{"redis", sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), []string{"sweep_interval", "disable_metrics"}},
 		{"metrics off", "rate_limit {\nmetrics off\n}", []string{"distributed", "storage", "sweep_interval"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startConfig(t, setup{global: tc.global, site: "route {\n" + zones + zones + "respond ok\n}"})
+			s := sitetest.StartConfig(t, sitetest.Config{Global: tc.global, Site: "route {\n" + zones + zones + "respond ok\n}"})
 			var got []string
-			for _, e := range s.log("warn", ownLogger) {
+			for _, e := range s.Log("warn", sitetest.OwnLogger) {
 				got = append(got, fmt.Sprint(e["option"]))
 				if e["msg"] != "this option of mholt/caddy-ratelimit has no effect" || e["instead"] == "" {
-					t.Errorf("logged %s", e.text())
+					t.Errorf("logged %s", e.Text())
 				}
 			}
 			if !slices.Equal(got, tc.want) {
@@ -689,13 +690,13 @@ func TestZonesOfOneName(t *testing.T) {
 		warned      bool
 	}{{"alike", "events 2", false}, {"different", "events 3", true}} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startSite(t, "handle /a {\n"+zoneOf("events 2")+"respond ok\n}\nhandle {\n"+zoneOf(tc.other)+"respond ok\n}")
-			s.run(
-				step{path: "/a", want: "200"},
-				step{path: "/b", want: "200"},
-				step{path: "/a", want: "429 retry-after=3600"},
+			s := sitetest.Start(t, "handle /a {\n"+zoneOf("events 2")+"respond ok\n}\nhandle {\n"+zoneOf(tc.other)+"respond ok\n}")
+			s.Run(
+				sitetest.Step{Path: "/a", Want: "200"},
+				sitetest.Step{Path: "/b", Want: "200"},
+				sitetest.Step{Path: "/a", Want: "429 retry-after=3600"},
 			)
-			if warned := strings.Contains(fmt.Sprint(s.log("warn", "rate_limit")), "Zones of this name have different events"); warned != tc.warned {
+			if warned := strings.Contains(fmt.Sprint(s.Log("warn", "rate_limit")), "Zones of this name have different events"); warned != tc.warned {
 				t.Errorf("warned: %t, want %t", warned, tc.warned)
 			}
 		})
@@ -706,7 +707,7 @@ func TestZonesOfOneName(t *testing.T) {
 // of zones, and that Redis holds no key of a client.
 func TestZonesInRedis(t *testing.T) {
 	server := redistest.Start(t)
-	c := setup{global: redisGlobal(server.Addr, slowly), site: `
+	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: `
 		rate_limit {
 			zone wide {
 				key {header.X-User}
@@ -725,12 +726,12 @@ func TestZonesInRedis(t *testing.T) {
 			respond {http.rate_limit.exceeded.name}
 		}
 	`}
-	s := startConfig(t, c)
-	addresses := []string{s.addr, startProcess(t, c)}
+	s := sitetest.StartConfig(t, c)
+	addresses := []string{s.Addr, sitetest.StartProcess(t, c)}
 	var got []string
 	for i := range 6 {
-		s.addr = addresses[i%2]
-		got = append(got, s.get("/", "X-User: canary").body)
+		s.Addr = addresses[i%2]
+		got = append(got, s.Get("/", "X-User: canary").Text)
 	}
 	// The third and the fourth are counted by the zone before the one that denies them.
 	if want := []string{"ok", "ok", "narrow", "narrow", "wide", "wide"}; !slices.Equal(got, want) {
@@ -746,80 +747,80 @@ func TestZonesInRedis(t *testing.T) {
 func TestZoneDifferences(t *testing.T) {
 	zones := func(text string) string { return "rate_limit {\n" + text + "\n}\nrespond ok\n" }
 	t.Run("Retry-After covers all zones that were asked", func(t *testing.T) {
-		s := startSite(t, zones("zone a {\nevents 3\nwindow 1m\n}\nzone b {\nevents 1\nwindow 30s\n}")+
+		s := sitetest.Start(t, zones("zone a {\nevents 3\nwindow 1m\n}\nzone b {\nevents 1\nwindow 30s\n}")+
 			"handle_errors {\nrespond \"{http.rate_limit.exceeded.name}: {err.message}\"\n}")
-		s.run(
-			step{want: "200"},
-			step{after: time.Second, want: "429 retry-after=29", body: "b: rate limit b exceeded: retry after 29" + " s"},
-			step{after: time.Second, want: "429 retry-after=58"}, // a has room then, b earlier
+		s.Run(
+			sitetest.Step{Want: "200"},
+			sitetest.Step{After: time.Second, Want: "429 retry-after=29", Text: "b: rate limit b exceeded: retry after 29" + " s"},
+			sitetest.Step{After: time.Second, Want: "429 retry-after=58"}, // a has room then, b earlier
 		)
 	})
 	t.Run("a new window starts afresh", func(t *testing.T) {
-		s := startSite(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
-		s.run(step{want: "200"}, step{want: "429 retry-after=3600"})
-		if err := s.load(setup{site: zones("zone a {\nevents 1\nwindow 2h\n}")}); err != nil {
+		s := sitetest.Start(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
+		s.Run(sitetest.Step{Want: "200"}, sitetest.Step{Want: "429 retry-after=3600"})
+		if err := s.Load(sitetest.Config{Site: zones("zone a {\nevents 1\nwindow 2h\n}")}); err != nil {
 			t.Fatal(err)
 		}
-		s.run(step{want: "200"})
+		s.Run(sitetest.Step{Want: "200"})
 	})
 	t.Run("several placeholders", func(t *testing.T) {
-		s := startSite(t, zones("zone a {\nkey {query.a}{query.b}\nevents 1\nwindow 1h\n}"))
-		s.run(step{path: "/?a=ab&b=c", want: "200"}, step{path: "/?a=a&b=bc", want: "200"})
+		s := sitetest.Start(t, zones("zone a {\nkey {query.a}{query.b}\nevents 1\nwindow 1h\n}"))
+		s.Run(sitetest.Step{Path: "/?a=ab&b=c", Want: "200"}, sitetest.Step{Path: "/?a=a&b=bc", Want: "200"})
 	})
 	t.Run("a placeholder of a Caddyfile in JSON", func(t *testing.T) {
-		s := startConfig(t, setup{routes: `[{"handle": [
+		s := sitetest.StartConfig(t, sitetest.Config{Routes: `[{"handle": [
 			{"handler": "rate_limit", "rate_limits": {"a": {"key": "{remote_host}", "window": "1h", "max_events": 1}}},
 			{"handler": "static_response"}
 		]}]`})
-		s.run(step{want: "200"})
-		s.from("127.0.0.2")
-		s.run(step{want: "200"})
+		s.Run(sitetest.Step{Want: "200"})
+		s.From("127.0.0.2")
+		s.Run(sitetest.Step{Want: "200"})
 	})
 	t.Run("the zone of an IPv6 address", func(t *testing.T) {
-		s := startSite(t, zones("zone a {\nkey {header.X-Address}\nevents 1\nwindow 1h\n}"))
-		s.run(
-			step{header: []string{"X-Address: fe80::1%a"}, want: "200"},
-			step{header: []string{"X-Address: fe80::1%b"}, want: "429 retry-after=3600"},
+		s := sitetest.Start(t, zones("zone a {\nkey {header.X-Address}\nevents 1\nwindow 1h\n}"))
+		s.Run(
+			sitetest.Step{Header: []string{"X-Address: fe80::1%a"}, Want: "200"},
+			sitetest.Step{Header: []string{"X-Address: fe80::1%b"}, Want: "429 retry-after=3600"},
 		)
 	})
 	t.Run("early data", func(t *testing.T) {
-		s := startSite(t, zones("zone a {\nkey {remote_host}\nevents 1\nwindow 1h\n}"))
-		if a := getOverTLS(s, false, ""); a.StatusCode != 425 {
+		s := sitetest.Start(t, zones("zone a {\nkey {remote_host}\nevents 1\nwindow 1h\n}"))
+		if a := getOverTLS(t, s, false, ""); a.StatusCode != 425 {
 			t.Errorf("got %s", a)
 		}
 	})
 	t.Run("a request that Caddy makes", func(t *testing.T) {
-		s := startSite(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
+		s := sitetest.Start(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
 		for range 2 {
 			w := httptest.NewRecorder()
-			activeServer(t).ServeHTTP(w, httptest.NewRequest("GET", "http://"+s.addr+"/", nil))
+			sitetest.ActiveServer(t).ServeHTTP(w, httptest.NewRequest("GET", "http://"+s.Addr+"/", nil))
 			if w.Code != 200 {
 				t.Errorf("got %d", w.Code)
 			}
 		}
 	})
 	t.Run("a matcher that fails", func(t *testing.T) {
-		s := startSite(t, zones("zone a {\nmatch {\nremote_ip 127.0.0.1\n}\nevents 1\nwindow 1h\n}"))
-		if a := getOverTLS(s, false, ""); a.StatusCode != 425 {
+		s := sitetest.Start(t, zones("zone a {\nmatch {\nremote_ip 127.0.0.1\n}\nevents 1\nwindow 1h\n}"))
+		if a := getOverTLS(t, s, false, ""); a.StatusCode != 425 {
 			t.Errorf("got %s", a)
 		}
 	})
 	t.Run("more keys than there is room for", func(t *testing.T) {
-		s := startConfig(t, setup{
-			global: "rate_limit {\nmemory {\nmax_keys 200\n}\n}",
-			site:   zones("zone a {\nkey {query}\nevents 1\nwindow 1h\n}"),
+		s := sitetest.StartConfig(t, sitetest.Config{
+			Global: "rate_limit {\nmemory {\nmax_keys 200\n}\n}",
+			Site:   zones("zone a {\nkey {query}\nevents 1\nwindow 1h\n}"),
 		})
 		for i := range 2000 {
-			s.run(step{path: fmt.Sprint("/?", i), want: "200"})
+			s.Run(sitetest.Step{Path: fmt.Sprint("/?", i), Want: "200"})
 		}
 		if held := heldBuckets(t); held > 100 {
 			t.Errorf("there are %d keys", held)
 		}
 	})
 	t.Run("more events than a log holds", func(t *testing.T) {
-		s := startSite(t, zones(fmt.Sprintf("zone a {\nevents %d\nwindow 1h\n}", zone.MostLogged+1)))
-		s.run(step{want: "200"})
-		if warned := len(s.log("warn", ownLogger)) > 0; !warned {
+		s := sitetest.Start(t, zones(fmt.Sprintf("zone a {\nevents %d\nwindow 1h\n}", zone.MostLogged+1)))
+		s.Run(sitetest.Step{Want: "200"})
+		if warned := len(s.Log("warn", sitetest.OwnLogger)) > 0; !warned {
 			t.Errorf("warned: %t", warned)
 		}
 	})
@@ -846,13 +847,13 @@ func TestZonesWrittenAsLimitsKeepCounts(t *testing.T) {
 		"":                        "key all",
 	} {
 		t.Run(zone, func(t *testing.T) {
-			s := startSite(t, "rate_limit {\nzone a {\n"+zone+"\nevents 2\nwindow 1h\n}\n}\nrespond ok")
-			s.run(times(2, step{want: "200"})...)
+			s := sitetest.Start(t, "rate_limit {\nzone a {\n"+zone+"\nevents 2\nwindow 1h\n}\n}\nrespond ok")
+			s.Run(sitetest.Times(2, sitetest.Step{Want: "200"})...)
 			limits := "rate_limit {\naccounting in_order\nheaders off\nlimit a {\n" + limit + "\nalgorithm sliding_log\nsize 2\nwindow 1h\n}\n}\nrespond ok"
-			if err := s.load(setup{site: limits}); err != nil {
+			if err := s.Load(sitetest.Config{Site: limits}); err != nil {
 				t.Fatal(err)
 			}
-			s.run(step{want: "429 retry-after=3600"})
+			s.Run(sitetest.Step{Want: "429 retry-after=3600"})
 		})
 	}
 }
