@@ -118,7 +118,7 @@ func (rd *Redis) Check() error {
 	}
 	for _, text := range rd.Addresses {
 		if !option.IsTemplate(text) {
-			if _, err := ParseAddress(caddy.NewEmptyReplacer(), text, "6379"); err != nil {
+			if _, err := parseAddress(caddy.NewEmptyReplacer(), text, "6379"); err != nil {
 				return err
 			}
 		}
@@ -132,7 +132,7 @@ func (rd *Redis) Check() error {
 func (rd *Redis) Options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, err error) {
 	repl := caddy.NewReplacer()
 	opt, form, err := rd.withoutTLS(repl)
-	if err == nil && (rd.TLS != nil || form == FormRediss) {
+	if err == nil && (rd.TLS != nil || form == formRediss) {
 		if tls, err = resolveTLS(repl, cmp.Or(rd.TLS, new(reverseproxy.TLSConfig))); err == nil {
 			opt.TLS, err = clientTLS(ctx, tls)
 		}
@@ -297,15 +297,15 @@ func (rd *Redis) login() (username, password string, err error) {
 func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form addressForm) error {
 	const socket, others = "a unix socket", "use host:port, or a redis:// or rediss:// URL"
 	switch {
-	case form == FormUnix && rd.MasterName != "":
+	case form == formUnix && rd.MasterName != "":
 		return option.Clash("master_name", "", socket, others)
-	case form == FormUnix && rd.Cluster:
+	case form == formUnix && rd.Cluster:
 		return option.Clash("cluster", "", socket, others)
-	case form == FormUnix && rd.TLS != nil:
+	case form == formUnix && rd.TLS != nil:
 		return option.Clash("tls", "", socket, "use host:port, or a rediss:// URL")
-	case form == FormUnix && len(opt.Addresses) > 1:
+	case form == formUnix && len(opt.Addresses) > 1:
 		return fmt.Errorf("addresses: %d unix sockets given; use one", len(opt.Addresses))
-	case form == FormRedis && rd.TLS != nil:
+	case form == formRedis && rd.TLS != nil:
 		return option.Clash("tls", "", "a redis:// URL", "use host:port, or a rediss:// URL")
 	case rd.MasterName != "" && rd.Cluster:
 		return option.Clash("cluster", "", "master_name", "use one of them")
@@ -383,19 +383,19 @@ func clientTLS(ctx caddy.Context, options *reverseproxy.TLSConfig) (*tls.Config,
 type addressForm string
 
 const (
-	FormHostPort addressForm = "host:port"
-	FormUnix     addressForm = "a unix socket"
-	FormRedis    addressForm = "redis://"
-	FormRediss   addressForm = "rediss://"
+	formHostPort addressForm = "host:port"
+	formUnix     addressForm = "a unix socket"
+	formRedis    addressForm = "redis://"
+	formRediss   addressForm = "rediss://"
 )
 
-// Address is a parsed address of a server.
-type Address struct {
-	Form     addressForm
-	Server   string // host:port or the path of a socket
-	Username string
-	Password string
-	Db       int
+// address is a parsed address of a server.
+type address struct {
+	form     addressForm
+	server   string // host:port or the path of a socket
+	username string
+	password string
+	db       int
 }
 
 // resolveAddresses sets the servers, and the login and database of URLs, in opt. It
@@ -413,99 +413,99 @@ func (rd *Redis) resolveAddresses(repl *caddy.Replacer, opt *limiter.RedisOption
 	}
 	var first addressForm
 	for i, text := range rd.Addresses {
-		a, err := ParseAddress(repl, text, port)
+		a, err := parseAddress(repl, text, port)
 		if err != nil {
 			return "", err
 		}
 		if i == 0 {
-			first = a.Form
+			first = a.form
 		}
-		login := a.Username != "" || a.Password != "" || a.Db != 0
+		login := a.username != "" || a.password != "" || a.db != 0
 		switch {
-		case a.Form != first:
-			return "", fmt.Errorf("addresses: %s can't be combined with %s; use one form", a.Form, first)
-		case slices.Contains(opt.Addresses, a.Server):
+		case a.form != first:
+			return "", fmt.Errorf("addresses: %s can't be combined with %s; use one form", a.form, first)
+		case slices.Contains(opt.Addresses, a.server):
 			return "", option.Bad("addresses", redisaddr.WithoutPassword(text), "each server once")
 		case rd.MasterName != "" && login:
 			return "", option.Bad("address", redisaddr.WithoutPassword(text),
 				"the address of a sentinel without user, password and database, which are options of their own")
-		case a.Username != "" && opt.Username != "" && a.Username != opt.Username:
+		case a.username != "" && opt.Username != "" && a.username != opt.Username:
 			return "", errors.New("username: several in the addresses; use one")
-		case a.Password != "" && opt.Password != "" && a.Password != opt.Password:
+		case a.password != "" && opt.Password != "" && a.password != opt.Password:
 			return "", errors.New("password: several in the addresses; use one")
 		}
-		opt.Addresses = append(opt.Addresses, a.Server)
-		opt.Username = cmp.Or(a.Username, opt.Username)
-		opt.Password = cmp.Or(a.Password, opt.Password)
-		opt.DB = cmp.Or(a.Db, opt.DB)
+		opt.Addresses = append(opt.Addresses, a.server)
+		opt.Username = cmp.Or(a.username, opt.Username)
+		opt.Password = cmp.Or(a.password, opt.Password)
+		opt.DB = cmp.Or(a.db, opt.DB)
 	}
 	return first, nil
 }
 
-// ParseAddress parses the address of a server. port is the default port.
+// parseAddress parses the address of a server. port is the default port.
 // Errors show neither values of placeholders nor passwords.
-func ParseAddress(repl *caddy.Replacer, text, port string) (Address, error) {
+func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 	bad := option.Bad("address", redisaddr.WithoutPassword(text),
 		"a host, host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL")
 	resolved, err := resolveAddress(repl, text)
 	switch network, path, _, _ := caddy.SplitNetworkAddress(resolved); {
 	case errors.Is(err, errUnknown):
-		return Address{}, option.Bad("address", redisaddr.WithoutPassword(text),
+		return address{}, option.Bad("address", redisaddr.WithoutPassword(text),
 			"an address whose placeholders are {env.*}, {file.*} or {system.*}")
 	case err != nil:
-		return Address{}, fmt.Errorf("address: %w", err)
+		return address{}, fmt.Errorf("address: %w", err)
 	case network == "unix": // a Caddy network address: unix//path
 		if !strings.HasPrefix(path, "/") {
 			path, err = filepath.Abs(path)
 		}
 		if err != nil || resolved == "unix/" || strings.ContainsAny(path, "@|") || !redisaddr.IsSocket(path) {
-			return Address{}, bad
+			return address{}, bad
 		}
-		return Address{Form: FormUnix, Server: path}, nil
+		return address{form: formUnix, server: path}, nil
 	case strings.HasPrefix(resolved, "/"):
 		if !redisaddr.IsSocket(resolved) {
-			return Address{}, bad
+			return address{}, bad
 		}
-		return Address{Form: FormUnix, Server: resolved}, nil
+		return address{form: formUnix, server: resolved}, nil
 	case !strings.Contains(resolved, "://"):
 		// A number alone is a port or a database beside the host, as in localhost 6379.
 		if strings.Trim(resolved, "0123456789") != "" && redisaddr.IsHostPort(resolved+":"+port) {
 			resolved += ":" + port
 		}
 		if !redisaddr.IsHostPort(resolved) {
-			return Address{}, bad
+			return address{}, bad
 		}
-		return Address{Form: FormHostPort, Server: resolved}, nil
+		return address{form: formHostPort, server: resolved}, nil
 	}
 	u, err := url.Parse(resolved)
 	if err != nil || u.RawQuery != "" || u.Fragment != "" {
-		return Address{}, bad
+		return address{}, bad
 	}
 	opt, err := redis.ParseURL(resolved)
 	if err != nil || opt.DB < 0 || opt.DB > limiter.RedisMaxDB {
-		return Address{}, bad
+		return address{}, bad
 	}
-	a := Address{Server: opt.Addr, Username: opt.Username, Password: opt.Password, Db: opt.DB}
+	a := address{server: opt.Addr, username: opt.Username, password: opt.Password, db: opt.DB}
 	switch u.Scheme {
 	case "unix":
-		a.Form = FormUnix
-		if u.Host != "" || !redisaddr.IsSocket(a.Server) {
-			return Address{}, bad
+		a.form = formUnix
+		if u.Host != "" || !redisaddr.IsSocket(a.server) {
+			return address{}, bad
 		}
 		return a, nil
 	case "redis":
-		a.Form = FormRedis
+		a.form = formRedis
 	case "rediss":
-		a.Form = FormRediss
+		a.form = formRediss
 	default:
-		return Address{}, bad
+		return address{}, bad
 	}
-	if host, _, _ := net.SplitHostPort(a.Server); u.Port() == "" {
-		a.Server = net.JoinHostPort(host, port)
+	if host, _, _ := net.SplitHostPort(a.server); u.Port() == "" {
+		a.server = net.JoinHostPort(host, port)
 	}
 	// Without a host, the client would use localhost.
-	if u.Hostname() == "" || !redisaddr.IsHostPort(a.Server) {
-		return Address{}, bad
+	if u.Hostname() == "" || !redisaddr.IsHostPort(a.server) {
+		return address{}, bad
 	}
 	return a, nil
 }

@@ -1,7 +1,6 @@
 package behaviour
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/big"
@@ -12,120 +11,12 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"pgregory.net/rapid"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// Guards what a Number is in JSON: a number if it can be written as one, else
-// a string, and either is read.
-func TestNumberJSON(t *testing.T) {
-	t.Parallel()
-	tests := []struct{ text, want string }{
-		{"5", `5`},
-		{"0", `0`},
-		{"-5", `-5`},
-		{"0.5", `0.5`},
-		{"562949953421312", `562949953421312`},
-		{"{http.vars.size}", `"{http.vars.size}"`},
-		{"1{http.vars.size}", `"1{http.vars.size}"`},
-		{"007", `"007"`},
-		{"+5", `"+5"`},
-		{".5", `".5"`},
-		{"NaN", `"NaN"`},
-		{"true", `"true"`},
-		{"null", `"null"`},
-		{"[5]", `"[5]"`},
-		{" 5", `" 5"`},
-		{"5 ", `"5 "`},
-		{"-", `"-"`},
-		{"5\n", `"5\n"`},
-	}
-	for _, tc := range tests {
-		t.Run(tc.text, func(t *testing.T) {
-			got, err := json.Marshal(config.Number(tc.text))
-			if err != nil || string(got) != tc.want {
-				t.Errorf("written as %s, %v, want %s", got, err, tc.want)
-			}
-			var again config.Number
-			if err := json.Unmarshal([]byte(tc.want), &again); err != nil || string(again) != tc.text {
-				t.Errorf("read as %q, %v, want %q", again, err, tc.text)
-			}
-		})
-	}
-}
-
-// Guards that a number may be written as a string in JSON, and that null is
-// none.
-func TestNumberFromJSON(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string]config.Number{
-		`5`: "5", `"5"`: "5", `0.50`: "0.50", `""`: "", `null`: "", `"{a}"`: "{a}",
-	} {
-		got := config.Number("before")
-		if err := json.Unmarshal([]byte(in), &got); err != nil || got != want {
-			t.Errorf("%s is read as %q, %v, want %q", in, got, err, want)
-		}
-	}
-}
-
-// Guards that no text changes on its way from a Caddyfile through JSON, also
-// where Caddy decodes and encodes it in between, as it does with handlers. What
-// is refused then is shown as it was written.
-func TestNumberKeepsText(t *testing.T) {
-	t.Parallel()
-	testseed.Check(t, 1, func(t *rapid.T) {
-		text := rapid.OneOf(
-			rapid.StringMatching(`-?[0-9]{1,25}(\.[0-9]{0,25})?([eE][+-]?[0-9]{1,3})?[ \n]?`),
-			rapid.StringMatching(`[-+0-9.eE{}xX_ ]{1,8}`),
-			rapid.String(),
-		).Draw(t, "text")
-		written, err := json.Marshal(config.Number(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var between any
-		if err := json.Unmarshal(written, &between); err != nil {
-			t.Fatalf("%q is written as %s: %v", text, written, err)
-		}
-		if written, err = json.Marshal(between); err != nil {
-			t.Fatal(err)
-		}
-		var again config.Number
-		if err := json.Unmarshal(written, &again); err != nil || string(again) != text {
-			t.Fatalf("%q has become %q, %v", text, again, err)
-		}
-	})
-}
-
-// Guards what a Duration is in JSON: a string as it is written, or read from a
-// number of nanoseconds, as Caddy's own durations can be.
-func TestDurationJSON(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{"1s", "500ms", "1d", "5", "", "{http.vars.rate}", "1 s", "\"", "\n"} {
-		written, err := json.Marshal(config.Duration(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var again config.Duration
-		if err := json.Unmarshal(written, &again); err != nil || string(again) != text || written[0] != '"' {
-			t.Errorf("%q is written as %s and read as %q, %v", text, written, again, err)
-		}
-	}
-	for in, want := range map[string]config.Duration{
-		`1500`: "1500ns", `0`: "0ns", `-5`: "-5ns", `1.5`: "1.5ns", `null`: "",
-	} {
-		got := config.Duration("before")
-		if err := json.Unmarshal([]byte(in), &got); err != nil || got != want {
-			t.Errorf("%s is read as %q, %v, want %q", in, got, err, want)
-		}
-	}
-}
 
 // TestDynamicNumbers guards that numbers may come from each request, that where
 // size, cost and factor do the fields tell those in force, that a factor of 0
