@@ -46,9 +46,9 @@ var Process = &processState{
 type processState struct {
 	*telemetry.Process // what is counted at limits
 
-	// The stores in use. There is a single memory store, under MemoryKey, which every app
+	// The stores in use. There is a single memory store, under memoryKey, which every app
 	// uses. With Redis it is the fallback, so that levels are kept when Redis is added to
-	// the config or removed from it. Each Redis store is under a RedisStoreKey.
+	// the config or removed from it. Each Redis store is under a redisStoreKey.
 	Stores *caddy.UsagePool
 
 	// The memory store while no app uses it.
@@ -92,8 +92,8 @@ type LoadID struct {
 	Options adaptive.Options
 }
 
-// MemoryKey is the key of the memory store in the pool.
-const MemoryKey = "memory"
+// memoryKey is the key of the memory store in the pool.
+const memoryKey = "memory"
 
 // SharedMemory is the memory store in the pool.
 type SharedMemory struct {
@@ -102,15 +102,15 @@ type SharedMemory struct {
 	unused chan struct{} // closed when no app uses it any more
 }
 
-// Sweep returns a store that is swept, and written to its file, until its Destruct.
-func Sweep(m *limiter.Memory, file *persist.File) SharedMemory {
+// sweep returns a store that is swept, and written to its file, until its Destruct.
+func sweep(m *limiter.Memory, file *persist.File) SharedMemory {
 	shared := SharedMemory{m, file, make(chan struct{})}
-	sweep := time.NewTicker(Process.SweepInterval)
+	ticker := time.NewTicker(Process.SweepInterval)
 	go func() {
-		defer sweep.Stop()
+		defer ticker.Stop()
 		for {
 			select {
-			case <-sweep.C:
+			case <-ticker.C:
 				m.Sweep()
 				file.Tick()
 			case <-shared.unused:
@@ -138,14 +138,14 @@ type Redis struct {
 	Requests  atomic.Int64 // in flight, having reached a handler that uses the store
 }
 
-// ConnectWait is how long a config waits for the first connection to Redis.
-const ConnectWait = 250 * time.Millisecond
+// connectWait is how long a config waits for the first connection to Redis.
+const connectWait = 250 * time.Millisecond
 
 // ConnectOnce connects, unless that was done before. Calls meanwhile wait too:
 // Caddy may start its servers before the app, and then requests do.
 func (s *Redis) ConnectOnce() {
 	s.connected.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), ConnectWait)
+		ctx, cancel := context.WithTimeout(context.Background(), connectWait)
 		defer cancel()
 		s.Connect(ctx)
 	})
@@ -173,7 +173,7 @@ type Stores struct {
 	Memory *limiter.Memory // also the fallback of redis
 	File   *persist.File   // of Memory
 	Redis  *Redis          // nil without Redis
-	Keys   []any           // in the pool
+	keys   []any           // in the pool
 }
 
 // Store returns the store that decides.
@@ -186,13 +186,13 @@ func (s *Stores) Store() limiter.Store {
 
 // OpenMemory opens the memory store of this process.
 func (s *Stores) OpenMemory() error {
-	store, err := OpenStore(s, MemoryKey, func() (SharedMemory, error) {
+	store, err := openStore(s, memoryKey, func() (SharedMemory, error) {
 		if m := Process.IdleMemory.Swap(nil); m != nil {
-			return Sweep(m.Memory, m.File), nil
+			return sweep(m.Memory, m.File), nil
 		}
 		Process.NewMemory() // counted anew
 		m := Process.MakeMemory()
-		return Sweep(m, persist.New(m, caddy.Exiting)), nil
+		return sweep(m, persist.New(m, caddy.Exiting)), nil
 	})
 	s.Memory, s.File = store.Memory, store.File
 	return err
@@ -202,7 +202,7 @@ func (s *Stores) OpenMemory() error {
 // opt.TLS was made from, and login identifies opt.Credentials.
 func (s *Stores) OpenRedis(opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, login string) (err error) {
 	opt.Fallback = s.Memory
-	s.Redis, err = OpenStore(s, NewRedisStoreKey(opt, tls, login).pooled(), func() (*Redis, error) {
+	s.Redis, err = openStore(s, newRedisStoreKey(opt, tls, login).pooled(), func() (*Redis, error) {
 		var r *limiter.Redis
 		counted := Process.Process
 		opt.Report = func(e limiter.Event) { counted.Redis(r, e) }
@@ -217,18 +217,18 @@ func (s *Stores) OpenRedis(opt limiter.RedisOptions, tls *reverseproxy.TLSConfig
 
 // Release releases the stores, Redis before its fallback.
 func (s *Stores) Release() error {
-	errs := make([]error, 0, len(s.Keys))
-	for _, key := range slices.Backward(s.Keys) {
+	errs := make([]error, 0, len(s.keys))
+	for _, key := range slices.Backward(s.keys) {
 		_, err := Process.Stores.Delete(key)
 		errs = append(errs, err)
 	}
-	s.Keys = nil
+	s.keys = nil
 	return errors.Join(errs...)
 }
 
-// OpenStore returns the store that the pool has under key, or opens it. A panic
+// openStore returns the store that the pool has under key, or opens it. A panic
 // in open is returned as an error, since the pool would stay locked.
-func OpenStore[S caddy.Destructor](s *Stores, key any, open func() (S, error)) (S, error) {
+func openStore[S caddy.Destructor](s *Stores, key any, open func() (S, error)) (S, error) {
 	store, _, err := Process.Stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
 		defer func() {
 			if p := recover(); p != nil {
@@ -241,27 +241,27 @@ func OpenStore[S caddy.Destructor](s *Stores, key any, open func() (S, error)) (
 		var none S
 		return none, err
 	}
-	s.Keys = append(s.Keys, key)
+	s.keys = append(s.keys, key)
 	return store.(S), nil
 }
 
-// RedisStoreKey identifies a Redis store in the pool. It is equal for equal
+// redisStoreKey identifies a Redis store in the pool. It is equal for equal
 // settings, however they are written, and contains none of them in plain text.
-type RedisStoreKey struct {
-	Digest [sha256.Size]byte // of all settings but the roots
+type redisStoreKey struct {
+	digest [sha256.Size]byte // of all settings but the roots
 	roots  *x509.CertPool    // that are trusted; nil for the system's
 }
 
-// NewRedisStoreKey returns the key of a store with the given options; options
+// newRedisStoreKey returns the key of a store with the given options; options
 // are those that opt.TLS was made from, and login identifies opt.Credentials.
-func NewRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig, login string) RedisStoreKey {
+func newRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig, login string) redisStoreKey {
 	digest := sha256.New()
 	fmt.Fprintf(digest, "%q %t %q %q %q %q %q %q %d %q %q %d",
 		slices.Sorted(slices.Values(opt.Addresses)), opt.Cluster,
 		opt.MasterName, opt.SentinelUsername, opt.SentinelPassword,
 		opt.Username, opt.Password, login, opt.DB, opt.KeyPrefix, opt.KeySecret, opt.Timeout)
 	if opt.TLS == nil {
-		return RedisStoreKey{Digest: [sha256.Size]byte(digest.Sum(nil))}
+		return redisStoreKey{digest: [sha256.Size]byte(digest.Sum(nil))}
 	}
 	// The options only name the certificate files, which may have changed, so
 	// the certificates are compared too.
@@ -269,15 +269,15 @@ func NewRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig,
 	for _, certificate := range opt.TLS.Certificates {
 		fmt.Fprintf(digest, "%x", certificate.Certificate)
 	}
-	return RedisStoreKey{Digest: [sha256.Size]byte(digest.Sum(nil)), roots: opt.TLS.RootCAs}
+	return redisStoreKey{digest: [sha256.Size]byte(digest.Sum(nil)), roots: opt.TLS.RootCAs}
 }
 
 // pooled returns the key in the pool that is equivalent to k, or k if there is
 // none. A lookup would not find it: roots are compared by Equal, not ==.
-func (k RedisStoreKey) pooled() RedisStoreKey {
+func (k redisStoreKey) pooled() redisStoreKey {
 	Process.Stores.Range(func(key, _ any) bool {
-		other, ok := key.(RedisStoreKey)
-		same := ok && other.Digest == k.Digest && other.roots.Equal(k.roots)
+		other, ok := key.(redisStoreKey)
+		same := ok && other.digest == k.digest && other.roots.Equal(k.roots)
 		if same {
 			k = other
 		}

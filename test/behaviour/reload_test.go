@@ -139,7 +139,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 	if s.Addr != before {
 		t.Errorf("after a rejected config the site moved from %s to %s", before, s.Addr)
 	}
-	if n, _ := state.Process.Stores.References(state.MemoryKey); n != 1 {
+	if n, _ := storesInUse(); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
 	}
 }
@@ -166,8 +166,8 @@ func TestReloadSharesConnections(t *testing.T) {
 	// Held, so that the garbage collector does not close connections instead.
 	var held []any
 	defer runtime.KeepAlive(&held)
-	state.Process.Stores.Range(func(key, store any) bool {
-		if key != state.MemoryKey {
+	state.Process.Stores.Range(func(_, store any) bool {
+		if store, ok := store.(*state.Redis); ok {
 			held = append(held, store)
 		}
 		return true

@@ -1,13 +1,11 @@
 package behaviour
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime/pprof"
 	"strings"
 	"testing"
@@ -18,7 +16,6 @@ import (
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -28,17 +25,17 @@ import (
 // storesInUse returns how many references there are to stores in the process, and to
 // all in Redis.
 func storesInUse() (memory, redis int) {
-	state.Process.Stores.Range(func(key, _ any) bool {
-		// References would wait for Range.
-		if key == state.MemoryKey {
-			memory++
+	var keyOfMemory any
+	state.Process.Stores.Range(func(key, store any) bool {
+		if _, ok := store.(state.SharedMemory); ok {
+			keyOfMemory = key // References would wait for Range
 		} else {
 			redis++
 		}
 		return true
 	})
-	if memory > 0 {
-		memory, _ = state.Process.Stores.References(state.MemoryKey)
+	if keyOfMemory != nil {
+		memory, _ = state.Process.Stores.References(keyOfMemory)
 	}
 	return memory, redis
 }
@@ -167,61 +164,6 @@ func TestStoreIsShared(t *testing.T) {
 		if first.Compiled().Memory != storeOf(provisionApp(t, `{}`)) {
 			t.Errorf("%s does not fall back on the store in the process", group[0])
 		}
-	}
-}
-
-// Guards that a store's key tells all of its options apart, also those of a
-// later day, and keeps no secret.
-func TestStoreKeyCoversAllOptions(t *testing.T) {
-	t.Parallel()
-	var plain limiter.RedisOptions
-	keys := map[state.RedisStoreKey]string{state.NewRedisStoreKey(plain, nil, ""): "no option"}
-	fields := reflect.TypeFor[limiter.RedisOptions]()
-	for i := range fields.NumField() {
-		name := fields.Field(i).Name
-		if name == "Fallback" || name == "Report" || name == "Credentials" || name == "Dial" {
-			continue // they are the same for all, or not used, or identified by login
-		}
-		opt := plain
-		switch field := reflect.ValueOf(&opt).Elem().Field(i).Addr().Interface().(type) {
-		case *string:
-			*field = "canary"
-		case *bool:
-			*field = true
-		case *int:
-			*field = 1
-		case *time.Duration:
-			*field = 1
-		case *[]string:
-			*field = []string{"canary"}
-		case **tls.Config:
-			*field = new(tls.Config)
-		default:
-			t.Fatalf("%s: no value for a %T", name, field)
-		}
-		key := state.NewRedisStoreKey(opt, nil, "")
-		if other, found := keys[key]; found {
-			t.Errorf("%s and %s make the same key", name, other)
-		}
-		keys[key] = name
-		if text := fmt.Sprintf("%+v %q", key, key.Digest[:]); strings.Contains(text, "canary") {
-			t.Errorf("%s: the key is %s", name, text)
-		}
-	}
-
-	// Where one text ends and the next begins counts, and bytes that are no
-	// characters.
-	for name, opt := range map[string]limiter.RedisOptions{
-		"ab, c": {Username: "ab", Password: "c"}, "a, bc": {Username: "a", Password: "bc"},
-		"quoted": {Username: `a" "b`}, "a, b": {Username: "a", Password: "b"},
-		"ff": {Password: "\xff"}, "fe": {Password: "\xfe"},
-		"one address": {Addresses: []string{"a b"}}, "two": {Addresses: []string{"a", "b"}},
-	} {
-		key := state.NewRedisStoreKey(opt, nil, "")
-		if other, found := keys[key]; found {
-			t.Errorf("%s and %s make the same key", name, other)
-		}
-		keys[key] = name
 	}
 }
 
@@ -407,7 +349,7 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 				if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
 					t.Fatal(err)
 				}
-				if n, used := state.Process.Stores.References(state.MemoryKey); used {
+				if n, _ := storesInUse(); n > 0 {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
 				s.Run(sitetest.Step{Want: "200"})
@@ -443,7 +385,7 @@ func TestMemoryIsSwept(t *testing.T) {
 	sweepers := func() int {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
-		return strings.Count(stacks.String(), "state.Sweep.func")
+		return strings.Count(stacks.String(), "state.sweep.func")
 	}
 	sitetest.Eventually(t, "those of earlier tests to end", func() bool { return sweepers() == 0 })
 	site := "rate_limit swept {\nkey {http.request.header.X-Key}\nsize 1\ndrip_rate 1m\n}\nrespond admitted"
@@ -471,45 +413,4 @@ func TestMemoryIsSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	sitetest.Eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
-}
-
-// Guards that a store which can't be made, even by a panic, leaves the pool of
-// stores as it was: the next configuration gets what it asks for.
-func TestFailedStoreLeavesPool(t *testing.T) {
-	for name, open := range map[string]func() (state.SharedMemory, error){
-		"panic": func() (state.SharedMemory, error) { panic("as the test wants it") },
-		"error": func() (state.SharedMemory, error) {
-			return state.SharedMemory{}, errors.New("as the test wants it")
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			a := new(state.Stores)
-			if _, err := state.OpenStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
-				t.Errorf("got error %v", err)
-			}
-			if len(a.Keys) > 0 {
-				t.Errorf("the config has taken %v", a.Keys)
-			}
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				store, err := state.OpenStore(a, "test", func() (state.SharedMemory, error) {
-					m := state.Process.MakeMemory()
-					return state.Sweep(m, persist.New(m, caddy.Exiting)), nil
-				})
-				if err != nil || store.Memory == nil {
-					t.Errorf("afterwards got %v, %v", store, err)
-				}
-				state.Process.Stores.Range(func(any, any) bool { return true })
-				if err := a.Release(); err != nil {
-					t.Error(err)
-				}
-			}()
-			select {
-			case <-done:
-			case <-time.After(sitetest.Patience):
-				t.Fatal("the pool is locked")
-			}
-		})
-	}
 }
