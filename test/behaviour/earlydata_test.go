@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -100,5 +102,28 @@ func TestMatcherErrors(t *testing.T) {
 		if got := getOverTLS(t, s, complete, "").String(); got != want {
 			t.Errorf("handshake complete %t: got %s, want %s", complete, got, want)
 		}
+	}
+}
+
+// TestRefusedAs guards which refusals before a handshake is complete count as early data: those of
+// a key, and not those of a matcher, which may have failed for any reason.
+func TestRefusedAs(t *testing.T) {
+	for limit, want := range map[string]telemetry.Checked{
+		"key {client_ip}":                            telemetry.CheckedEarlyData,
+		"key everyone\ncost {query.n}":               telemetry.CheckedRefused,
+		"key everyone\nmatch remote_ip 192.0.2.0/24": telemetry.CheckedRefused,
+	} {
+		t.Run(limit, func(t *testing.T) {
+			s := sitetest.Start(t, "rate_limit {\nsize 3\n"+limit+"\n}\nrespond admitted")
+			before := state.Process.Requests()
+			getOverTLS(t, s, false, "")
+			for result, n := range state.Process.Requests() {
+				if counted := n - before[result]; counted != 0 && (counted != 1 || telemetry.Checked(result) != want) {
+					t.Errorf("%d counted as %v, want one as %v", counted, telemetry.Checked(result), want)
+				} else if counted == 0 && telemetry.Checked(result) == want {
+					t.Errorf("none counted as %v", want)
+				}
+			}
+		})
 	}
 }

@@ -161,3 +161,18 @@ func TestRejectedUploads(t *testing.T) {
 		})
 	}
 }
+
+// TestUnexpectedStoreErrorIs500 guards that an error which is not the store's fault is a 500 and
+// reported, whatever on_error says.
+func TestUnexpectedStoreErrorIs500(t *testing.T) {
+	for _, onError := range []string{"fallback", "allow", "deny"} {
+		t.Run(onError, func(t *testing.T) {
+			s := sitetest.Start(t, "rate_limit api {\nrate 5/h\non_error "+onError+"\n}\nrespond admitted")
+			sitetest.BucketAt(t, "api").Constant.Cost = -1 // no config makes such a request
+			s.Run(sitetest.Times(2, sitetest.Step{Want: "500"})...)
+			if logged := s.Log("error", sitetest.OwnLogger); len(logged) != 1 {
+				t.Errorf("the log says %v, want one error", logged)
+			}
+		})
+	}
+}
