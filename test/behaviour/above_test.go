@@ -14,6 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -251,7 +252,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 // come when as many wait as may.
 func TestWarmUpDelays(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &config.Limit{
+	l, _ := configtest.ReadyLimit(t, &config.Limit{
 		Key: "all", Algorithm: "warm_up", Rate: "10/5s", WarmUp: "4s", MaxDelay: "2s", MaxWaiting: "2", Cost: "{cost}",
 	})
 	now := time.Duration(0)

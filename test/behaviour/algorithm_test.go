@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -60,7 +61,7 @@ func TestAlgorithms(t *testing.T) {
 	for i := range tests {
 		tc := &tests[i]
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			l, _ := readyLimit(t, &tc.limit)
+			l, _ := configtest.ReadyLimit(t, &tc.limit)
 			r := sitetest.NewRequest()
 			r.Replacer.Set("n", 4)
 			r.Replacer.Set("d", "3s")

@@ -12,6 +12,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 )
 
 // Guards what a Caddyfile means: each file in testdata holds a Caddyfile, a
@@ -35,7 +37,7 @@ func TestAdapt(t *testing.T) {
 			if !found {
 				t.Fatalf("%s has no line of dashes", file)
 			}
-			config, err := adaptCaddyfile(src + "\n")
+			config, err := configtest.Adapt(src + "\n")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -46,10 +48,10 @@ func TestAdapt(t *testing.T) {
 			if got.WriteByte('\n'); got.String() != want {
 				t.Errorf("got\n%s\nwant\n%s", got.String(), want)
 			}
-			if checkStoredAgain(t, config) == 0 {
+			if configtest.CheckStoredAgain(t, config) == 0 {
 				t.Error("the configuration has nothing of ours")
 			}
-			if err := validateConfig(config); err != nil {
+			if err := configtest.Validate(config); err != nil {
 				t.Error(err)
 			}
 		})
@@ -64,7 +66,7 @@ func TestValidateNeedsNoRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if err := validateCaddyfile(inApp("redis " + listener.Addr().String())); err != nil {
+	if err := configtest.ValidateCaddyfile(configtest.InApp("redis " + listener.Addr().String())); err != nil {
 		t.Fatal(err)
 	}
 	_ = listener.(*net.TCPListener).SetDeadline(time.Now())
@@ -85,7 +87,7 @@ func TestPlaceholdersAreAdapted(t *testing.T) {
 		`algorithm fixed_window; size 5; window {env.A}`, `algorithm fixed_window; size 5; period {env.A}`,
 		`algorithm warm_up; rate 10/s; warm_up {env.A}; cold_factor {env.B}`, `algorithm sliding_log; size {env.A}; window {env.B}`,
 	} {
-		if _, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(inLimit(block)), nil); err != nil {
+		if _, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(configtest.InLimit(block)), nil); err != nil {
 			t.Errorf("%s: %v", block, err)
 		}
 	}
@@ -129,7 +131,7 @@ func FuzzCaddyfile(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			checkStoredAgain(t, config)
+			configtest.CheckStoredAgain(t, config)
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -70,7 +71,7 @@ func TestConsistencyIsInherited(t *testing.T) {
 			"api/drips": "", "api/small": "eventual 1s", "api/interval": "eventual 1s", "api/interval/min_interval": "eventual 1s",
 		},
 	} {
-		if got := consistencies(t, app+inLimit(block)); !maps.Equal(got, want) {
+		if got := consistencies(t, app+configtest.InLimit(block)); !maps.Equal(got, want) {
 			t.Errorf("%s:\n got %v\nwant %v", block, got, want)
 		}
 	}
@@ -80,7 +81,7 @@ func TestConsistencyIsInherited(t *testing.T) {
 func TestConsistencyInJSON(t *testing.T) {
 	t.Parallel()
 	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("{\nrate_limit {\nconsistency lease 1s\n}\n}\n"+
-		inLimit(`size 100; consistency eventual {env.NOT_SET_YET}; limit a {; size 50; consistency exact; }`)), nil)
+		configtest.InLimit(`size 100; consistency eventual {env.NOT_SET_YET}; limit a {; size 50; consistency exact; }`)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +90,7 @@ func TestConsistencyInJSON(t *testing.T) {
 			t.Errorf("got %s, want %s in it", config, want)
 		}
 	}
-	if found := checkStoredAgain(t, config); found != 2 {
+	if found := configtest.CheckStoredAgain(t, config); found != 2 {
 		t.Errorf("found %d modules, want 2", found)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -25,11 +26,11 @@ func TestExample(t *testing.T) {
 	if warning, differs := caddyfile.FormattingDifference("example.Caddyfile", src); differs {
 		t.Error(warning)
 	}
-	config, err := adaptCaddyfile(string(src))
+	config, err := configtest.Adapt(string(src))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := validateConfig(config); err != nil {
+	if err := configtest.Validate(config); err != nil {
 		t.Error(err)
 	}
 }
@@ -89,11 +90,11 @@ func asSite(code, address string) string {
 
 // validateSnippet validates a Caddyfile, or what is part of a site.
 func validateSnippet(code string) error {
-	config, err := adaptCaddyfile(string(caddyfile.Format([]byte(asSite(code, ":8080")))))
+	config, err := configtest.Adapt(string(caddyfile.Format([]byte(asSite(code, ":8080")))))
 	if err != nil {
 		return err
 	}
-	return validateConfig(config)
+	return configtest.Validate(config)
 }
 
 // validateJSON validates a configuration or a handler.
@@ -104,10 +105,10 @@ func validateJSON(code string) error {
 	}
 	switch {
 	case object["apps"] != nil:
-		return validateConfig([]byte(code))
+		return configtest.Validate([]byte(code))
 	case object["handler"] != nil:
 		members := strings.TrimSpace(code)
-		return validateConfig(configOf(members[1 : len(members)-1]))
+		return configtest.Validate(configtest.WithHandler(members[1 : len(members)-1]))
 	}
 	return fmt.Errorf("it is neither a configuration, with apps, nor a handler")
 }

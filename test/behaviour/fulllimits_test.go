@@ -11,6 +11,7 @@ import (
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -39,7 +40,7 @@ func TestBucketsOfFullLimits(t *testing.T) {
 		},
 		{&config.Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
 	} {
-		l, _ := readyLimit(t, tc.limit)
+		l, _ := configtest.ReadyLimit(t, tc.limit)
 		r := sitetest.NewRequest()
 		r.SetClient("192.0.2.1")
 		r.Replacer.Set("n", "3")
@@ -63,7 +64,7 @@ func TestBucketsOfFullLimits(t *testing.T) {
 // the key is. No other limit is touched, and the log tells of each once.
 func TestNewKeysOfFullLimits(t *testing.T) {
 	move := setProcess(t)
-	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + inLines(options) + "\n}\n" }
+	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + configtest.Lines(options) + "\n}\n" }
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
 		Site: "rate_limit /forget forgets" + limit("max_keys 1") +

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -68,7 +69,7 @@ func TestHintsAreValid(t *testing.T) {
 				tried++
 				loc := at.FindStringSubmatchIndex(r.config)
 				config := r.config[:loc[0]] + option + " " + value + r.config[loc[2]:]
-				err := validateCaddyfile(strings.NewReplacer("; ", "\n", `\n`, "\n", `\t`, "\t").Replace(config) + "\n")
+				err := configtest.ValidateCaddyfile(strings.NewReplacer("; ", "\n", `\n`, "\n", `\t`, "\t").Replace(config) + "\n")
 				if err != nil && strings.Contains(err.Error(), "use "+hint) {
 					t.Errorf("%s: %s is refused with %q, and so is %s: %v", r.place, got, hint, value, err)
 				}

@@ -16,6 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -23,7 +24,7 @@ import (
 // parent's where a limit takes its key.
 func TestKeyInheritance(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &config.Limit{Limits: config.NestedLimits{List: []*config.Limit{
+	l, _ := configtest.ReadyLimit(t, &config.Limit{Limits: config.NestedLimits{List: []*config.Limit{
 		{Name: "plain", Size: "1"},
 		{Name: "prefixed", Size: "1", IPv4Prefix: "24"},
 		{Name: "group", Key: "{a}", IPv4Prefix: "16", IPv6Prefix: "48", Limits: config.NestedLimits{List: []*config.Limit{
@@ -70,7 +71,7 @@ func TestKeyShorthandsInJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
 		t.Fatal(err)
 	}
-	ready, _ := readyLimit(t, &l)
+	ready, _ := configtest.ReadyLimit(t, &l)
 	want := "{http.vars.client_ip} {http.request.remote.host} {http.request.host}"
 	if got := ready.Key.String(); got != want {
 		t.Errorf("got key %s, want %s", got, want)
@@ -120,7 +121,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Size: "1"},
 				{Name: "limit", Key: tc.key, IPv4Prefix: "24", Max: "5", Duration: "1s", MinInterval: "1s"},
 			} {
-				ready, logs := readyLimit(t, l)
+				ready, logs := configtest.ReadyLimit(t, l)
 				r := sitetest.NewRequest()
 				r.SetClient("::ffff:198.51.100.7")
 				for name, v := range tc.values {
@@ -160,7 +161,7 @@ func TestMissingKeyFallsBackToAddress(t *testing.T) {
 func TestMissingKeyWarnsOnce(t *testing.T) {
 	t.Parallel()
 	load := func() (*rule.Limit, func() []string) {
-		l, logs := readyLimit(t, &config.Limit{Limits: config.NestedLimits{List: []*config.Limit{
+		l, logs := configtest.ReadyLimit(t, &config.Limit{Limits: config.NestedLimits{List: []*config.Limit{
 			{Name: "a", Key: "{a}", Size: "1", Limits: config.NestedLimits{List: []*config.Limit{{Name: "within", Size: "1"}}}},
 			{Name: "b", Key: "{b} {client_ip}", Size: "1"},
 			{Name: "c", Key: "{c}-{a}", Size: "1"},
@@ -207,7 +208,7 @@ func TestMissingKeyWarnsOnce(t *testing.T) {
 // Guards that a request without a known client address is still limited.
 func TestUnknownClientAddress(t *testing.T) {
 	t.Parallel()
-	l, logs := readyLimit(t, &config.Limit{Name: "a", Size: "1"})
+	l, logs := configtest.ReadyLimit(t, &config.Limit{Name: "a", Size: "1"})
 	r := sitetest.NewRequest()
 	r.SetClient("")
 	buckets, err := r.Queries(l)
@@ -226,7 +227,7 @@ func TestUnknownClientAddress(t *testing.T) {
 // request, and that it is read anew for the next.
 func TestKeyOfEachRequest(t *testing.T) {
 	t.Parallel()
-	l, _ := readyLimit(t, &config.Limit{Name: "a", Key: "{a}", Size: "1", Limits: config.NestedLimits{List: []*config.Limit{
+	l, _ := configtest.ReadyLimit(t, &config.Limit{Name: "a", Key: "{a}", Size: "1", Limits: config.NestedLimits{List: []*config.Limit{
 		{Name: "b", Size: "1"},
 		{Name: "c", Key: "{c}", Size: "1"},
 		{Name: "d", Size: "1"},

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -708,7 +709,7 @@ func TestClientControlledDrips(t *testing.T) {
 	} {
 		t.Run(block, func(t *testing.T) {
 			t.Setenv("RATE_LIMIT_TEST_N", "5")
-			s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit api {\n" + inLines(block) + "\n}\nrespond admitted"})
+			s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit api {\n" + configtest.Lines(block) + "\n}\nrespond admitted"})
 			var got []string
 			for _, e := range s.Log("warn", "rate_limit") {
 				if e["limit"] != "api" {

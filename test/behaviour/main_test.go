@@ -2,29 +2,12 @@
 package behaviour
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"reflect"
-	"regexp"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -36,163 +19,6 @@ const (
 	ms = time.Millisecond
 	µs = time.Microsecond
 )
-
-// adaptCaddyfile returns the JSON that a Caddyfile stands for. A warning, such
-// as that it is not formatted, is an error.
-func adaptCaddyfile(src string) ([]byte, error) {
-	options := map[string]any{"filename": "Caddyfile"}
-	out, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
-	if err == nil && len(warnings) > 0 {
-		err = fmt.Errorf("warnings: %v", warnings)
-	}
-	return out, err
-}
-
-// mayBeMeant are the kinds of advice on what examples and tests of options have.
-var mayBeMeant = []advice.Kind{advice.Floodable, advice.NumberChosen, advice.ChargedTwice, advice.Unnamed, advice.ZonesDiffer}
-
-// validateConfig loads a configuration as `caddy validate` does, without admin endpoint
-// and logs. The command check has to refuse what that refuses, and nothing else. What can't be
-// meant as it is, of which both would warn, is an error here: no example has it. Caddy
-// can't validate two at once, so tests of what may be accepted do not run in parallel.
-func validateConfig(config []byte) error {
-	err := validateAsCaddy(config)
-	d, refused := offline.New(config)
-	if refused == nil {
-		if refused = d.Validate(); refused == nil && err == nil {
-			for _, a := range d.Check() {
-				if !a.OnCheck && !slices.Contains(mayBeMeant, a.Kind) {
-					err = errors.Join(err, fmt.Errorf("%s: %s %s", a.About(), a.Problem, a.Remedy))
-					refused = err
-				}
-			}
-		}
-		d.Close()
-	}
-	if (err == nil) != (refused == nil) {
-		return fmt.Errorf("caddy validate says: %w; check says: %w", err, refused)
-	}
-	return err
-}
-
-// validateAsCaddy is validateConfig without the command check.
-func validateAsCaddy(config []byte) error {
-	var cfg caddy.Config
-	if err := caddy.StrictUnmarshalJSON(config, &cfg); err != nil {
-		return err
-	}
-	cfg.Admin = &caddy.AdminConfig{Disabled: true}
-	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
-		"default": {BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`)}},
-	}}
-	return caddy.Validate(&cfg)
-}
-
-// validateCaddyfile adapts a Caddyfile, formatted or not, and validates what
-// it stands for.
-func validateCaddyfile(src string) error {
-	options := map[string]any{"filename": "Caddyfile"}
-	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), options)
-	if err != nil {
-		return err
-	}
-	return validateConfig(config)
-}
-
-// configOf returns a configuration with one handler.
-func configOf(handler string) []byte {
-	return []byte(`{"apps":{"http":{"servers":{"srv":{"listen":[":8080"],` +
-		`"routes":[{"handle":[{` + handler + `}]}]}}}}}`)
-}
-
-// inLines makes a Caddyfile of text that stands in one line.
-func inLines(text string) string { return strings.ReplaceAll(text, "; ", "\n") }
-
-// inLimit returns a Caddyfile with a limit.
-func inLimit(block string) string {
-	return ":8080 {\nrate_limit api {\n" + inLines(block) + "\n}\n}\n"
-}
-
-// inApp returns a Caddyfile with the global option.
-func inApp(block string) string {
-	return "{\nrate_limit {\n" + inLines(block) + "\n}\n}\n:8080 {\nrespond ok\n}\n"
-}
-
-// wrapping is what Caddy puts in front of our errors.
-var wrapping = regexp.MustCompile(`^.*(parsing caddyfile tokens for 'rate_limit'|` +
-	`(provision|decoding module config:) (http\.handlers\.)?rate_limit): `)
-
-// wantError checks an error: behind what Caddy puts in front of it, it is
-// exactly the one line that is wanted, nothing if it is to be accepted.
-func wantError(t *testing.T, err error, want string) {
-	t.Helper()
-	got := ""
-	if err != nil {
-		got = wrapping.ReplaceAllLiteralString(err.Error(), "")
-	}
-	if got != want {
-		t.Errorf("\n got error %q\nwant error %q", got, want)
-	}
-	if strings.Contains(got, "\n") {
-		t.Errorf("error %q has several lines, want one", got)
-	}
-}
-
-// checkStoredAgain checks that all that is ours in a configuration has a field
-// in our types, and is the same when it is written from them. It returns how
-// many modules of ours there are.
-func checkStoredAgain(t *testing.T, config []byte) (found int) {
-	t.Helper()
-	check := func(module any, raw map[string]any) {
-		found++
-		text, err := json.Marshal(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := caddy.StrictUnmarshalJSON(text, module); err != nil {
-			t.Errorf("%s: %v", text, err)
-		}
-		stored, err := json.Marshal(module)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var again map[string]any
-		if err := json.Unmarshal(stored, &again); err != nil {
-			t.Fatal(err)
-		}
-		if !reflect.DeepEqual(again, raw) {
-			t.Errorf("stored again got\n%s\nwant\n%s", stored, text)
-		}
-	}
-	var search func(any)
-	search = func(value any) {
-		switch value := value.(type) {
-		case []any:
-			for _, v := range value {
-				search(v)
-			}
-		case map[string]any:
-			if value["handler"] == "rate_limit" {
-				delete(value, "handler") // Caddy's own
-				check(new(ratelimit.Handler), value)
-				return
-			}
-			for name, v := range value {
-				if app, ok := v.(map[string]any); ok && name == "rate_limit" {
-					check(new(ratelimit.App), app)
-					continue
-				}
-				search(v)
-			}
-		}
-	}
-	var all map[string]any
-	if err := json.Unmarshal(config, &all); err != nil {
-		t.Fatal(err)
-	}
-	search(all)
-	return found
-}
 
 // wantAddress is what errors say of an address.
 const wantAddress = `is not valid; use a host, host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
@@ -224,35 +50,5 @@ func cleanUp(t *testing.T, app *ratelimit.App) {
 	t.Helper()
 	if err := app.Cleanup(); err != nil {
 		t.Error(err)
-	}
-}
-
-// readyLimit returns a limit that is ready for requests, and what it logs.
-func readyLimit(t testing.TB, l *config.Limit) (*rule.Limit, *observer.ObservedLogs) {
-	t.Helper()
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	t.Cleanup(cancel)
-	s, err := compile.NewShared(new(config.App))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Release)
-	c, err := compile.New(&config.Block{Limits: []*config.Limit{l}}, option.OnLoad)
-	if err != nil {
-		t.Fatal(err)
-	}
-	limits, err := c.Load(ctx, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	core, logs := observer.New(zapcore.DebugLevel)
-	setLogger(limits[0], zap.New(core))
-	return limits[0], logs
-}
-
-func setLogger(l *rule.Limit, logger *zap.Logger) {
-	l.Reporter.Logger = logger
-	for _, child := range l.Within {
-		setLogger(child, logger)
 	}
 }

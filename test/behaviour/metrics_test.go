@@ -25,6 +25,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -633,7 +634,7 @@ func TestMetricsOfBanRoom(t *testing.T) {
 		{"ban 1h", []string{"/?k=a"}, "1e+06"}, // half of the default, twice
 	} {
 		t.Run("", func(t *testing.T) {
-			s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + inLines(tc.options) + "\n}\nrespond ok"})
+			s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + configtest.Lines(tc.options) + "\n}\nrespond ok"})
 			for _, path := range tc.requests {
 				s.Get(path)
 			}

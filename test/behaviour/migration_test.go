@@ -16,6 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -74,7 +75,7 @@ func TestNginxEquivalents(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row[1], func(t *testing.T) {
 			options := strings.NewReplacer("`", "", ", ", "\n").Replace(row[2])
-			adapted, err := adaptCaddyfile(":8080\n\nrate_limit {\n\tdrip_rate 100ms\n\t" + strings.ReplaceAll(options, "\n", "\n\t") + "\n}\n")
+			adapted, err := configtest.Adapt(":8080\n\nrate_limit {\n\tdrip_rate 100ms\n\t" + strings.ReplaceAll(options, "\n", "\n\t") + "\n}\n")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +93,7 @@ func TestNginxEquivalents(t *testing.T) {
 			if err := json.Unmarshal(adapted, &found); err != nil {
 				t.Fatal(err)
 			}
-			l, _ := readyLimit(t, found.Apps.HTTP.Servers["srv0"].Routes[0].Handle[0].Limits[0])
+			l, _ := configtest.ReadyLimit(t, found.Apps.HTTP.Servers["srv0"].Routes[0].Handle[0].Limits[0])
 
 			random := rand.New(rand.NewPCG(1, 2))
 			denied, delayed := 0, 0

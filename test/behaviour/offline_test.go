@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -146,7 +147,7 @@ func TestOfflineRefuses(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
 			t.Errorf("%s: got error %v, want %s", tc.config, err, tc.want)
 		}
-		if err := validateConfig([]byte(tc.config)); err == nil {
+		if err := configtest.Validate([]byte(tc.config)); err == nil {
 			t.Errorf("%s: Caddy loads it", tc.config)
 		}
 	}

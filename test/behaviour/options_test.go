@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -90,13 +91,13 @@ func (r *optionRow) check(t *testing.T) {
 	t.Helper()
 	var err error
 	if strings.HasPrefix(r.config, `{"`) {
-		err = validateConfig([]byte(r.config))
+		err = configtest.Validate([]byte(r.config))
 	} else {
-		err = validateCaddyfile(strings.NewReplacer("; ", "\n", `\n`, "\n", `\t`, "\t").Replace(r.config) + "\n")
+		err = configtest.ValidateCaddyfile(strings.NewReplacer("; ", "\n", `\n`, "\n", `\t`, "\t").Replace(r.config) + "\n")
 	}
 	got := ""
 	if err != nil {
-		got = wrapping.ReplaceAllLiteralString(err.Error(), "")
+		got = configtest.Wrapping.ReplaceAllLiteralString(err.Error(), "")
 	}
 	begins, open := strings.CutSuffix(r.want, "...")
 	if got != r.want && (!open || begins == "" || !strings.HasPrefix(got, begins)) {
@@ -132,7 +133,7 @@ func TestLongOptions(t *testing.T) {
 			`…" ` + wantAddress + ", at Caddyfile:3",
 		`redis a:1 {; key_secret ` + strings.Repeat("x", 65536) + `; }`: ``,
 	} {
-		wantError(t, validateCaddyfile(inApp(block)), want)
+		configtest.WantError(t, configtest.ValidateCaddyfile(configtest.InApp(block)), want)
 	}
 }
 
@@ -143,7 +144,7 @@ func TestLoadAfterOutOfRangeNumbers(t *testing.T) {
 	s := sitetest.StartConfig(t, sitetest.Config{Site: site})
 	for _, size := range []string{"2147483647", "3000000000", "1000000000"} {
 		bad := sitetest.Config{Site: site, Global: "rate_limit {\nredis 127.0.0.1:1 {\ndb " + size + "\n}\n}"}
-		_, err := adaptCaddyfile(string(bad.Caddyfile(s.Addr, s.LogPath)))
+		_, err := configtest.Adapt(string(bad.Caddyfile(s.Addr, s.LogPath)))
 		if err == nil || !strings.Contains(err.Error(), `db: "`+size+`" is not valid`) {
 			t.Errorf("got error %v", err)
 		}
@@ -207,7 +208,7 @@ func TestListedOptions(t *testing.T) {
 		directive.MemoryScope:      "{; rate_limit {; memory {; ...; }; }; }",
 	} {
 		for _, option := range at.Options {
-			_, err := adaptCaddyfile(strings.NewReplacer("; ", "\n", "...", option+" a b c").Replace(in) + "\n")
+			_, err := configtest.Adapt(strings.NewReplacer("; ", "\n", "...", option+" a b c").Replace(in) + "\n")
 			if err != nil && (strings.Contains(err.Error(), "unknown option") || strings.Contains(err.Error(), "got it in")) {
 				t.Errorf("%s: %v", option, err)
 			}
@@ -265,7 +266,7 @@ func TestWordsInAnyPlace(t *testing.T) {
 				continue
 			}
 			for _, written := range []string{word, word + " 5", word + " a b c d", word + " {; size 5; }", strings.ToUpper(word) + ": 5"} {
-				_, err := adaptCaddyfile(strings.ReplaceAll(strings.Replace(in, "WORD", written, 1), "; ", "\n") + "\n")
+				_, err := configtest.Adapt(strings.ReplaceAll(strings.Replace(in, "WORD", written, 1), "; ", "\n") + "\n")
 				if err == nil {
 					t.Errorf("%s in %s: got no error", written, at.Place)
 					continue
@@ -369,13 +370,13 @@ func TestHints(t *testing.T) {
 				for _, in := range within[at] {
 					for _, line := range []string{line, line + " 1m"} { // some need more words
 						src := strings.ReplaceAll(strings.Replace(in, "...", line, 1), "; ", "\n") + "\n"
-						err := validateCaddyfile(src)
+						err := configtest.ValidateCaddyfile(src)
 						if err == nil {
 							continue // it was right
 						}
 						all := applications(src, err)
 						for _, with := range all {
-							if err := validateCaddyfile(with); err != nil {
+							if err := configtest.ValidateCaddyfile(with); err != nil {
 								problems = append(problems, fmt.Sprintf("%v, but with that: %v\n%s", err, err, with))
 							} else {
 								applied++
@@ -406,7 +407,7 @@ func TestSuggestionsLoad(t *testing.T) {
 				continue
 			}
 			src := strings.NewReplacer("; ", "\n", `\n`, "\n", `\t`, "\t").Replace(r.config) + "\n"
-			err := validateCaddyfile(src)
+			err := configtest.ValidateCaddyfile(src)
 			if err == nil {
 				continue
 			}
@@ -432,7 +433,7 @@ func validateCompleted(src string) (err error) {
 			if strings.Contains(src, "zone a {\n") {
 				completed = strings.NewReplacer("rate_limit api {\n", "rate_limit {\n", "zone a {\n", "zone a {\n"+zone).Replace(src)
 			}
-			if wrong := validateCaddyfile(completed); wrong == nil {
+			if wrong := configtest.ValidateCaddyfile(completed); wrong == nil {
 				return nil
 			} else if err == nil {
 				err = wrong
@@ -454,7 +455,7 @@ var (
 // applications returns a Caddyfile with each of what an error says to write in place of what is
 // wrong, if it says that: lines in quotes, an option or a value.
 func applications(src string, err error) (all []string) {
-	text := wrapping.ReplaceAllLiteralString(err.Error(), "")
+	text := configtest.Wrapping.ReplaceAllLiteralString(err.Error(), "")
 	at, use := errorLine.FindStringSubmatch(text), saysToWrite.FindStringSubmatch(text)
 	if at == nil || use == nil || strings.Contains(text, "not an option of") || strings.Contains(use[1], "…") {
 		return nil

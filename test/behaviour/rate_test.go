@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -45,7 +46,7 @@ func TestRates(t *testing.T) {
 	for i := range tests {
 		tc := &tests[i]
 		t.Run(fmt.Sprintf("%s size %s factor %s", tc.limit.Rate, tc.limit.Size, tc.limit.Factor), func(t *testing.T) {
-			l, _ := readyLimit(t, &tc.limit)
+			l, _ := configtest.ReadyLimit(t, &tc.limit)
 			r := sitetest.NewRequest()
 			r.Replacer.Set("n", 4)
 			got, err := r.Queries(l)

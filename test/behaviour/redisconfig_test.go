@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -55,7 +56,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 	respond ok
 }
 `
-	config, err := adaptCaddyfile(src)
+	config, err := configtest.Adapt(src)
 	if err != nil || strings.Contains(string(config), "canary") ||
 		!strings.Contains(string(config), `"password":"{env.RATE_LIMIT_TEST_SECRET}"`) {
 		t.Errorf("adapted to %s, %v", config, err)

@@ -14,6 +14,7 @@ import (
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -103,15 +104,15 @@ func TestTLSFiles(t *testing.T) {
 	write(one, cert, key)
 	const block = `redis rediss://a {; tls_client_auth DIR/cert.pem DIR/key.pem; ` +
 		`tls_trust_pool file DIR/ca.pem {; pem_file DIR/ca.pem; }; tls_server_name n; }`
-	src := inApp(strings.ReplaceAll(block, "DIR", dir))
-	if err := validateCaddyfile(src); err != nil {
+	src := configtest.InApp(strings.ReplaceAll(block, "DIR", dir))
+	if err := configtest.ValidateCaddyfile(src); err != nil {
 		t.Fatal(err)
 	}
 	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if checkStoredAgain(t, adapted) != 1 {
+	if configtest.CheckStoredAgain(t, adapted) != 1 {
 		t.Errorf("got %s", adapted)
 	}
 	var root struct {
@@ -162,13 +163,13 @@ func TestTLSFiles(t *testing.T) {
 // It is not validated here: that would begin to obtain one.
 func TestAutomatedClientCertificate(t *testing.T) {
 	t.Parallel()
-	src := inApp(`redis a:1 {; tls_client_auth client.example; }`)
+	src := configtest.InApp(`redis a:1 {; tls_client_auth client.example; }`)
 	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(src), nil)
 	const want = `"tls":{"client_certificate_automate":"client.example"}`
 	if err != nil || !strings.Contains(string(adapted), want) {
 		t.Errorf("got %s, %v", adapted, err)
 	}
-	checkStoredAgain(t, adapted)
+	configtest.CheckStoredAgain(t, adapted)
 }
 
 // Guards that placeholders in all options on TLS are resolved: otherwise no

@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -205,7 +206,7 @@ func TestValidateLeavesFileAlone(t *testing.T) {
 	original := state.Process.DataDir
 	state.Process.DataDir = func() string { return dir }
 	t.Cleanup(func() { state.Process.DataDir = original })
-	if err := validateCaddyfile(":8080 {\n" + quota + "\n}"); err != nil {
+	if err := configtest.ValidateCaddyfile(":8080 {\n" + quota + "\n}"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dir); err == nil {

@@ -17,6 +17,7 @@ import (
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -45,7 +46,7 @@ func storesInUse() (memory, redis int) {
 func TestStoreIsReleased(t *testing.T) {
 	handler := func(limit string) string {
 		const app = `{"apps":{"rate_limit":{"redis":{"addresses":["released.invalid:1"]}},`
-		config := string(configOf(`"handler":"rate_limit","limits":[` + limit + `]`))
+		config := string(configtest.WithHandler(`"handler":"rate_limit","limits":[` + limit + `]`))
 		return strings.Replace(config, `{"apps":{`, app, 1)
 	}
 	for name, config := range map[string]string{
@@ -56,7 +57,7 @@ func TestStoreIsReleased(t *testing.T) {
 		"a bad policy":    `{"apps":{"rate_limit":{"on_error":"x"}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := validateConfig([]byte(config))
+			err := configtest.Validate([]byte(config))
 			if (err == nil) != (name == "valid") {
 				t.Fatalf("got error %v", err)
 			}

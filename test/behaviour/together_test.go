@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 )
 
 // documentClashes has TestClashesAreDocumented write the table instead of comparing it.
@@ -75,7 +76,7 @@ func TestClashesAreErrors(t *testing.T) {
 			if c.With == "accounting in_order" {
 				block += "; accounting in_order"
 			}
-			err := validateCaddyfile(inLimit(block))
+			err := configtest.ValidateCaddyfile(configtest.InLimit(block))
 			begins, ends := `/a": `+c.Option+`: `, "can't be combined with "+c.With+"; "+c.Instead
 			if err == nil || !strings.Contains(err.Error(), begins) || !strings.Contains(err.Error(), ends) {
 				t.Errorf("%s:\n got %v\nwant %s…%s", block, err, begins, ends)

@@ -14,6 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -351,7 +352,7 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 		"factor":    {Size: "10", Factor: "{n}"},
 		"all":       {Size: "{n}", DripSize: "{n}", DripRate: "{n}s", Cost: "{n}", Factor: "{n}"},
 	} {
-		limits[option], _ = readyLimit(f, l)
+		limits[option], _ = configtest.ReadyLimit(f, l)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		for option, l := range limits {

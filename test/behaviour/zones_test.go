@@ -21,6 +21,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -59,7 +60,7 @@ func TestPublishedZones(t *testing.T) {
 		},
 		{"handler": "static_response", "body": "I'm behind the rate limiter!"}
 	]}]`
-	if err := validateCaddyfile(":80 {\n" + block + "respond ok\n}"); err != nil {
+	if err := configtest.ValidateCaddyfile(":80 {\n" + block + "respond ok\n}"); err != nil {
 		t.Error(err)
 	}
 	for name, c := range map[string]sitetest.Config{"Caddyfile": {Site: block + `respond "I'm behind the rate limiter!"`}, "JSON": {Routes: routes}} {
@@ -268,7 +269,7 @@ func TestChargeInOrder(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var limits []*rule.Limit
 			for i := range tc.first {
-				l, _ := readyLimit(t, &config.Limit{Name: strconv.Itoa(i), Size: "1"})
+				l, _ := configtest.ReadyLimit(t, &config.Limit{Name: strconv.Itoa(i), Size: "1"})
 				limits = append(limits, l)
 			}
 			q, err := rule.Evaluate(sitetest.NewRequest().Request, limits, time.Time{})
