@@ -110,8 +110,8 @@ TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Su
 FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
-	for f in FuzzPlaceholderNumbers FuzzCaddyfile; do \
-		$(call FUZZ,3000) "^$$f$$" ./test/behaviour || exit; done
+	$(call FUZZ,3000) '^FuzzPlaceholderNumbers$$' ./internal/compile
+	$(call FUZZ,3000) '^FuzzCaddyfile$$' ./test/behaviour
 	$(call FUZZ,3000) '^FuzzRate$$' ./internal/config/option
 	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
 	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/admin/adminapi

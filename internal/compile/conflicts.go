@@ -14,8 +14,8 @@ type conflict struct {
 	Instead string // what to do about it, and why, as in option.Clash
 }
 
-// Conflicts are all of them. They are looked for in this order.
-var Conflicts = []conflict{
+// conflicts are all of them. They are looked for in this order.
+var conflicts = []conflict{
 	{"soft", "concurrency", "use a limit of its own for it"},
 	{"count_denied", "concurrency", "remove it: denied requests are not in progress"},
 	{"hold", "concurrency", "remove it: requests in progress are held in any case"},
@@ -94,7 +94,7 @@ func (d *LimitBuilder) has(with string) bool {
 // checkTogether returns an error if options of d don't go together. Those that make its
 // bucket are checked by form.check, and consistency by setConsistency.
 func (d *LimitBuilder) checkTogether() error {
-	for _, c := range Conflicts {
+	for _, c := range conflicts {
 		if c.Option == "consistency" || !d.has(c.With) || d.IsGroup() {
 			continue
 		}
@@ -107,9 +107,9 @@ func (d *LimitBuilder) checkTogether() error {
 
 // mustBeExact returns the first reason why Redis has to decide each request on d, or nil.
 func (d *LimitBuilder) mustBeExact() *conflict {
-	for i, c := range Conflicts {
+	for i, c := range conflicts {
 		if c.Option == "consistency" && d.has(c.With) {
-			return &Conflicts[i]
+			return &conflicts[i]
 		}
 	}
 	return nil

@@ -11,10 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -244,52 +241,6 @@ func TestMaxDelayWarmUp(t *testing.T) {
 		if p.waited > delay+sitetest.Patience/10 {
 			t.Errorf("request %d waited %v", i+1, p.waited)
 		}
-	}
-}
-
-// TestWarmUpDelays guards, on a clock of its own, how long requests to a limit that warms
-// up are told to wait, and that those do not wait at all which cost too much for that, or
-// come when as many wait as may.
-func TestWarmUpDelays(t *testing.T) {
-	t.Parallel()
-	l, _ := configtest.ReadyLimit(t, &config.Limit{
-		Key: "all", Algorithm: "warm_up", Rate: "10/5s", WarmUp: "4s", MaxDelay: "2s", MaxWaiting: "2", Cost: "{cost}",
-	})
-	now := time.Duration(0)
-	memory := limiter.NewMemoryWithClock(func() time.Duration { return now })
-	ask := func(at time.Duration, cost string, denied bool, wait time.Duration) *rule.Request {
-		t.Helper()
-		now = at
-		r := sitetest.NewRequest()
-		r.Replacer.Set("cost", cost)
-		q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, time.Time{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := q.Decide(memory, rule.How{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := q.Entries()[0].Decision
-		if d.Denied {
-			got = d.RetryAfter
-		}
-		if d.Denied != denied || got != wait || d.Size != 10 || d.Remaining != 0 {
-			t.Errorf("after %v, cost %s: denied %t, %v, want %t, %v, and no room: %+v", now, cost, d.Denied, got, denied, wait, d)
-		}
-		return q
-	}
-	ask(0, "1", false, 0)
-	ask(0, "5", true, 1375*ms)
-	first := ask(0, "1", false, 1375*ms)
-	ask(0, "1", true, 500*ms)
-	ask(500*ms, "1", false, 2000*ms)
-	ask(1375*ms, "1", true, 2000*ms) // as if none could wait
-	first.Release()
-	ask(1375*ms, "1", false, 2000*ms)
-	ask(4000*ms, "5", false, 0) // free by then
-	if n := l.Waiting.Len(); n != 2 {
-		t.Errorf("%d requests wait, want 2", n)
 	}
 }
 

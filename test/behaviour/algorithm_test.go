@@ -1,83 +1,13 @@
 package behaviour
 
 import (
-	"fmt"
 	"net/http"
 	"strconv"
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// Guards what limit each algorithm makes of its options, through the whole
-// configuration.
-func TestAlgorithms(t *testing.T) {
-	t.Setenv("WINDOW", "90s")
-	bucket := limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 3}
-	window := limiter.FixedWindow(5, time.Minute)
-	clock := limiter.ClockWindow(5, time.Minute, time.Unix(0, 0))
-	now := time.Date(2026, 11, 22, 10, 20, 30, 0, time.UTC)
-	midnight := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
-	counting := func(l limiter.Limit) limiter.Limit {
-		l.CountDenied = true
-		return l
-	}
-	tests := []struct {
-		limit config.Limit
-		want  limiter.Limit
-	}{
-		{config.Limit{Algorithm: "leaky_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{config.Limit{Algorithm: "token_bucket", Size: "5", DripRate: "2s", DripSize: "3"}, bucket},
-		{config.Limit{Algorithm: "token_bucket", Size: "5"}, limiter.Limit{Size: 5, DripInterval: time.Second, DripSize: 1}},
-		{config.Limit{Algorithm: "token_bucket", Rate: "5/10s"}, limiter.Limit{Size: 5, DripInterval: 2 * time.Second, DripSize: 1}},
-		{config.Limit{Algorithm: "token_bucket", Size: "{n}", DripRate: "{d}"}, limiter.Limit{Size: 4, DripInterval: 3 * time.Second, DripSize: 1}},
-		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m"}, clock},
-		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "clock"}, clock},
-		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "1m", WindowStart: "first"}, window},
-		{config.Limit{Algorithm: "fixed_window", Size: "10", Factor: "2", Window: "1m", WindowStart: "first"}, window},
-		{config.Limit{Algorithm: "fixed_window", Size: "{n}", Window: "{d}"}, limiter.ClockWindow(4, 3*time.Second, time.Unix(0, 0))},
-		{config.Limit{Algorithm: "fixed_window", Size: "5", Window: "{env.WINDOW}"}, limiter.ClockWindow(5, 90*time.Second, time.Unix(0, 0))},
-		{config.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
-		{config.Limit{Algorithm: "sliding_window", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingWindow(5, time.Minute)},
-		{config.Limit{Algorithm: "sliding_window", Size: "{n}", Window: "{d}"}, limiter.SlidingWindow(4, 3*time.Second)},
-		{config.Limit{Algorithm: "sliding_log", Size: "5", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
-		{config.Limit{Algorithm: "sliding_log", Size: "10", Factor: "2", Window: "1m"}, limiter.SlidingLog(5, time.Minute)},
-		{config.Limit{Algorithm: "sliding_log", Size: "{n}", Window: "{d}"}, limiter.SlidingLog(4, 3*time.Second)},
-		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "30s"}, limiter.WarmingUp(10, time.Second, 30*time.Second)},
-		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "{env.WINDOW}", ColdFactor: "2.5"}, limiter.WarmingUp(10, time.Second, 90*time.Second).WithColdFactor(2.5)},
-		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}"}, limiter.WarmingUp(10, time.Second, time.Minute)},
-		{config.Limit{Rate: "5/1s", CountDenied: true}, counting(limiter.PerSecond(5))},
-		{config.Limit{Algorithm: "sliding_window", Size: "5", Window: "1m", CountDenied: true}, counting(limiter.SlidingWindow(5, time.Minute))},
-		{config.Limit{Algorithm: "warm_up", Rate: "10/1s", WarmUp: "1m", Cost: "{one}", CountDenied: true}, counting(limiter.WarmingUp(10, time.Second, time.Minute))},
-		{config.Limit{Algorithm: "fixed_window", Size: "5", Period: "day", CountDenied: true}, counting(limiter.ClockWindow(5, 24*time.Hour, midnight))},
-		{config.Limit{Algorithm: "fixed_window", Size: "5", Period: "day"}, limiter.ClockWindow(5, 24*time.Hour, midnight)},
-		{config.Limit{Algorithm: "fixed_window", Size: "{n}", Period: "day Asia/Tokyo"}, limiter.ClockWindow(4, 24*time.Hour, midnight.Add(-9*time.Hour))},
-	}
-	for i := range tests {
-		tc := &tests[i]
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			l, _ := configtest.ReadyLimit(t, &tc.limit)
-			r := sitetest.NewRequest()
-			r.Replacer.Set("n", 4)
-			r.Replacer.Set("d", "3s")
-			r.Replacer.Set("one", "1")
-			q, err := rule.Evaluate(r.Request, []*rule.Limit{l}, now)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer q.Release()
-			got := q.Entries()
-			if len(got) != 1 || got[0].Query.Limit != tc.want || got[0].Query.Cost != 1 {
-				t.Errorf("got %+v, want %+v", got, tc.want)
-			}
-		})
-	}
-}
 
 // Guards what clients see of fixed windows: the fields tell of the window, the
 // denial holds until it ends, and the next one begins at a multiple of its length or

@@ -10,54 +10,9 @@ import (
 	"time"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
-
-// Guards the bounds of a limit that are passed to the store: of each of its buckets, not of
-// those within, and whatever depends on the request.
-func TestBucketsOfFullLimits(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		limit *config.Limit
-		want  string // by name, max_keys and share key
-	}{
-		{&config.Limit{Size: "1"}, "default 0 []"},
-		{&config.Limit{Size: "1", MaxKeys: "5"}, "default 5 []"},
-		{&config.Limit{Size: "1", WhenFull: "forget"}, "default 0 []"},
-		{&config.Limit{Size: "1", WhenFull: "share"}, "default 0 [192.0.0.0/16]"},
-		{&config.Limit{Size: "{n}", MaxKeys: "5", WhenFull: "share"}, "default 5 [192.0.0.0/16]"},
-		{
-			&config.Limit{Max: "1", Duration: "1s", MinInterval: "1s", MaxKeys: "5", WhenFull: "share"},
-			"default 5 [192.0.0.0/16], default/min_interval 5 [192.0.0.0/16]",
-		},
-		{
-			&config.Limit{Name: "x", Size: "1", MaxKeys: "5", WhenFull: "share", Limits: config.NestedLimits{List: []*config.Limit{
-				{Name: "a", Size: "1"}, {Name: "b", Size: "1", MaxKeys: "7", WhenFull: "share"},
-			}}},
-			"x 5 [192.0.0.0/16], x/a 0 [], x/b 7 [192.0.0.0/16]",
-		},
-		{&config.Limit{Name: "x", Key: "all", Size: "1", WhenFull: "share"}, "x 0 [192.0.0.0/16]"},
-	} {
-		l, _ := configtest.ReadyLimit(t, tc.limit)
-		r := sitetest.NewRequest()
-		r.SetClient("192.0.2.1")
-		r.Replacer.Set("n", "3")
-		buckets, err := r.Queries(l)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, b := range buckets {
-			name, _, _ := strings.Cut(b.Name, "@") // without the digest of an unnamed limit
-			got = append(got, fmt.Sprintf("%s %d [%s]", name, b.MaxKeys, b.ShareKey))
-		}
-		if got := strings.Join(got, ", "); got != tc.want {
-			t.Errorf("got %s, want %s", got, tc.want)
-		}
-	}
-}
 
 // Guards what clients see of a limit that is full: with forget a new key gets a
 // bucket in place of another, with share it shares one with its network, whatever

@@ -2,63 +2,11 @@ package behaviour
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// Guards what limit a rate makes, through the whole configuration.
-func TestRates(t *testing.T) {
-	t.Setenv("RATE", "60/1s")
-	t.Setenv("UNITS", "60")
-	const µs = time.Microsecond
-	tests := []struct {
-		limit config.Limit
-		want  limiter.Limit
-	}{
-		{config.Limit{Rate: "60/1s"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
-		{config.Limit{Rate: "1/1s"}, limiter.Limit{Size: 1, DripInterval: time.Second, DripSize: 1}},
-		{config.Limit{Rate: "7/1s"}, limiter.Limit{Size: 7, DripInterval: 142_858 * µs, DripSize: 1}},
-		{config.Limit{Rate: "10/1m"}, limiter.Limit{Size: 10, DripInterval: 6 * time.Second, DripSize: 1}},
-		{config.Limit{Rate: "1000/1h"}, limiter.Limit{Size: 1000, DripInterval: 3600 * time.Millisecond, DripSize: 1}},
-		{config.Limit{Rate: "3/1d"}, limiter.Limit{Size: 3, DripInterval: 8 * time.Hour, DripSize: 1}},
-		{config.Limit{Rate: "3/1d12h"}, limiter.Limit{Size: 3, DripInterval: 12 * time.Hour, DripSize: 1}},
-		{config.Limit{Rate: "1000000/1s"}, limiter.Limit{Size: 1_000_000, DripInterval: µs, DripSize: 1}},
-		{config.Limit{Rate: "5000000/1s"}, limiter.Limit{Size: 5_000_000, DripInterval: µs, DripSize: 5}},
-		{config.Limit{Rate: "999/1s"}, limiter.Limit{Size: 999, DripInterval: 10_011 * µs, DripSize: 10}},
-		{config.Limit{Rate: "562949953421312/1us"}, limiter.Limit{Size: 1 << 49, DripInterval: µs, DripSize: 1 << 49}},
-		{config.Limit{Rate: "{env.RATE}"}, limiter.Limit{Size: 60, DripInterval: 50_000 * µs, DripSize: 3}},
-		{config.Limit{Rate: "{env.UNITS}/1m"}, limiter.Limit{Size: 60, DripInterval: time.Second, DripSize: 1}},
-		{config.Limit{Rate: "60/1s", Size: "10"}, limiter.Limit{Size: 10, DripInterval: 50_000 * µs, DripSize: 3}},
-		{config.Limit{Rate: "60/1s", Size: "2"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
-		{config.Limit{Rate: "60/1s", Factor: "0.5"}, limiter.Limit{Size: 120, DripInterval: 50_000 * µs, DripSize: 3}},
-		{config.Limit{Rate: "60/1s", Factor: "30"}, limiter.Limit{Size: 2, DripInterval: 16_667 * µs, DripSize: 1}},
-		// The drip is determined before the size is known.
-		{config.Limit{Rate: "60/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 16_667 * µs, DripSize: 1}},
-		{config.Limit{Rate: "999/1s", Size: "{n}"}, limiter.Limit{Size: 4, DripInterval: 10_011 * µs, DripSize: 10}},
-		{config.Limit{Rate: "60/1s", Factor: "{n}"}, limiter.Limit{Size: 15, DripInterval: 16_667 * µs, DripSize: 1}},
-	}
-	for i := range tests {
-		tc := &tests[i]
-		t.Run(fmt.Sprintf("%s size %s factor %s", tc.limit.Rate, tc.limit.Size, tc.limit.Factor), func(t *testing.T) {
-			l, _ := configtest.ReadyLimit(t, &tc.limit)
-			r := sitetest.NewRequest()
-			r.Replacer.Set("n", 4)
-			got, err := r.Queries(l)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(got) != 1 || got[0].Limit != tc.want || !strings.HasPrefix(got[0].Name, "default@") || got[0].Cost != 1 {
-				t.Errorf("got %+v, want %+v", got, tc.want)
-			}
-		})
-	}
-}
 
 // Guards the bound that the documents have of a rate: behind a full burst, up to
 // 2n − 1 units are admitted within one duration, size and n − 1 with another size, and

@@ -1,22 +1,13 @@
 package behaviour
 
 import (
-	"errors"
 	"fmt"
-	"math/big"
-	"net/textproto"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // TestDynamicNumbers guards that numbers may come from each request, that where
@@ -323,87 +314,4 @@ func TestBadNumbersAreReported(t *testing.T) {
 			}
 		})
 	}
-}
-
-var (
-	decimalDigits = regexp.MustCompile(`^[0-9]+$`)
-	decimal       = regexp.MustCompile(`^[0-9]+(\.[0-9]{1,6})?$`)
-)
-
-// Guards that whatever a placeholder expands to is either refused or makes
-// numbers that a bucket can have; nothing but a plain zero of a factor lets
-// the request past the bucket.
-func FuzzPlaceholderNumbers(f *testing.F) {
-	for _, text := range []string{
-		"1", "10", "0", "-1", "-0", "+1", "1e3", "1E400", "0x10", "0b1", "1_0", "NaN", "Inf", "-inf", "", " ",
-		" 1", "1 ", "1\n", "\x00", "1\x00", "562949953421312", "562949953421313", "9223372036854775808",
-		"18446744073709551615", "18446744073709551616", "18446744073709551617", "0.5", "0.000001",
-		"0.0000001", ".5", "5.", "1.1.1", "0.0", "00", "٣", "½", "\xff", "1s", "1us", "999ns", "1500ns",
-		"35y", "18000d", "9223372036854775807ns", "9999999h", "1h1m1s", "-1s", "1d", "{n}", "{", "}", "\\{",
-	} {
-		f.Add(text)
-	}
-	limits := make(map[string]*rule.Limit)
-	for option, l := range map[string]*config.Limit{
-		"size":      {Size: "{n}"},
-		"drip_size": {Size: "10", DripSize: "{n}"},
-		"drip_rate": {Size: "10", DripRate: "{n}"},
-		"cost":      {Size: "10", Cost: "{n}"},
-		"factor":    {Size: "10", Factor: "{n}"},
-		"all":       {Size: "{n}", DripSize: "{n}", DripRate: "{n}s", Cost: "{n}", Factor: "{n}"},
-	} {
-		limits[option], _ = configtest.ReadyLimit(f, l)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		for option, l := range limits {
-			r := sitetest.NewRequest()
-			r.Replacer.Set("n", text)
-			text := textproto.TrimString(text) // white space around it does not count
-			buckets, err := r.Queries(l)
-			if err != nil {
-				ref, ok := errors.AsType[rule.RefusalError](err)
-				if !ok || ref.Status != 500 && (ref.Status != 400 || option != "cost") {
-					t.Fatalf("%s %q: got %v, want a refusal", option, text, err)
-				}
-				message := err.Error()
-				oneLine := utf8.ValidString(message) && !strings.ContainsAny(message, "\n\r\x00")
-				if !oneLine || len(message) > 500 {
-					t.Fatalf("%s %q: got %q, want one short line", option, text, message)
-				}
-				continue
-			}
-			if len(buckets) == 0 {
-				zero, ok := new(big.Rat).SetString(text)
-				hasFactor := option == "factor" || option == "all"
-				if !hasFactor || !decimal.MatchString(text) || !ok || zero.Sign() != 0 {
-					t.Fatalf("%s %q is a free pass", option, text)
-				}
-				continue
-			}
-			b := buckets[0]
-			if err := b.Limit.Validate(); err != nil || b.Cost < 0 || b.Cost > limiter.MaxUnits {
-				t.Fatalf("%s %q makes %+v: %v", option, text, b, err)
-			}
-			var got int64
-			switch option {
-			case "size":
-				got = b.Limit.Size
-			case "drip_size":
-				got = b.Limit.DripSize
-			case "cost":
-				got = b.Cost
-			case "factor":
-				if text != "" && !decimal.MatchString(text) {
-					t.Fatalf("%s %q is taken", option, text)
-				}
-				continue
-			default:
-				continue
-			}
-			want, _ := new(big.Int).SetString(text, 10)
-			if !decimalDigits.MatchString(text) || !want.IsInt64() || got != want.Int64() {
-				t.Fatalf("%s %q is taken for %d", option, text, got)
-			}
-		}
-	})
 }

@@ -1,4 +1,4 @@
-package behaviour
+package compile_test
 
 import (
 	"flag"
@@ -47,7 +47,7 @@ func TestClashesAreDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s is not what the table says, write it by: go test -run %s ./test/behaviour -args -clashes", file, t.Name())
+		t.Errorf("%s is not what the table says, write it by: go test -run %s ./internal/compile -args -clashes", file, t.Name())
 	}
 }
 

@@ -1,0 +1,4 @@
+package compile
+
+// Conflicts are for the test that compares them with the documentation.
+var Conflicts = conflicts

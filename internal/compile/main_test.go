@@ -1,0 +1,16 @@
+package compile_test
+
+import (
+	"testing"
+	"time"
+
+	_ "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
+)
+
+func TestMain(m *testing.M) { sitetest.Main(m) }
+
+const (
+	ms = time.Millisecond
+	µs = time.Microsecond
+)
