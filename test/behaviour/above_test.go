@@ -322,7 +322,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 		}
 		target := s.URL(path)
 		requests.Go(func() {
-			if status, _ := ask(ctx, target); status != 0 {
+			if status, _ := sitetest.Ask(ctx, target); status != 0 {
 				t.Errorf("got %d, want to wait", status)
 			}
 		})

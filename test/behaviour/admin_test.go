@@ -10,13 +10,11 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -31,94 +29,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
-
-// admin sends requests to an admin endpoint.
-type admin struct {
-	t      testing.TB
-	addr   string
-	scheme string
-	header http.Header // of all requests
-	client *http.Client
-}
-
-// newAdmin returns a client of the admin endpoint at an address.
-func newAdmin(t testing.TB, addr string) *admin {
-	client := &http.Client{Transport: caddytest.FreshConnections(""), Timeout: sitetest.Patience}
-	return &admin{t: t, addr: addr, scheme: "http", header: http.Header{}, client: client}
-}
-
-// send sends a request and returns the status and the answer.
-func (a *admin) send(method, path, body string) (int, string) {
-	a.t.Helper()
-	req, err := http.NewRequest(method, a.scheme+"://"+a.addr+"/rate_limit/"+path, strings.NewReader(body))
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	req.Header = a.header.Clone()
-	res, err := a.client.Do(req)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return res.StatusCode, string(text)
-}
-
-// ask sends a request, which is to succeed, and returns its answer.
-func (a *admin) ask(method, path, body string) map[string]any {
-	a.t.Helper()
-	status, text := a.send(method, path, body)
-	var answer map[string]any
-	if err := json.Unmarshal([]byte(text), &answer); err != nil || status != http.StatusOK {
-		a.t.Fatalf("%s %s %s: got %d %s", method, path, body, status, text)
-	}
-	return answer
-}
-
-// wantJSON checks a part of an answer: the fields that want has, as JSON.
-func wantJSON(t testing.TB, got any, want string) {
-	t.Helper()
-	var wanted any
-	if err := json.Unmarshal([]byte(want), &wanted); err != nil {
-		t.Fatalf("%s: %v", want, err)
-	}
-	if text, ok := contains(got, wanted); !ok {
-		all, _ := json.Marshal(got)
-		t.Errorf("%s:\n got %s\nwant %s", text, all, want)
-	}
-}
-
-// contains reports whether got has all that want has, or else where it has not.
-func contains(got, want any) (string, bool) {
-	switch want := want.(type) {
-	case map[string]any:
-		object, ok := got.(map[string]any)
-		if !ok {
-			return "not an object", false
-		}
-		for name, value := range want {
-			if text, ok := contains(object[name], value); !ok {
-				return name + ": " + text, false
-			}
-		}
-		return "", true
-	case []any:
-		array, ok := got.([]any)
-		if !ok || len(array) != len(want) {
-			return "another length", false
-		}
-		for i := range want {
-			if text, ok := contains(array[i], want[i]); !ok {
-				return fmt.Sprint(i, ": ", text), false
-			}
-		}
-		return "", true
-	}
-	return "another value", reflect.DeepEqual(got, want)
-}
 
 // adminSite is a site with limits of several kinds.
 const adminSite = `
@@ -185,31 +95,20 @@ const adminSite = `
 	respond admitted
 `
 
-// startWithAdmin runs a Caddy with c and an admin endpoint.
-func startWithAdmin(t testing.TB, c sitetest.Config) (*sitetest.Site, *admin) {
-	t.Helper()
-	addr := redistest.FreeAddr(t)
-	c.Admin = strings.Replace(c.Admin, "{addr}", addr, 1)
-	if c.Admin == "" {
-		c.Admin = addr
-	}
-	return sitetest.StartConfig(t, c), newAdmin(t, addr)
-}
-
 // TestAdminStatusAndLimits guards that both show what the running config has and
 // outcomes of requests.
 func TestAdminStatusAndLimits(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: adminSite})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: adminSite})
 	for range 2 {
 		s.Get("/api/search", "User: u")
 	}
 	s.Get("/api/x", "User: u")
-	status := a.ask("GET", "status", "")
-	wantJSON(t, status, `{"configured": true, "store": "memory", "on_error": "fallback", "servers": [],
+	status := a.Ask("GET", "status", "")
+	sitetest.WantJSON(t, status, `{"configured": true, "store": "memory", "on_error": "fallback", "servers": [],
 		"memory": {"buckets": 2, "max_keys": 1000000}}`)
 	limits := status["limits"].([]any)
-	wantJSON(t, limits[11], `{"path": "api", "admitted": 2, "denied": 0, "spared": 1, "near": 0, "units": 2, "by": {"memory": 3, "redis": 0}}`)
-	wantJSON(t, limits[12], `{"path": "api/search", "admitted": 1, "denied": 1, "spared": 0, "near": 0, "units": 2}`)
+	sitetest.WantJSON(t, limits[11], `{"path": "api", "admitted": 2, "denied": 0, "spared": 1, "near": 0, "units": 2, "by": {"memory": 3, "redis": 0}}`)
+	sitetest.WantJSON(t, limits[12], `{"path": "api/search", "admitted": 1, "denied": 1, "spared": 0, "near": 0, "units": 2}`)
 	var paths []string
 	for _, l := range limits {
 		paths = append(paths, l.(map[string]any)["path"].(string))
@@ -218,7 +117,7 @@ func TestAdminStatusAndLimits(t *testing.T) {
 		t.Errorf("got limits %s, want %s", got, want)
 	}
 
-	limits = a.ask("GET", "limits", "")["limits"].([]any)
+	limits = a.Ask("GET", "limits", "")["limits"].([]any)
 	for i, want := range []string{
 		`{"path": "dynamic", "handler": 0, "size": "{http.request.header.Size}", "drip_rate": 1, "max_delay": 5, "max_waiting": 7, "status": 403}`,
 		`{"path": "drips", "handler": 1, "drip_rate": "{http.request.header.Rate}"}`,
@@ -237,22 +136,22 @@ func TestAdminStatusAndLimits(t *testing.T) {
 			"accounting": "atomic", "on_error": "fallback", "buckets": 1, "admitted": 2, "denied": 0, "spared": 1}`,
 		`{"path": "api/search", "parent": "api", "parent_matches": [[{"path": ["/api/*"]}]], "size": 2, "cost": 2, "when_full": "share"}`,
 	} {
-		wantJSON(t, limits[i], want)
+		sitetest.WantJSON(t, limits[i], want)
 	}
 }
 
 // TestAdminWithoutLimits guards that the API says so when the running config has no
 // limits.
 func TestAdminWithoutLimits(t *testing.T) {
-	_, a := startWithAdmin(t, sitetest.Config{Site: "respond admitted"})
-	wantJSON(t, a.ask("GET", "status", ""), `{"configured": false, "servers": [], "limits": []}`)
-	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": []}`)
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "respond admitted"})
+	sitetest.WantJSON(t, a.Ask("GET", "status", ""), `{"configured": false, "servers": [], "limits": []}`)
+	sitetest.WantJSON(t, a.Ask("GET", "limits", ""), `{"limits": []}`)
 	for _, path := range []string{"peek", "reset"} {
-		if status, text := a.send("POST", path, `{"limit": "api", "key": "k"}`); status != http.StatusNotFound {
+		if status, text := a.Send("POST", path, `{"limit": "api", "key": "k"}`); status != http.StatusNotFound {
 			t.Errorf("%s: got %d %s", path, status, text)
 		}
 	}
-	if status, text := a.send("GET", "top", ""); status != http.StatusNotFound {
+	if status, text := a.Send("GET", "top", ""); status != http.StatusNotFound {
 		t.Errorf("top: got %d %s", status, text)
 	}
 }
@@ -261,7 +160,7 @@ func TestAdminWithoutLimits(t *testing.T) {
 // line that says what would be right, and that no key gets into the log.
 func TestAdminBadRequests(t *testing.T) {
 	const secret = "s3cret"
-	s, a := startWithAdmin(t, sitetest.Config{Unnamed: true, Site: adminSite})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Unnamed: true, Site: adminSite})
 	post := func(body string) [3]string { return [3]string{"POST", "peek", body} }
 	const body = `an object such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 	const replaced = `key: U+FFFD stands for what is not UTF-8, so it is unknown which key is meant; use it quoted as top and bans show it, such as "\xff", or "\ufffd" for U+FFFD itself`
@@ -358,7 +257,7 @@ func TestAdminBadRequests(t *testing.T) {
 		if c.request[1] == "top" {
 			c.want = strings.Replace(c.want, "api, api/search or pair", "api or pair", 1)
 		}
-		status, text := a.send(c.request[0], c.request[1], c.request[2])
+		status, text := a.Send(c.request[0], c.request[1], c.request[2])
 		var answer struct{ Error string }
 		if err := json.Unmarshal([]byte(text), &answer); err != nil {
 			t.Errorf("%.80q: got %d %s", c.request, status, text)
@@ -368,8 +267,8 @@ func TestAdminBadRequests(t *testing.T) {
 			t.Errorf("%.80q:\n got %d %s\nwant %d %s", c.request, status, answer.Error, c.status, c.want)
 		}
 	}
-	a.ask("POST", "peek", `{"limit": "api", "key": "`+secret+`"}`)
-	a.ask("POST", "reset", `{"limit": "api", "key": "`+secret+`"}`)
+	a.Ask("POST", "peek", `{"limit": "api", "key": "`+secret+`"}`)
+	a.Ask("POST", "reset", `{"limit": "api", "key": "`+secret+`"}`)
 	wantNotLogged(t, s, secret)
 }
 
@@ -438,16 +337,16 @@ func TestAdminPeekAndReset(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, a := startWithAdmin(t, sitetest.Config{Site: adminSite})
+			s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: adminSite})
 			for range 2 {
 				s.Get(c.path, c.header...)
 			}
 			for range 2 { // the second is as the first
-				wantJSON(t, a.ask("POST", "peek", c.body), c.peek)
+				sitetest.WantJSON(t, a.Ask("POST", "peek", c.body), c.peek)
 			}
-			wantJSON(t, a.ask("POST", "reset", c.body), c.peek)
-			wantJSON(t, a.ask("POST", "peek", c.body), `{"level": 0, "clear": 0}`)
-			wantJSON(t, a.ask("POST", "reset", c.body), `{"level": 0, "clear": 0}`)
+			sitetest.WantJSON(t, a.Ask("POST", "reset", c.body), c.peek)
+			sitetest.WantJSON(t, a.Ask("POST", "peek", c.body), `{"level": 0, "clear": 0}`)
+			sitetest.WantJSON(t, a.Ask("POST", "reset", c.body), `{"level": 0, "clear": 0}`)
 			s.Run(sitetest.Step{Path: c.path, Header: c.header, Want: c.again})
 		})
 	}
@@ -498,7 +397,7 @@ func TestAdminAllLimits(t *testing.T) {
 		{"clients without an address", `{"address": ""}`, 10, []string{all}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s, a := startWithAdmin(t, sitetest.Config{Site: adminSite})
+			s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: adminSite})
 			for _, path := range []string{"/api/x", "/old", "/pair", "/all", "/one", "/two"} {
 				s.Get(path, "User: u")
 			}
@@ -516,14 +415,14 @@ func TestAdminAllLimits(t *testing.T) {
 					if !slices.ContainsFunc(buckets, func(b any) bool {
 						var wanted any
 						_ = json.Unmarshal([]byte(want), &wanted)
-						_, ok := contains(b, wanted)
+						_, ok := sitetest.Contains(b, wanted)
 						return ok
 					}) {
 						t.Errorf("no bucket is %s: %v", want, buckets)
 					}
 				}
 			}
-			answer := a.ask("POST", "peek", tc.body)
+			answer := a.Ask("POST", "peek", tc.body)
 			check(answer, tc.asked, tc.holds)
 			for limit, why := range tc.not {
 				if !slices.ContainsFunc(answer["skipped"].([]any), func(n any) bool {
@@ -533,12 +432,12 @@ func TestAdminAllLimits(t *testing.T) {
 				}
 			}
 			own := slices.DeleteFunc(slices.Clone(tc.holds), func(h string) bool { return h == all })
-			answer = a.ask("POST", "reset", tc.body)
+			answer = a.Ask("POST", "reset", tc.body)
 			check(answer, tc.asked-1, own)
 			if text := fmt.Sprint(answer["skipped"]); !strings.Contains(text, "all requests share its bucket; to empty that, name the limit") {
 				t.Errorf("reset says %s", text)
 			}
-			check(a.ask("POST", "peek", tc.body), tc.asked, []string{all})
+			check(a.Ask("POST", "peek", tc.body), tc.asked, []string{all})
 			wantNotLogged(t, s, "192.0.2.7")
 		})
 	}
@@ -548,15 +447,15 @@ func TestAdminAllLimits(t *testing.T) {
 // asked by the number that it has in header fields.
 func TestAdminLimitsWithoutName(t *testing.T) {
 	const unnamed = "route {\nrate_limit {\nsize 5\nheaders ratelimit-11\n}\nrate_limit {\nsize 9\nheaders ratelimit-11\n}\n}\nrespond ok"
-	s, a := startWithAdmin(t, sitetest.Config{Site: unnamed, Unnamed: true})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: unnamed, Unnamed: true})
 	if got, want := s.Get("/").Header.Get("RateLimit"), `"default";r=4;t=4, "default#2";r=8;t=8`; got != want {
 		t.Fatalf("RateLimit: got %s, want %s", got, want)
 	}
-	wantJSON(t, a.ask("GET", "limits", "")["limits"], `[{"path": "default", "name": "default", "size": 5}, {"path": "default", "name": "default#2", "size": 9}]`)
+	sitetest.WantJSON(t, a.Ask("GET", "limits", "")["limits"], `[{"path": "default", "name": "default", "size": 5}, {"path": "default", "name": "default#2", "size": 9}]`)
 	for limit, size := range map[string]int{"default#1": 5, "default#2": 9} {
-		wantJSON(t, a.ask("POST", "peek", `{"limit": "`+limit+`", "key": "127.0.0.1"}`), fmt.Sprintf(`{"limit": %q, "size": %d, "level": 1}`, strings.TrimSuffix(limit, "#1"), size))
+		sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit": "`+limit+`", "key": "127.0.0.1"}`), fmt.Sprintf(`{"limit": %q, "size": %d, "level": 1}`, strings.TrimSuffix(limit, "#1"), size))
 	}
-	if status, text := a.send("POST", "reset", `{"limit": "default#3", "key": "127.0.0.1"}`); status != http.StatusNotFound {
+	if status, text := a.Send("POST", "reset", `{"limit": "default#3", "key": "127.0.0.1"}`); status != http.StatusNotFound {
 		t.Errorf("default#3: got %d %s", status, text)
 	}
 }
@@ -605,8 +504,8 @@ func TestAdminAlgorithms(t *testing.T) {
 		"redis":  sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout),
 	} {
 		t.Run(store, func(t *testing.T) {
-			s, a := startWithAdmin(t, sitetest.Config{Global: global, Site: site})
-			wantJSON(t, a.ask("GET", "limits", "")["limits"], `[
+			s, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: global, Site: site})
+			sitetest.WantJSON(t, a.Ask("GET", "limits", "")["limits"], `[
 				{"path": "leaky", "algorithm": "leaky_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
 				{"path": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "window_start": null, "period": null},
 				{"path": "clock", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": "clock", "period": null},
@@ -626,8 +525,8 @@ func TestAdminAlgorithms(t *testing.T) {
 			body := func(path string) string { return `{"limit": "` + path + `", "key": "127.0.0.1"}` }
 			for _, path := range paths {
 				for range 2 {
-					got := a.ask("POST", "peek", body(path))
-					wantJSON(t, got, `{"from": "`+store+`", "limit": "`+path+`", "size": 3, "level": 3, "remaining": 0, "held": 0}`)
+					got := a.Ask("POST", "peek", body(path))
+					sitetest.WantJSON(t, got, `{"from": "`+store+`", "limit": "`+path+`", "size": 3, "level": 3, "remaining": 0, "held": 0}`)
 					if got["clear"].(float64) <= 0 || got["retry_after"].(float64) <= 0 {
 						t.Errorf("%s: full, but got %v", path, got)
 					}
@@ -639,14 +538,14 @@ func TestAdminAlgorithms(t *testing.T) {
 						t.Errorf("before the reset of %s: got %s", path, got)
 					}
 				}
-				wantJSON(t, a.ask("POST", "reset", body(path)), `{"level": 3, "remaining": 0}`)
-				wantJSON(t, a.ask("POST", "peek", body(path)), `{"level": 0, "remaining": 3, "clear": 0, "retry_after": 0}`)
+				sitetest.WantJSON(t, a.Ask("POST", "reset", body(path)), `{"level": 3, "remaining": 0}`)
+				sitetest.WantJSON(t, a.Ask("POST", "peek", body(path)), `{"level": 0, "remaining": 3, "clear": 0, "retry_after": 0}`)
 			}
 			if got := s.Get("/"); got.StatusCode != http.StatusOK {
 				t.Errorf("after all resets: got %s", got)
 			}
 			for _, path := range paths {
-				wantJSON(t, a.ask("POST", "peek", body(path)), `{"level": 1, "remaining": 2, "retry_after": 0}`)
+				sitetest.WantJSON(t, a.Ask("POST", "peek", body(path)), `{"level": 1, "remaining": 2, "retry_after": 0}`)
 			}
 		})
 	}
@@ -656,7 +555,7 @@ func TestAdminAlgorithms(t *testing.T) {
 // peek, over reloads, and that nothing is kept of limits that do not track them.
 func TestAdminTop(t *testing.T) {
 	c := sitetest.Config{Site: adminSite}
-	s, a := startWithAdmin(t, c)
+	s, a := sitetest.StartWithAdmin(t, c)
 	for range 12 {
 		s.Get("/api/x", "User: busy")
 	}
@@ -668,15 +567,15 @@ func TestAdminTop(t *testing.T) {
 	s.Get("/old")
 	check := func() {
 		t.Helper()
-		wantJSON(t, a.ask("GET", "top?limit=api", ""), `{"limit": "api", "by": "requests", "requests": 14, "denied": 2, "entries": [
+		sitetest.WantJSON(t, a.Ask("GET", "top?limit=api", ""), `{"limit": "api", "by": "requests", "requests": 14, "denied": 2, "entries": [
 			{"key": "busy", "requests": 12, "denied": 2, "error": 0},
 			{"address": "127.0.0.1", "key": null, "requests": 1, "denied": 0},
 			{"key": "calm\" <é", "requests": 1, "denied": 0}]}`)
-		wantJSON(t, a.ask("GET", "top?limit=api&by=denied&n=5", ""), `{"by": "denied", "entries": [{"key": "busy", "requests": 12, "denied": 2}]}`)
-		wantJSON(t, a.ask("GET", "top?limit=pair", ""), `{"entries": [{"key": "u,127.0.0.1", "requests": 4, "denied": 1}]}`)
+		sitetest.WantJSON(t, a.Ask("GET", "top?limit=api&by=denied&n=5", ""), `{"by": "denied", "entries": [{"key": "busy", "requests": 12, "denied": 2}]}`)
+		sitetest.WantJSON(t, a.Ask("GET", "top?limit=pair", ""), `{"entries": [{"key": "u,127.0.0.1", "requests": 4, "denied": 1}]}`)
 	}
 	check()
-	c.Admin = a.addr
+	c.Admin = a.Addr
 	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
@@ -684,7 +583,7 @@ func TestAdminTop(t *testing.T) {
 	if n := state.Process.Tops.Len(); n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
-	if err := s.Load(sitetest.Config{Admin: a.addr, Site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
+	if err := s.Load(sitetest.Config{Admin: a.Addr, Site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
 		t.Fatal(err)
 	}
 	if n := state.Process.Tops.Len(); n > 0 {
@@ -696,7 +595,7 @@ func TestAdminTop(t *testing.T) {
 // those of several placeholders too, and that no others are marked: not those with U+FFFD,
 // nor those that were cut within a character.
 func TestAdminTopNotUTF8(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: `
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: `
 		rate_limit one {
 			key {query.k}
 			size 5
@@ -720,7 +619,7 @@ func TestAdminTopNotUTF8(t *testing.T) {
 		NotUTF8   bool `json:"not_utf8"`
 	}
 	list := func(limit string) (list []string) {
-		_, text := a.send("GET", "top?limit="+limit, "")
+		_, text := a.Send("GET", "top?limit="+limit, "")
 		var answer struct{ Entries []entry }
 		if err := json.Unmarshal([]byte(text), &answer); err != nil {
 			t.Fatal(err)
@@ -739,8 +638,8 @@ func TestAdminTopNotUTF8(t *testing.T) {
 	if got, want := fmt.Sprint(list("two")), `[["\"\\xff,\""] true ["\"\\ufffd,a\""] false ["\"a,\\xff\""] true ["truncated"] false]`; got != want {
 		t.Errorf("two placeholders: got %s, want %s", got, want)
 	}
-	r := runCommand(t, "top", "--address", a.addr, "--limit", "one", "--by", "requests")
-	if r.status != 0 || strings.Count(r.out, "(not UTF-8)") != 1 || !strings.Contains(r.out, "\"\\xff\" (not UTF-8)\n") {
+	r := sitetest.RunCommand(t, "top", "--address", a.Addr, "--limit", "one", "--by", "requests")
+	if r.Status != 0 || strings.Count(r.Out, "(not UTF-8)") != 1 || !strings.Contains(r.Out, "\"\\xff\" (not UTF-8)\n") {
 		t.Errorf("top: got %+v", r)
 	}
 }
@@ -749,11 +648,11 @@ func TestAdminTopNotUTF8(t *testing.T) {
 // and ends when a config is loaded or the client leaves.
 func TestAdminTopStream(t *testing.T) {
 	c := sitetest.Config{Site: adminSite}
-	s, a := startWithAdmin(t, c)
-	c.Admin = a.addr
+	s, a := sitetest.StartWithAdmin(t, c)
+	c.Admin = a.Addr
 	open := func() *http.Response {
 		t.Helper()
-		res, err := a.client.Get("http://" + a.addr + "/rate_limit/top?limit=api&watch=100ms")
+		res, err := a.Client.Get("http://" + a.Addr + "/rate_limit/top?limit=api&watch=100ms")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -777,7 +676,7 @@ func TestAdminTopStream(t *testing.T) {
 	}
 	s.Get("/api/x", "User: u")
 	sitetest.Eventually(t, "the request in the stream", func() bool { return next().Requests == 1 })
-	if err := s.Load(sitetest.Config{Site: "rate_limit {\nsize {env.RATE_LIMIT_TEST_UNSET}\n}", Admin: a.addr}); err == nil {
+	if err := s.Load(sitetest.Config{Site: "rate_limit {\nsize {env.RATE_LIMIT_TEST_UNSET}\n}", Admin: a.Addr}); err == nil {
 		t.Fatal("a bad config was accepted")
 	}
 	next() // of the config that still runs
@@ -797,7 +696,7 @@ func TestAdminTopStream(t *testing.T) {
 // TestAdminAfterFailedReload guards that the API goes on to show the running config
 // when another one was rejected, wherever it failed.
 func TestAdminAfterFailedReload(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit good {\nsize 5\ndrip_rate 1h\n}\nrespond admitted"})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit good {\nsize 5\ndrip_rate 1h\n}\nrespond admitted"})
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -809,13 +708,13 @@ func TestAdminAfterFailedReload(t *testing.T) {
 		"bad matcher behind": {Site: "rate_limit bad {\nsize 1\n}\n@bad path_regexp [\nrespond @bad x"},
 		"port that is taken": {Site: "rate_limit bad {\nsize 1\n}", Sites: "http://" + taken.Addr().String() + " {\n}"},
 	} {
-		c.Admin = a.addr
+		c.Admin = a.Addr
 		if err := s.Load(c); err == nil {
 			t.Fatalf("%s: the config was accepted", name)
 		}
-		wantJSON(t, a.ask("GET", "status", ""), `{"configured": true, "limits": [{"path": "good", "admitted": 1}]}`)
-		wantJSON(t, a.ask("GET", "limits", ""), `{"limits": [{"path": "good", "server": "srv0"}]}`)
-		wantJSON(t, a.ask("POST", "peek", `{"limit": "good", "key": "127.0.0.1"}`), `{"level": 1}`)
+		sitetest.WantJSON(t, a.Ask("GET", "status", ""), `{"configured": true, "limits": [{"path": "good", "admitted": 1}]}`)
+		sitetest.WantJSON(t, a.Ask("GET", "limits", ""), `{"limits": [{"path": "good", "server": "srv0"}]}`)
+		sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit": "good", "key": "127.0.0.1"}`), `{"level": 1}`)
 	}
 }
 
@@ -823,23 +722,23 @@ func TestAdminAfterFailedReload(t *testing.T) {
 func TestAdminOnUnixSocket(t *testing.T) {
 	socket := filepath.Join(sitetest.TempDir(t), "admin")
 	s := sitetest.StartConfig(t, sitetest.Config{Site: adminSite, Admin: "unix/" + socket})
-	a := newAdmin(t, "caddy")
-	a.client.Transport = caddytest.FreshConnections(socket)
+	a := sitetest.NewAdmin(t, "caddy")
+	a.Client.Transport = caddytest.FreshConnections(socket)
 	s.Get("/old")
-	wantJSON(t, a.ask("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`), `{"level": 1}`)
-	wantJSON(t, a.ask("GET", "status", ""), `{"store": "memory"}`)
+	sitetest.WantJSON(t, a.Ask("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`), `{"level": 1}`)
+	sitetest.WantJSON(t, a.Ask("GET", "status", ""), `{"store": "memory"}`)
 }
 
 // TestAdminEnforcesOrigin guards that Caddy's checks of the origin apply to the API
 // too: a page in a browser must not empty buckets.
 func TestAdminEnforcesOrigin(t *testing.T) {
-	_, a := startWithAdmin(t, sitetest.Config{Site: adminSite, Admin: "{addr} {\nenforce_origin\n}"})
-	for origin, want := range map[string]int{"": 403, "http://evil.example": 403, "http://" + a.addr: 200} {
-		a.header = http.Header{}
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: adminSite, Admin: "{addr} {\nenforce_origin\n}"})
+	for origin, want := range map[string]int{"": 403, "http://evil.example": 403, "http://" + a.Addr: 200} {
+		a.Header = http.Header{}
 		if origin != "" {
-			a.header.Set("Origin", origin)
+			a.Header.Set("Origin", origin)
 		}
-		if status, text := a.send("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`); status != want {
+		if status, text := a.Send("POST", "reset", `{"limit": "old", "key": "127.0.0.1"}`); status != want {
 			t.Errorf("origin %q: got %d %s, want %d", origin, status, text, want)
 		}
 	}
@@ -849,8 +748,8 @@ func TestAdminEnforcesOrigin(t *testing.T) {
 // configs are loaded.
 func TestAdminUnderLoad(t *testing.T) {
 	c := sitetest.Config{Site: adminSite}
-	s, a := startWithAdmin(t, c)
-	c.Admin = a.addr
+	s, a := sitetest.StartWithAdmin(t, c)
+	c.Admin = a.Addr
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	site := s.Addr
@@ -872,11 +771,11 @@ func TestAdminUnderLoad(t *testing.T) {
 	}
 	ask := func(rounds int) {
 		for range rounds {
-			a.ask("GET", "status", "")
-			a.ask("GET", "limits", "")
-			a.ask("GET", "top?limit=api&by=denied", "")
-			a.ask("POST", "peek", `{"limit": "api/search", "key": "7"}`)
-			a.ask("POST", "reset", `{"limit": "api", "key": "7"}`)
+			a.Ask("GET", "status", "")
+			a.Ask("GET", "limits", "")
+			a.Ask("GET", "top?limit=api&by=denied", "")
+			a.Ask("POST", "peek", `{"limit": "api/search", "key": "7"}`)
+			a.Ask("POST", "reset", `{"limit": "api", "key": "7"}`)
 		}
 	}
 	ask(20)
@@ -894,8 +793,8 @@ func TestAdminUnderLoad(t *testing.T) {
 // where a client can be allowed to read and not to change.
 func TestAdminRemote(t *testing.T) {
 	c := sitetest.Config{Site: adminSite, Global: "skip_install_trust"}
-	s, local := startWithAdmin(t, c)
-	c.Admin = local.addr
+	s, local := sitetest.StartWithAdmin(t, c)
+	c.Admin = local.Addr
 	certificate, key := newClientCertificate(t)
 	remote := redistest.FreeAddr(t)
 
@@ -922,27 +821,27 @@ func TestAdminRemote(t *testing.T) {
 	if err := caddy.Load(text, true); err != nil {
 		t.Fatal(err)
 	}
-	a := newAdmin(t, remote)
-	a.scheme = "https"
-	a.client.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
+	a := sitetest.NewAdmin(t, remote)
+	a.Scheme = "https"
+	a.Client.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
 		ServerName:         "localhost",
 		InsecureSkipVerify: true, // the certificate of the server is not what is tested
 		Certificates:       []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: key}},
 	}}
 	sitetest.Eventually(t, "a certificate of the remote endpoint", func() bool {
-		res, err := a.client.Get("https://" + remote + "/rate_limit/status")
+		res, err := a.Client.Get("https://" + remote + "/rate_limit/status")
 		if err != nil {
 			return false
 		}
 		res.Body.Close()
 		return res.StatusCode == http.StatusOK
 	})
-	wantJSON(t, a.ask("GET", "limits", "")["limits"].([]any)[0], `{"path": "dynamic"}`)
+	sitetest.WantJSON(t, a.Ask("GET", "limits", "")["limits"].([]any)[0], `{"path": "dynamic"}`)
 	const body = `{"limit": "old", "key": "127.0.0.1"}`
-	if status, answer := a.send("POST", "reset", body); status != http.StatusForbidden {
+	if status, answer := a.Send("POST", "reset", body); status != http.StatusForbidden {
 		t.Errorf("a client that may only read: got %d %s", status, answer)
 	}
-	wantJSON(t, local.ask("POST", "reset", body), `{"level": 0}`)
+	sitetest.WantJSON(t, local.Ask("POST", "reset", body), `{"level": 0}`)
 }
 
 // newClientCertificate returns a certificate that signs itself, and its key.

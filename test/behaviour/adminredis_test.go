@@ -18,11 +18,11 @@ import (
 const hourly = "rate_limit api {\nkey {header.User}\nsize 3\ndrip_rate 1h\n}\nrespond admitted"
 
 // nodes starts processes of one config.
-func nodes(t *testing.T, n int, c sitetest.Config) (all []*reloadable, admins []*admin) {
+func nodes(t *testing.T, n int, c sitetest.Config) (all []*reloadable, admins []*sitetest.Admin) {
 	t.Helper()
 	for range n {
 		p := startAdmin(t, c)
-		all, admins = append(all, p), append(admins, newAdmin(t, p.admin))
+		all, admins = append(all, p), append(admins, sitetest.NewAdmin(t, p.admin))
 	}
 	return all, admins
 }
@@ -68,7 +68,7 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 				// A node that first meets a server, which does not know its script,
 				// takes the server for one that may have lost what the node knows.
 				sitetest.Eventually(t, "connections to all servers", func() bool {
-					for _, s := range a.ask("GET", "status", "")["servers"].([]any) {
+					for _, s := range a.Ask("GET", "status", "")["servers"].([]any) {
 						if s.(map[string]any)["connections"].(map[string]any)["idle"].(float64) == 0 {
 							return false
 						}
@@ -86,7 +86,7 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 				}
 				for range 2 {
 					for _, a := range admins {
-						wantJSON(t, a.ask("POST", "peek", body), `{"limit": "api", "from": "redis", "size": 3, "level": 3, "remaining": 0, "held": 0}`)
+						sitetest.WantJSON(t, a.Ask("POST", "peek", body), `{"limit": "api", "from": "redis", "size": 3, "level": 3, "remaining": 0, "held": 0}`)
 					}
 				}
 				for _, node := range all { // each remembers that it is full
@@ -94,8 +94,8 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 						t.Fatalf("%s: got %d", user, status)
 					}
 				}
-				wantJSON(t, admins[1].ask("POST", "peek", body), `{"level": 3, "node": {"level": 3, "remembered": true}}`)
-				wantJSON(t, admins[0].ask("POST", "reset", body), `{"level": 3, "node": {"remembered": true}}`)
+				sitetest.WantJSON(t, admins[1].Ask("POST", "peek", body), `{"level": 3, "node": {"level": 3, "remembered": true}}`)
+				sitetest.WantJSON(t, admins[0].Ask("POST", "reset", body), `{"level": 3, "node": {"remembered": true}}`)
 				if status := all[0].asks(user); status != 200 {
 					t.Errorf("%s: after a reset the same node answers %d", user, status)
 				}
@@ -106,13 +106,13 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 				if took := time.Since(start); took > 5*time.Second { // a second, and what a busy machine takes
 					t.Errorf("%s: a reset was seen by all after %v", user, took)
 				}
-				wantJSON(t, admins[2].ask("POST", "peek", body), `{"level": 3}`)
+				sitetest.WantJSON(t, admins[2].Ask("POST", "peek", body), `{"level": 3}`)
 			}
-			status := admins[0].ask("GET", "status", "")
-			wantJSON(t, status, `{"store": "redis", "limits": [{"path": "api"}]}`)
+			status := admins[0].Ask("GET", "status", "")
+			sitetest.WantJSON(t, status, `{"store": "redis", "limits": [{"path": "api"}]}`)
 			servers := status["servers"].([]any)
 			for _, s := range servers {
-				wantJSON(t, s, `{"state": "up", "breaker": "closed", "failures": {}, "down": null}`)
+				sitetest.WantJSON(t, s, `{"state": "up", "breaker": "closed", "failures": {}, "down": null}`)
 			}
 			if len(servers) == 0 {
 				t.Error("no server is shown")
@@ -126,16 +126,16 @@ func TestAdminOnSeveralNodes(t *testing.T) {
 // that all is well again when it is back.
 func TestAdminWithoutRedis(t *testing.T) {
 	server := redistest.Start(t)
-	s, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr), Site: hourly})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr), Site: hourly})
 	const body = `{"limit": "api", "key": "u"}`
 	s.Get("/", "User: u")
-	wantJSON(t, a.ask("POST", "peek", body), `{"from": "redis", "level": 1, "node": {"remembered": false}}`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", body), `{"from": "redis", "level": 1, "node": {"remembered": false}}`)
 	server.Kill()
-	if status, text := a.send("POST", "reset", `{"limit": "api", "key": "nobody"}`); status != http.StatusServiceUnavailable {
+	if status, text := a.Send("POST", "reset", `{"limit": "api", "key": "nobody"}`); status != http.StatusServiceUnavailable {
 		t.Errorf("got %d %s", status, text)
 	}
 	for _, path := range []string{"peek", "reset"} {
-		status, text := a.send("POST", path, body)
+		status, text := a.Send("POST", path, body)
 		var answer struct {
 			Error string
 			Node  *struct{ Level int }
@@ -150,18 +150,18 @@ func TestAdminWithoutRedis(t *testing.T) {
 	}
 	sitetest.Eventually(t, "an open breaker", func() bool {
 		s.Get("/", "User: another")
-		servers := a.ask("GET", "status", "")["servers"].([]any)
+		servers := a.Ask("GET", "status", "")["servers"].([]any)
 		server := servers[0].(map[string]any)
 		return server["state"] == "down" && server["breaker"] != "closed" && server["down"].(float64) > 0 && server["reason"] != ""
 	})
 	server.Restart(t)
 	sitetest.Eventually(t, "Redis to be used again", func() bool {
 		s.Get("/", "User: another")
-		status, _ := a.send("POST", "reset", body)
+		status, _ := a.Send("POST", "reset", body)
 		return status == http.StatusOK
 	})
-	wantJSON(t, a.ask("POST", "peek", body), `{"from": "redis", "level": 0}`)
-	servers := a.ask("GET", "status", "")["servers"].([]any)
-	wantJSON(t, servers, `[{"address": "`+server.Addr+`", "state": "up", "breaker": "closed"}]`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", body), `{"from": "redis", "level": 0}`)
+	servers := a.Ask("GET", "status", "")["servers"].([]any)
+	sitetest.WantJSON(t, servers, `[{"address": "`+server.Addr+`", "state": "up", "breaker": "closed"}]`)
 	wantNotLogged(t, s, "nobody")
 }

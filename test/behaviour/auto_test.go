@@ -45,7 +45,7 @@ func blocking(t testing.TB) (upstream string, arrived <-chan struct{}, release f
 // block, and is told of by the access log, metrics, status and peek, and is none in progress.
 func TestAuto(t *testing.T) {
 	upstream, arrived, release := blocking(t)
-	s, a := startWithAdmin(t, sitetest.Config{Site: `
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: `
 		rate_limit {
 			log
 			limit up {
@@ -91,13 +91,13 @@ func TestAuto(t *testing.T) {
 	if metrics := collected(t); metrics[`decisions_total{by="memory",limit="up",result="admitted"}`] != "" || metrics[`decisions_total{by="load",limit="quota",result="admitted"}`] != "" {
 		t.Error("metrics have deciders that never decide on a limit")
 	}
-	wantJSON(t, a.ask("GET", "status", "")["load"].([]any)[0],
+	sitetest.WantJSON(t, a.Ask("GET", "status", "")["load"].([]any)[0],
 		`{"path": "up", "keys": 1, "limit": 1, "in_progress": 1, "uncounted": {"overdue": 0, "body": 0}, "latency": 1, "shed": {"high": 0, "normal": 2, "low": 1}}`)
-	if out := runCommand(t, "status", "--address", a.addr).out; !strings.Contains(out, "ALLOWED  IN PROGRESS") || !strings.Contains(out, "no answers") {
+	if out := sitetest.RunCommand(t, "status", "--address", a.Addr).Out; !strings.Contains(out, "ALLOWED  IN PROGRESS") || !strings.Contains(out, "no answers") {
 		t.Errorf("status has no table of load, without answers:\n%s", out)
 	}
-	wantJSON(t, a.ask("POST", "peek", `{"limit": "up"}`), `{"limit": "up", "size": 1, "level": 1, "remaining": 0, "in_progress": true}`)
-	if status, body := a.send("POST", "reset", `{"limit": "up"}`); status != 400 || !strings.Contains(body, "it follows the load") {
+	sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit": "up"}`), `{"limit": "up", "size": 1, "level": 1, "remaining": 0, "in_progress": true}`)
+	if status, body := a.Send("POST", "reset", `{"limit": "up"}`); status != 400 || !strings.Contains(body, "it follows the load") {
 		t.Errorf("reset: %d %s", status, body)
 	}
 	release()
@@ -289,11 +289,11 @@ func TestAutoLeaves(t *testing.T) {
 		none("a body")
 		sending.Close()
 		for _, path := range []string{"/", "/break", "/abort", "/500", "/panic", "/hijack", "/nothing", "/dead"} {
-			ask(ctx, s.URL(path))
+			sitetest.Ask(ctx, s.URL(path))
 			none(path)
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
-		ask(ctx, s.URL("/leave"))
+		sitetest.Ask(ctx, s.URL("/leave"))
 		cancel()
 		none("a request whose client left")
 	}
@@ -357,14 +357,14 @@ func TestShedEvents(t *testing.T) {
 
 // TestAutoIsExplained guards that explain, limits and check know a limit that follows the load.
 func TestAutoIsExplained(t *testing.T) {
-	file := configFile(t, "http://localhost:8080 {\nrate_limit up {\nconcurrency auto {\nlatency 250ms\nhigh path /a\n}\n}\nrespond ok\n}\n")
-	out := runCommand(t, "explain", "--config", file, "http://localhost:8080/").out
+	file := sitetest.ConfigFile(t, "http://localhost:8080 {\nrate_limit up {\nconcurrency auto {\nlatency 250ms\nhigh path /a\n}\n}\nrespond ok\n}\n")
+	out := sitetest.RunCommand(t, "explain", "--config", file, "http://localhost:8080/").Out
 	for _, want := range []string{"concurrency", "1000", "in progress", `auto latency 250ms min 4 until header high [{"path":["/a"]}]`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("explain has no %q:\n%s", want, out)
 		}
 	}
-	if out := runCommand(t, "check", file).out; !strings.Contains(out, "No problems found.") {
+	if out := sitetest.RunCommand(t, "check", file).Out; !strings.Contains(out, "No problems found.") {
 		t.Errorf("check: %s", out)
 	}
 }

@@ -143,7 +143,7 @@ func TestBanWith(t *testing.T) {
 // TestBanInDryRun guards that the ban of a dry run shows nowhere but where dry runs do, and
 // that the admin API lists it as one.
 func TestBanInDryRun(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "dry_run\n}\n" +
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "dry_run\n}\n" +
 		`respond "dry_run={http.rate_limit.dry_run} banned={http.rate_limit.banned}"`})
 	user := []string{"User: a"}
 	s.Run(
@@ -152,9 +152,9 @@ func TestBanInDryRun(t *testing.T) {
 		sitetest.Step{After: 59 * time.Second, Header: user, Want: "200", Text: "dry_run=login banned="},
 		sitetest.Step{Header: user, Want: "200", Text: "dry_run=login banned="},
 	)
-	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [{"limit": "login", "key": "a", "left": 1, "dry_run": true}]}`)
+	sitetest.WantJSON(t, a.Ask("GET", "bans", ""), `{"bans": [{"limit": "login", "key": "a", "left": 1, "dry_run": true}]}`)
 	s.Run(sitetest.Step{After: time.Second, Header: user, Want: "200", Text: "dry_run= banned="})
-	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": []}`)
+	sitetest.WantJSON(t, a.Ask("GET", "bans", ""), `{"bans": []}`)
 }
 
 // TestBanIsObserved guards what operators see of bans: the field of the access log, metrics
@@ -162,7 +162,7 @@ func TestBanInDryRun(t *testing.T) {
 // key only if the limit tracks keys.
 func TestBanIsObserved(t *testing.T) {
 	subscribe(t)
-	s, a := startWithAdmin(t, sitetest.Config{
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{
 		Global: strings.Replace(listening("a"), "events {", "events {\non "+telemetry.EventBanned+" test_subscriber a", 1),
 		Site: "rate_limit login {\n" + bans + "track_top 10\n}\n" +
 			"rate_limit other {\nkey {header.Other}\nsize 1\nban 1h\nlog\n}\nrespond ok",
@@ -195,7 +195,7 @@ func TestBanIsObserved(t *testing.T) {
 	if want := []string{`{"duration":3600,"limit":"other"}`, `{"duration":60,"key":"a","limit":"login"}`}; !slices.Equal(got, want) {
 		t.Errorf("events %q, want %q", got, want)
 	}
-	wantJSON(t, byName(t, a.ask("GET", "status", ""))["login"], `{"denied": 3}`)
+	sitetest.WantJSON(t, byName(t, a.Ask("GET", "status", ""))["login"], `{"denied": 3}`)
 }
 
 // TestBanOnReload guards that a reload keeps bans, also one that changes the numbers of the
@@ -205,8 +205,8 @@ func TestBanOnReload(t *testing.T) {
 		return "rate_limit login {\nkey {header.User}\n" + options + "\n}\nrespond free"
 	}
 	c := sitetest.Config{Site: site("size 1\ndrip_rate 1s\nban 1m 10m")}
-	s, a := startWithAdmin(t, c)
-	c.Admin = a.addr
+	s, a := sitetest.StartWithAdmin(t, c)
+	c.Admin = a.Addr
 	load := func(options string) {
 		t.Helper()
 		c.Site = site(options)
@@ -219,10 +219,10 @@ func TestBanOnReload(t *testing.T) {
 	s.Clock.Advance(10 * time.Second)
 	load("size 5\ndrip_rate 2s\nban 1m 10m\nban_after 2\ncount status 401")
 	s.Run(sitetest.Step{Header: []string{"User: a"}, Want: "429 limit=5 remaining=0 clear=50.000 reset=50.000 retry-after=50"})
-	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [{"limit": "login", "key": "a", "left": 50}]}`)
+	sitetest.WantJSON(t, a.Ask("GET", "bans", ""), `{"bans": [{"limit": "login", "key": "a", "left": 50}]}`)
 	load("size 5\ndrip_rate 2s")
 	s.Run(sitetest.Step{Header: []string{"User: a"}, Want: "200 limit=5 remaining=4 clear=2.000"})
-	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": []}`)
+	sitetest.WantJSON(t, a.Ask("GET", "bans", ""), `{"bans": []}`)
 	if n := state.Process.Bans.Len(); n > 0 {
 		t.Errorf("%d lists of bans are kept for a config that does not ban", n)
 	}
@@ -256,18 +256,18 @@ func TestBanSurvivesStoreChange(t *testing.T) {
 // TestAdminBans guards that the admin API lists bans, places and lifts them, that peek shows
 // them and reset lifts them, of keys and of clients without one.
 func TestAdminBans(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "}\nrate_limit drips {\nkey {header.Other}\nsize 1\ndrip_rate {header.Drip}\nban 1h\n}\nrespond free"})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "}\nrate_limit drips {\nkey {header.Other}\nsize 1\ndrip_rate {header.Drip}\nban 1h\n}\nrespond free"})
 	user, nobody := []string{"User: a", "Drip: 1h"}, []string{"Drip: 1h"}
 	const key, address = `{"limit": "login", "key": "a"}`, `{"limit": "login", "address": "127.0.0.1"}`
 	ban := func(of, duration string) map[string]any {
 		t.Helper()
-		return a.ask("POST", "ban", strings.Replace(of, "}", `, "duration": "`+duration+`"}`, 1))
+		return a.Ask("POST", "ban", strings.Replace(of, "}", `, "duration": "`+duration+`"}`, 1))
 	}
-	wantJSON(t, a.ask("POST", "unban", key), `{"limit": "login", "key": "a", "left": 0}`)
-	wantJSON(t, ban(key, "2h"), `{"limit": "login", "key": "a", "left": 7200}`)
-	wantJSON(t, ban(key, "1m"), `{"left": 7200}`) // which it does not shorten
-	wantJSON(t, ban(address, "1d"), `{"limit": "login", "address": "127.0.0.1", "left": 86400}`)
-	wantJSON(t, ban(`{"limit": "drips", "key": "x"}`, "10m"), `{"limit": "drips", "left": 600}`) // whatever it drips
+	sitetest.WantJSON(t, a.Ask("POST", "unban", key), `{"limit": "login", "key": "a", "left": 0}`)
+	sitetest.WantJSON(t, ban(key, "2h"), `{"limit": "login", "key": "a", "left": 7200}`)
+	sitetest.WantJSON(t, ban(key, "1m"), `{"left": 7200}`) // which it does not shorten
+	sitetest.WantJSON(t, ban(address, "1d"), `{"limit": "login", "address": "127.0.0.1", "left": 86400}`)
+	sitetest.WantJSON(t, ban(`{"limit": "drips", "key": "x"}`, "10m"), `{"limit": "drips", "left": 600}`) // whatever it drips
 	if got := s.Get("/", user...).Header.Get("Retry-After"); got != "7200" {
 		t.Errorf("a key that is banned may retry after %s", got)
 	}
@@ -278,31 +278,31 @@ func TestAdminBans(t *testing.T) {
 		t.Errorf("a key with another drip rate may retry after %s", got)
 	}
 	s.Clock.Advance(100 * time.Second)
-	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [
+	sitetest.WantJSON(t, a.Ask("GET", "bans", ""), `{"bans": [
 		{"limit": "login", "address": "127.0.0.1", "left": 86300}, {"limit": "login", "key": "a", "left": 7100}, {"limit": "drips", "key": "x", "left": 500}]}`)
-	wantJSON(t, a.ask("GET", "bans?limit=drips", ""), `{"bans": [{"limit": "drips", "key": "x", "left": 500}]}`)
-	wantJSON(t, a.ask("POST", "peek", key), `{"level": 0, "remaining": 0, "banned": 7100, "retry_after": 7100}`)
-	wantJSON(t, a.ask("POST", "peek", `{"key": "a"}`), `{"checked": 1, "buckets": [{"limit": "login", "banned": 7100}]}`)
-	wantJSON(t, a.ask("POST", "unban", key), `{"left": 7100}`)
-	wantJSON(t, a.ask("POST", "unban", key), `{"left": 0}`)
-	wantJSON(t, a.ask("POST", "peek", key), `{"remaining": 1, "retry_after": 0}`)
-	wantJSON(t, a.ask("POST", "reset", address), `{"banned": 86300}`)
+	sitetest.WantJSON(t, a.Ask("GET", "bans?limit=drips", ""), `{"bans": [{"limit": "drips", "key": "x", "left": 500}]}`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", key), `{"level": 0, "remaining": 0, "banned": 7100, "retry_after": 7100}`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", `{"key": "a"}`), `{"checked": 1, "buckets": [{"limit": "login", "banned": 7100}]}`)
+	sitetest.WantJSON(t, a.Ask("POST", "unban", key), `{"left": 7100}`)
+	sitetest.WantJSON(t, a.Ask("POST", "unban", key), `{"left": 0}`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", key), `{"remaining": 1, "retry_after": 0}`)
+	sitetest.WantJSON(t, a.Ask("POST", "reset", address), `{"banned": 86300}`)
 	s.Run(sitetest.Step{Header: append(user, "Other: y"), Want: "200 limit=1 remaining=0 clear=3600.000"})
-	wantJSON(t, a.ask("GET", "bans", ""), `{"bans": [{"limit": "drips", "key": "x"}]}`)
-	for _, l := range a.ask("GET", "limits", "")["limits"].([]any) {
+	sitetest.WantJSON(t, a.Ask("GET", "bans", ""), `{"bans": [{"limit": "drips", "key": "x"}]}`)
+	for _, l := range a.Ask("GET", "limits", "")["limits"].([]any) {
 		if l.(map[string]any)["path"] == "login" {
-			wantJSON(t, l, `{"ban": [60, 600], "ban_after": 1}`)
+			sitetest.WantJSON(t, l, `{"ban": [60, 600], "ban_after": 1}`)
 		}
 	}
 	ban(`{"limit": "login", "key": "s3cret"}`, "1h")
-	a.ask("POST", "unban", `{"limit": "login", "key": "s3cret"}`)
+	a.Ask("POST", "unban", `{"limit": "login", "key": "s3cret"}`)
 	wantNotLogged(t, s, "s3cret")
 }
 
 // TestAdminBadBans guards that each mistake is answered by one line that says what would be
 // right.
 func TestAdminBadBans(t *testing.T) {
-	_, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "}\nrate_limit other {\nsize 1\n}\nrespond free"})
 	const such = `an object such as {"limit": "login", "key": "203.0.113.7", "duration": "10m"}`
 	const duration = `duration: not valid; use a text from "1s" to "6000d", such as "10m"`
 	const bare = `limit: none given; use the path of a limit with ban, such as "login"`
@@ -333,7 +333,7 @@ func TestAdminBadBans(t *testing.T) {
 		{"GET", "bans?n=1", "", 400, "query: not valid; use at most a limit, such as ?limit=login"},
 		{"GET", "bans?limit=login&limit=other", "", 400, "query: not valid; use at most a limit, such as ?limit=login"},
 	} {
-		status, text := a.send(tc.method, tc.path, tc.body)
+		status, text := a.Send(tc.method, tc.path, tc.body)
 		var answer struct{ Error string }
 		if err := json.Unmarshal([]byte(text), &answer); err != nil || status != tc.status || answer.Error != tc.want {
 			t.Errorf("%s %s %s:\n got %d %s\nwant %d %s", tc.method, tc.path, tc.body, status, text, tc.status, tc.want)
@@ -363,20 +363,20 @@ func TestBanOnSeveralNodes(t *testing.T) {
 	time.Sleep(30 * time.Millisecond) // the bucket itself has room again
 	banned("a")
 	for _, a := range admins {
-		wantJSON(t, a.ask("POST", "peek", `{"limit": "login", "key": "a"}`), `{"from": "redis", "node": {"remembered": true}}`)
-		bans := a.ask("GET", "bans", "")["bans"].([]any)
-		wantJSON(t, bans, `[{"limit": "login", "key": "a"}]`)
+		sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit": "login", "key": "a"}`), `{"from": "redis", "node": {"remembered": true}}`)
+		bans := a.Ask("GET", "bans", "")["bans"].([]any)
+		sitetest.WantJSON(t, bans, `[{"limit": "login", "key": "a"}]`)
 		if left := bans[0].(map[string]any)["left"].(float64); left < 3500 || left > 3600 {
 			t.Errorf("banned for %v", left)
 		}
 	}
 
-	admins[1].ask("POST", "ban", `{"limit": "login", "key": "b", "duration": "2h"}`)
+	admins[1].Ask("POST", "ban", `{"limit": "login", "key": "b", "duration": "2h"}`)
 	banned("b")
 	all[2].load(c)
 	banned("a")
-	wantJSON(t, admins[2].ask("GET", "bans", ""), `{"bans": [{"key": "b"}, {"key": "a"}]}`)
-	admins[2].ask("POST", "unban", `{"limit": "login", "key": "b"}`)
+	sitetest.WantJSON(t, admins[2].Ask("GET", "bans", ""), `{"bans": [{"key": "b"}, {"key": "a"}]}`)
+	admins[2].Ask("POST", "unban", `{"limit": "login", "key": "b"}`)
 	free := func(user string) bool {
 		return !slices.ContainsFunc(all, func(node *reloadable) bool {
 			time.Sleep(20 * time.Millisecond)
@@ -384,24 +384,24 @@ func TestBanOnSeveralNodes(t *testing.T) {
 		})
 	}
 	sitetest.Eventually(t, "b to be let in", func() bool { return free("b") })
-	wantJSON(t, admins[2].ask("GET", "bans", ""), `{"bans": [{"key": "a"}]}`)
+	sitetest.WantJSON(t, admins[2].Ask("GET", "bans", ""), `{"bans": [{"key": "a"}]}`)
 
 	server.Kill()
 	banned("a")
-	if status, text := admins[0].send("POST", "ban", `{"limit": "login", "key": "c", "duration": "1h"}`); status != http.StatusServiceUnavailable || !strings.Contains(text, "redis unavailable: ") || !strings.Contains(text, `"left":3`) {
+	if status, text := admins[0].Send("POST", "ban", `{"limit": "login", "key": "c", "duration": "1h"}`); status != http.StatusServiceUnavailable || !strings.Contains(text, "redis unavailable: ") || !strings.Contains(text, `"left":3`) {
 		t.Errorf("ban without Redis: got %d %s", status, text)
 	}
 	if status := all[0].asks("c"); status != 429 {
 		t.Errorf("a key that was banned without Redis gets %d", status)
 	}
-	if status, text := admins[1].send("GET", "bans", ""); status != http.StatusServiceUnavailable || !strings.Contains(text, `"key":"a"`) {
+	if status, text := admins[1].Send("GET", "bans", ""); status != http.StatusServiceUnavailable || !strings.Contains(text, `"key":"a"`) {
 		t.Errorf("bans without Redis: got %d %s", status, text)
 	}
 	server.Restart(t)
 	sitetest.Eventually(t, "Redis to be used again", func() bool {
 		for i, node := range all {
 			node.asks("another")
-			if status, _ := admins[i].send("POST", "peek", `{"limit": "login", "key": "a"}`); status != 200 {
+			if status, _ := admins[i].Send("POST", "peek", `{"limit": "login", "key": "a"}`); status != 200 {
 				return false
 			}
 		}
@@ -411,7 +411,7 @@ func TestBanOnSeveralNodes(t *testing.T) {
 	banned("c")
 
 	sitetest.Eventually(t, "a to be let in", func() bool { // each instance may tell Redis once more what it had lost
-		admins[2].ask("POST", "reset", `{"limit": "login", "key": "a"}`)
+		admins[2].Ask("POST", "reset", `{"limit": "login", "key": "a"}`)
 		return free("a")
 	})
 	c.Site = strings.Replace(c.Site, "ban 1h", "", 1)
@@ -427,12 +427,12 @@ func TestBanAtOnce(t *testing.T) {
 	site := "rate_limit login {\nkey all\nsize 3\ndrip_rate 1ms\ncount status 401\nban 1h\n}\nrespond 401"
 	eachNode(t, site, func(t *testing.T, urls []string) {
 		sitetest.Eventually(t, "a ban", func() bool {
-			redistest.Together(t, 32, func(i int) { ask(t.Context(), urls[i%len(urls)]) })
-			_, h := ask(t.Context(), urls[0])
+			redistest.Together(t, 32, func(i int) { sitetest.Ask(t.Context(), urls[i%len(urls)]) })
+			_, h := sitetest.Ask(t.Context(), urls[0])
 			return fieldstest.Number(h.Get("Retry-After")) > 60
 		})
 		redistest.Together(t, 32, func(i int) {
-			if status, h := ask(t.Context(), urls[i%len(urls)]); status != 429 || fieldstest.Number(h.Get("Retry-After")) < 3000 {
+			if status, h := sitetest.Ask(t.Context(), urls[i%len(urls)]); status != 429 || fieldstest.Number(h.Get("Retry-After")) < 3000 {
 				t.Errorf("during the ban: got %d, retry after %s", status, h.Get("Retry-After"))
 			}
 		})
@@ -443,7 +443,7 @@ func TestBanAtOnce(t *testing.T) {
 // bans and says what they did.
 func TestBanOffline(t *testing.T) {
 	const text = "http://example.com {\nrate_limit login {\nsize 1\ndrip_rate 1s\nban 1m 1h\nban_after 2\n}\nrate_limit other {\nsize 9\n}\n}\n"
-	runCommand(t, "explain", "--config", configFile(t, text), "http://example.com/").want(t, 0, `GET http://example.com/ from 192.0.2.1, handled by srv0
+	sitetest.RunCommand(t, "explain", "--config", sitetest.ConfigFile(t, text), "http://example.com/").Want(t, 0, `GET http://example.com/ from 192.0.2.1, handled by srv0
 
 LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW  OPTIONS
 login  192.0.2.1     1  leaky_bucket     1  1 each 1s       ban 1m 1h, ban_after 2
@@ -463,14 +463,14 @@ other  192.0.2.1     1  leaky_bucket     9  1 each 1s
 
 // TestBanCommands guards what the commands about bans print.
 func TestBanCommands(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "match not path /free\n}\nrate_limit {\nsize 9\n}\nrespond free"})
-	address := "--address=" + a.addr
-	runCommand(t, "bans", address).want(t, 0, "No key is banned, as far as this Caddy knows.\n")
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit login {\n" + bans + "match not path /free\n}\nrate_limit {\nsize 9\n}\nrespond free"})
+	address := "--address=" + a.Addr
+	sitetest.RunCommand(t, "bans", address).Want(t, 0, "No key is banned, as far as this Caddy knows.\n")
 	s.Get("/", "User: a")
 	s.Get("/", "User: a")
-	runCommand(t, "ban", address, "login", "b\x1b", "2h").want(t, 0, "Banned \"b\\x1b\" at limit login for 2h0m0s.\n")
-	runCommand(t, "ban", address, "login", "--client-ip", "192.0.2.1", "90s").want(t, 0, "Banned 192.0.2.1 (no key) at limit login for 1m30s.\n")
-	runCommand(t, "bans", address).want(t, 0, ""+
+	sitetest.RunCommand(t, "ban", address, "login", "b\x1b", "2h").Want(t, 0, "Banned \"b\\x1b\" at limit login for 2h0m0s.\n")
+	sitetest.RunCommand(t, "ban", address, "login", "--client-ip", "192.0.2.1", "90s").Want(t, 0, "Banned 192.0.2.1 (no key) at limit login for 1m30s.\n")
+	sitetest.RunCommand(t, "bans", address).Want(t, 0, ""+
 		"LIMIT  KEY                 BANNED FOR  SITE       MATCH\n"+
 		"login  \"b\\x1b\"             2h0m0s      127.0.0.1  not (path /free)\n"+
 		"login  192.0.2.1 (no key)  1m30s       127.0.0.1  not (path /free)\n"+
@@ -478,7 +478,7 @@ func TestBanCommands(t *testing.T) {
 	if a := s.Get("/free", "User: a"); a.StatusCode != 200 {
 		t.Errorf("a request that the limit does not match: %s", a)
 	}
-	runCommand(t, "peek", address, "login", "a").want(t, 0, ""+
+	sitetest.RunCommand(t, "peek", address, "login", "a").Want(t, 0, ""+
 		"limit        login\n"+
 		"options      ban 1m 10m\n"+
 		"in           memory\n"+
@@ -487,17 +487,17 @@ func TestBanCommands(t *testing.T) {
 		"banned for   1m0s\n"+
 		"retry after  1m0s\n"+
 		"empties in   1s\n")
-	runCommand(t, "unban", address, "login", "a").want(t, 0, "The ban of a at limit login is lifted. It would have lasted for 1m0s. Its bucket stays as it is; reset empties it too.\n")
-	runCommand(t, "unban", address, "login", "a").want(t, 0, "There is no ban of a at limit login.\n")
-	runCommand(t, "ban", address, "default", "192.0.2.1", "1h").want(t, 1, "Error: limit: it does not ban; use one with ban, such as ban 10m\n")
-	runCommand(t, "ban", address, "login", "a").want(t, 1, "Error: DURATION: \"a\" is not valid; use a duration behind LIMIT and KEY, such as 10m\n")
-	runCommand(t, "bans", address, "no such").want(t, 1, "Error: limit: the running config has no such limit; use default or login\n")
+	sitetest.RunCommand(t, "unban", address, "login", "a").Want(t, 0, "The ban of a at limit login is lifted. It would have lasted for 1m0s. Its bucket stays as it is; reset empties it too.\n")
+	sitetest.RunCommand(t, "unban", address, "login", "a").Want(t, 0, "There is no ban of a at limit login.\n")
+	sitetest.RunCommand(t, "ban", address, "default", "192.0.2.1", "1h").Want(t, 1, "Error: limit: it does not ban; use one with ban, such as ban 10m\n")
+	sitetest.RunCommand(t, "ban", address, "login", "a").Want(t, 1, "Error: DURATION: \"a\" is not valid; use a duration behind LIMIT and KEY, such as 10m\n")
+	sitetest.RunCommand(t, "bans", address, "no such").Want(t, 1, "Error: limit: the running config has no such limit; use default or login\n")
 	for _, args := range [][]string{{"bans", "login"}, {"ban", "login", "c", "1h"}, {"unban", "login", "c"}} {
-		if r := runCommand(t, append(args, address, "--json")...); !json.Valid([]byte(r.out)) || r.status != 0 || r.errors != "" {
+		if r := sitetest.RunCommand(t, append(args, address, "--json")...); !json.Valid([]byte(r.Out)) || r.Status != 0 || r.Errors != "" {
 			t.Errorf("%q with --json: got %+v", args, r)
 		}
 	}
-	if r := runCommand(t, "limits", address); !strings.Contains(r.out, "  ban 1m 10m  ") {
-		t.Errorf("limits: %s", r.out)
+	if r := sitetest.RunCommand(t, "limits", address); !strings.Contains(r.Out, "  ban 1m 10m  ") {
+		t.Errorf("limits: %s", r.Out)
 	}
 }

@@ -209,8 +209,8 @@ func TestCheckSharedInJSON(t *testing.T) {
 		if err := os.WriteFile(file, sitetest.GivenNames.ReplaceAllLiteral(text, nil), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		r := runCommand(t, "check", "--config", file)
-		if !strings.HasPrefix(strings.Join(strings.Fields(r.out), " "), tc.want) {
+		r := sitetest.RunCommand(t, "check", "--config", file)
+		if !strings.HasPrefix(strings.Join(strings.Fields(r.Out), " "), tc.want) {
 			t.Errorf("%s and %s: got %+v, want %s", tc.first, tc.second, r, tc.want)
 		}
 	}
@@ -219,7 +219,7 @@ func TestCheckSharedInJSON(t *testing.T) {
 // TestCheckCommand guards what the command prints and its exit status.
 func TestCheckCommand(t *testing.T) {
 	t.Parallel()
-	file := configFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
+	file := sitetest.ConfigFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
 	const want = `limit a: Its key has {http.request.header.X-Key}, which clients can set to
   anything, so they can get a fresh bucket for each request. Use a key that they
   can't choose, such as {client_ip} or, behind authentication,
@@ -228,14 +228,14 @@ func TestCheckCommand(t *testing.T) {
 
 1 warning.
 `
-	runCommand(t, "check", "--config", file).want(t, 2, want)
-	r := runCommand(t, "check", "--config", file, "--json")
+	sitetest.RunCommand(t, "check", "--config", file).Want(t, 2, want)
+	r := sitetest.RunCommand(t, "check", "--config", file, "--json")
 	var c struct{ Advice []any }
-	if err := json.Unmarshal([]byte(r.out), &c); err != nil || r.status != 2 || len(c.Advice) != 1 {
+	if err := json.Unmarshal([]byte(r.Out), &c); err != nil || r.Status != 2 || len(c.Advice) != 1 {
 		t.Errorf("with --json: %v, %+v", err, r)
 	}
-	runCommand(t, "check", "--config", file, "--redis", "--json")
-	runCommand(t, "check", "--config", configFile(t, "http://:8080 {\n"+dryLimit("a")+"}"), "--redis").want(t, 0, ""+
+	sitetest.RunCommand(t, "check", "--config", file, "--redis", "--json")
+	sitetest.RunCommand(t, "check", "--config", sitetest.ConfigFile(t, "http://:8080 {\n"+dryLimit("a")+"}"), "--redis").Want(t, 0, ""+
 		"No problems found.\nNote: The config has no Redis to ask.\n")
 }
 
@@ -252,7 +252,7 @@ func TestCheckNotes(t *testing.T) {
 			if flags != nil {
 				want += "Note: The config has no Redis to ask.\n"
 			}
-			runCommand(t, append([]string{"check", "--config", configFile(t, tc.config)}, flags...)...).want(t, 0, want)
+			sitetest.RunCommand(t, append([]string{"check", "--config", sitetest.ConfigFile(t, tc.config)}, flags...)...).Want(t, 0, want)
 		}
 	}
 }
@@ -277,8 +277,8 @@ func TestCheckRefuses(t *testing.T) {
 		{"another handler", site + "reverse_proxy {\nto localhost:1\nlb_policy header \"\"\n}\n}", "header"},
 	} {
 		for _, flags := range [][]string{nil, {"--redis"}} {
-			got := runCommand(t, append([]string{"check", "--config", configFile(t, tc.config)}, flags...)...)
-			if got.status != 1 || got.out != "" || strings.Count(got.errors, "\n") != 1 || !strings.Contains(got.errors, tc.want) {
+			got := sitetest.RunCommand(t, append([]string{"check", "--config", sitetest.ConfigFile(t, tc.config)}, flags...)...)
+			if got.Status != 1 || got.Out != "" || strings.Count(got.Errors, "\n") != 1 || !strings.Contains(got.Errors, tc.want) {
 				t.Errorf("%s: got %+v, want status 1 and %q", tc.name, got, tc.want)
 			}
 		}
@@ -292,7 +292,7 @@ func TestCheckCreatesNoLogs(t *testing.T) {
 	dir := sitetest.TempDir(t)
 	log := "log {\noutput file " + dir + "/%s.log\n}\n"
 	config := "{\n" + fmt.Sprintf(log, "global") + "}\nhttp://:8080 {\n" + fmt.Sprintf(log, "site") + dryLimit("a") + "}"
-	runCommand(t, "check", "--config", configFile(t, config)).want(t, 0, "No problems found.\n")
+	sitetest.RunCommand(t, "check", "--config", sitetest.ConfigFile(t, config)).Want(t, 0, "No problems found.\n")
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
 		t.Errorf("it created %v, error %v", files, err)
 	}
@@ -314,20 +314,20 @@ func TestCheckAsksRedis(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := redistest.Start(t, tc.args...)
-			file := configFile(t, "{\n"+sitetest.RedisGlobal(r.Addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}")
-			got := runCommand(t, "check", "--config", file, "--redis")
+			file := sitetest.ConfigFile(t, "{\n"+sitetest.RedisGlobal(r.Addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}")
+			got := sitetest.RunCommand(t, "check", "--config", file, "--redis")
 			status := 2
 			if tc.want == "No problems found.\n" {
 				status = 0
 			}
-			if !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), tc.want) || got.errors != "" || got.status != status {
+			if !strings.Contains(strings.ReplaceAll(got.Out, "\n  ", " "), tc.want) || got.Errors != "" || got.Status != status {
 				t.Errorf("got %+v, want %q", got, tc.want)
 			}
 		})
 	}
 	gone := redistest.FreeAddr(t)
-	got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+sitetest.RedisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-	if text := strings.ReplaceAll(got.out, "\n  ", " "); got.status != 2 || !strings.Contains(text, "\n1 warning.\n") ||
+	got := sitetest.RunCommand(t, "check", "--redis", "--config", sitetest.ConfigFile(t, "{\n"+sitetest.RedisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+	if text := strings.ReplaceAll(got.Out, "\n  ", " "); got.Status != 2 || !strings.Contains(text, "\n1 warning.\n") ||
 		!strings.HasPrefix(text, "redis: It was not checked: redis at "+gone+" can't be connected to: dial tcp "+gone+": connect: connection refused. Run this") {
 		t.Errorf("with a Redis that is gone: got %+v", got)
 	}
@@ -373,15 +373,15 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 3 {
-				got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+sitetest.RedisGlobal(tc.addr, tc.options...)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-				text := strings.ReplaceAll(got.out, "\n  ", " ")
+				got := sitetest.RunCommand(t, "check", "--redis", "--config", sitetest.ConfigFile(t, "{\n"+sitetest.RedisGlobal(tc.addr, tc.options...)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+				text := strings.ReplaceAll(got.Out, "\n  ", " ")
 				for _, want := range tc.want {
 					if !strings.Contains(text, want) {
 						t.Errorf("got %s, want %q", text, want)
 					}
 				}
-				if got.status != 2 || !strings.Contains(text, "\n1 warning.\n") || strings.Contains(text, `\n`) {
-					t.Errorf("got status %d, and %s", got.status, text)
+				if got.Status != 2 || !strings.Contains(text, "\n1 warning.\n") || strings.Contains(text, `\n`) {
+					t.Errorf("got status %d, and %s", got.Status, text)
 				}
 			}
 		})
@@ -404,8 +404,8 @@ func TestCheckNamesServers(t *testing.T) {
 			want += "Note: The server at " + server + " is Redis VERSION.\n"
 		}
 		for range 5 {
-			got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+tc.global+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-			if text := regexp.MustCompile(`is \w+ [0-9.]+\n`).ReplaceAllString(got.out+got.errors, "is Redis VERSION.\n"); !strings.Contains(text, want) {
+			got := sitetest.RunCommand(t, "check", "--redis", "--config", sitetest.ConfigFile(t, "{\n"+tc.global+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+			if text := regexp.MustCompile(`is \w+ [0-9.]+\n`).ReplaceAllString(got.Out+got.Errors, "is Redis VERSION.\n"); !strings.Contains(text, want) {
 				t.Errorf("%s: got %s, want %s", name, text, want)
 			}
 		}
@@ -433,8 +433,8 @@ func TestCheckTriesRedis(t *testing.T) {
 			}
 			return ""
 		})
-		got := runCommand(t, "check", "--redis", "--config", configFile(t, "{\n"+sitetest.RedisGlobal(addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-		if want = strings.ReplaceAll(want, "%s", addr); !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), want) {
+		got := sitetest.RunCommand(t, "check", "--redis", "--config", sitetest.ConfigFile(t, "{\n"+sitetest.RedisGlobal(addr)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
+		if want = strings.ReplaceAll(want, "%s", addr); !strings.Contains(strings.ReplaceAll(got.Out, "\n  ", " "), want) {
 			t.Errorf("without %q: %+v, want %q", lacks, got, want)
 		}
 		redistest.WaitFor(t, 5*time.Second, func() error {
@@ -470,11 +470,11 @@ func TestCheckTriesRights(t *testing.T) {
 			server := redistest.Start(t)
 			server.SetUser(t, append(slices.Clone(base), logs...)...)
 			global := "{\n" + sitetest.RedisGlobal(server.Addr, "username limiter", "password pass") + "\n}\n"
-			runCommand(t, "check", "--redis", "--config", configFile(t, global+"http://:8080 {\n"+dryLimit("a", tc.options)+"}")) // the script is there from now on
+			sitetest.RunCommand(t, "check", "--redis", "--config", sitetest.ConfigFile(t, global+"http://:8080 {\n"+dryLimit("a", tc.options)+"}")) // the script is there from now on
 			server.SetUser(t, tc.rights...)
-			file := configFile(t, "{\n"+sitetest.RedisGlobal(server.Addr, "username limiter", "password pass")+"\n}\nhttp://:8080 {\n"+dryLimit("a", tc.options)+"}")
-			got := runCommand(t, "check", "--config", file, "--redis")
-			if !strings.Contains(strings.ReplaceAll(got.out, "\n  ", " "), tc.want) {
+			file := sitetest.ConfigFile(t, "{\n"+sitetest.RedisGlobal(server.Addr, "username limiter", "password pass")+"\n}\nhttp://:8080 {\n"+dryLimit("a", tc.options)+"}")
+			got := sitetest.RunCommand(t, "check", "--config", file, "--redis")
+			if !strings.Contains(strings.ReplaceAll(got.Out, "\n  ", " "), tc.want) {
 				t.Errorf("got %+v, want %q", got, tc.want)
 			}
 		})

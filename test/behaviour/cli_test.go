@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,58 +19,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
-
-// ran is what a command came to.
-type ran struct {
-	out, errors string
-	status      int
-}
-
-// runCommand runs a subcommand of caddy rate-limit in a process of its own, in an
-// empty directory.
-func runCommand(t testing.TB, args ...string) ran {
-	t.Helper()
-	return runCommandIn(t, sitetest.TempDir(t), args...)
-}
-
-// runCommandIn is runCommand in a given directory.
-func runCommandIn(t testing.TB, dir string, args ...string) ran {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), sitetest.Patience)
-	defer cancel()
-	cmd := caddytest.Command(ctx, append([]string{"rate-limit"}, args...)...)
-	cmd.Dir, cmd.Env = dir, append(cmd.Env, "COLUMNS=")
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
-		t.Fatalf("%q: %v", args, errors.Join(err, ctx.Err()))
-	}
-	return ran{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
-}
-
-// want checks a command's exit status and its output, or else its errors: without
-// logs, traces and usage, and nothing beside them.
-func (r ran) want(t testing.TB, status int, text string) {
-	t.Helper()
-	got, other := r.out, r.errors
-	if status == 1 {
-		got, other = r.errors, r.out
-	}
-	if r.status != status || got != text || other != "" {
-		t.Errorf("got status %d and\n%s\nerrors: %s\nwant status %d and\n%s", r.status, r.out, r.errors, status, text)
-	}
-}
-
-// configFile writes a Caddyfile.
-func configFile(t testing.TB, text string) string {
-	t.Helper()
-	file := filepath.Join(sitetest.TempDir(t), "Caddyfile")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
-}
 
 // cliSite has limits of several kinds.
 const cliSite = `
@@ -96,12 +42,12 @@ const cliSite = `
 	respond ok`
 
 // requestCounts returns the numbers of requests that status shows.
-func requestCounts(t *testing.T, status ran) (counts [5]int) {
+func requestCounts(t *testing.T, status sitetest.Output) (counts [5]int) {
 	t.Helper()
-	_, line, _ := strings.Cut(status.out, "Requests: ")
+	_, line, _ := strings.Cut(status.Out, "Requests: ")
 	const format = "%d admitted, %d denied, %d undecided, %d refused, %d in early data.\n"
 	if _, err := fmt.Sscanf(line, format, &counts[0], &counts[1], &counts[2], &counts[3], &counts[4]); err != nil {
-		t.Fatalf("status: got %d\n%s\n%v", status.status, status.out, err)
+		t.Fatalf("status: got %d\n%s\n%v", status.Status, status.Out, err)
 	}
 	return counts
 }
@@ -109,50 +55,50 @@ func requestCounts(t *testing.T, status ran) (counts [5]int) {
 // TestCommandsAskCaddy guards what the commands show of a running Caddy, and that
 // reset empties a bucket.
 func TestCommandsAskCaddy(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
-	address := "--address=" + a.addr
-	before := requestCounts(t, runCommand(t, "status", address))
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
+	address := "--address=" + a.Addr
+	before := requestCounts(t, sitetest.RunCommand(t, "status", address))
 	for range 3 {
 		s.Get("/search")
 	}
 	s.Get("/", "X-Tenant: acme", "X-Region: eu")
 
-	runCommand(t, "peek", address, "api", "127.0.0.1").want(t, 0, ""+
+	sitetest.RunCommand(t, "peek", address, "api", "127.0.0.1").Want(t, 0, ""+
 		"limit        api\n"+
 		"in           memory\n"+
 		"level        3 of 5\n"+
 		"remaining    2\n"+
 		"empties in   30s\n")
-	runCommand(t, "peek", address, "api/search", "127.0.0.1").want(t, 0, ""+
+	sitetest.RunCommand(t, "peek", address, "api/search", "127.0.0.1").Want(t, 0, ""+
 		"limit        api/search\n"+
 		"in           memory\n"+
 		"level        2 of 2\n"+
 		"remaining    0\n"+
 		"retry after  10s\n"+
 		"empties in   20s\n")
-	runCommand(t, "peek", address, "tenant", "acme", "eu").want(t, 0, ""+
+	sitetest.RunCommand(t, "peek", address, "tenant", "acme", "eu").Want(t, 0, ""+
 		"limit        tenant\n"+
 		"in           memory\n"+
 		"level        1 of 3\n"+
 		"remaining    2\n"+
 		"empties in   1s\n")
-	if r := runCommand(t, "peek", address, "tenant", "--client-ip", "192.0.2.9", "--json"); r.status != 0 || !strings.Contains(r.out, `"level": 0`) {
+	if r := sitetest.RunCommand(t, "peek", address, "tenant", "--client-ip", "192.0.2.9", "--json"); r.Status != 0 || !strings.Contains(r.Out, `"level": 0`) {
 		t.Errorf("peek of a client without key: %+v", r)
 	}
 
-	runCommand(t, "limits", address).want(t, 0, ""+
+	sitetest.RunCommand(t, "limits", address).Want(t, 0, ""+
 		"LIMIT       ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                                                           SITE       MATCH                      BUCKETS  ADMITTED  DENIED\n"+
 		"api         leaky_bucket     5  1 each 10s         1  {http.vars.client_ip}                                         127.0.0.1  -                                1         3       0\n"+
 		"api/search  leaky_bucket     2  1 each 10s         1  {http.vars.client_ip}                                         127.0.0.1  path /search                     1         2       1\n"+
 		"tenant      leaky_bucket     3  1 each 1s          1  {http.request.header.X-Tenant}{http.request.header.X-Region}  127.0.0.1  header {\"X-Tenant\":[\"*\"]}        1         1       0\n")
-	status := runCommand(t, "status", address)
+	status := sitetest.RunCommand(t, "status", address)
 	for _, want := range []string{
 		"Buckets are kept in memory; this process has 3 of at most 1000000.\n",
 		"\nLIMIT       ADMITTED  DENIED  SPARED  ADMITTED/S  DENIED/S\n",
 		"\napi/search         2       1       0 ",
 	} {
-		if !strings.Contains(status.out, want) || status.status != 0 {
-			t.Errorf("status: got %d\n%s\nwant %q in it", status.status, status.out, want)
+		if !strings.Contains(status.Out, want) || status.Status != 0 {
+			t.Errorf("status: got %d\n%s\nwant %q in it", status.Status, status.Out, want)
 		}
 	}
 	// Requests of earlier tests are in these counts too.
@@ -163,24 +109,24 @@ func TestCommandsAskCaddy(t *testing.T) {
 	if want := [5]int{3, 1, 0, 0, 0}; counts != want {
 		t.Errorf("status: %v requests admitted, denied, undecided, refused and in early data, want %v", counts, want)
 	}
-	if top := runCommand(t, "top", address, "--by", "requests"); top.status != 0 || !strings.Contains(top.out, "       4      0  127.0.0.1\n") {
-		t.Errorf("top: got %d\n%s%s", top.status, top.out, top.errors)
+	if top := sitetest.RunCommand(t, "top", address, "--by", "requests"); top.Status != 0 || !strings.Contains(top.Out, "       4      0  127.0.0.1\n") {
+		t.Errorf("top: got %d\n%s%s", top.Status, top.Out, top.Errors)
 	}
 
-	reset := runCommand(t, "reset", address, "api", "127.0.0.1", "--yes")
-	reset.want(t, 0, ""+
+	reset := sitetest.RunCommand(t, "reset", address, "api", "127.0.0.1", "--yes")
+	reset.Want(t, 0, ""+
 		"The bucket is empty now. Before:\n"+
 		"limit        api\n"+
 		"in           memory\n"+
 		"level        3 of 5\n"+
 		"remaining    2\n"+
 		"empties in   30s\n")
-	if r := runCommand(t, "peek", address, "api", "127.0.0.1"); !strings.Contains(r.out, "level        0 of 5\n") {
+	if r := sitetest.RunCommand(t, "peek", address, "api", "127.0.0.1"); !strings.Contains(r.Out, "level        0 of 5\n") {
 		t.Errorf("after reset: %+v", r)
 	}
 	for _, args := range [][]string{{"status"}, {"limits"}, {"peek", "api", "192.0.2.1"}, {"top"}} {
-		r := runCommand(t, append(args, address, "--json")...)
-		if !json.Valid([]byte(r.out)) || r.status != 0 || r.errors != "" {
+		r := sitetest.RunCommand(t, append(args, address, "--json")...)
+		if !json.Valid([]byte(r.Out)) || r.Status != 0 || r.Errors != "" {
 			t.Errorf("%q with --json: got %+v", args, r)
 		}
 	}
@@ -189,8 +135,8 @@ func TestCommandsAskCaddy(t *testing.T) {
 // TestCommandsAskAllLimits guards that one command shows why a client is denied, with
 // the limits that it could not ask, and that another lets the client in.
 func TestCommandsAskAllLimits(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
-	address := "--address=" + a.addr
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
+	address := "--address=" + a.Addr
 	for range 3 {
 		s.Get("/search")
 	}
@@ -201,18 +147,18 @@ func TestCommandsAskAllLimits(t *testing.T) {
 		"LIMIT       KEY        LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n" +
 		"api         127.0.0.1  2 of 5          3  0s           20s\n" +
 		"api/search  127.0.0.1  2 of 2          0  10s          20s\n\n" + not
-	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, buckets)
+	sitetest.RunCommand(t, "peek", address, "--client-ip", "127.0.0.1").Want(t, 0, buckets)
 	s.Get("/", "X-Tenant: acme", "X-Region: eu")
-	runCommand(t, "peek", address, "--key", "acme", "--key", "eu").want(t, 0, ""+
+	sitetest.RunCommand(t, "peek", address, "--key", "acme", "--key", "eu").Want(t, 0, ""+
 		"LIMIT   KEY      LEVEL   REMAINING  RETRY AFTER  EMPTIES IN\n"+
 		"tenant  acme,eu  1 of 3          2  0s           1s\n\n"+
 		"SKIPPED     WHY\n"+
 		"api         it needs a value for each placeholder of its key: {http.vars.client_ip}\n"+
 		"api/search  it needs a value for each placeholder of its key: {http.vars.client_ip}\n")
-	runCommand(t, "reset", address, "--client-ip", "127.0.0.1", "--yes").want(t, 0,
+	sitetest.RunCommand(t, "reset", address, "--client-ip", "127.0.0.1", "--yes").Want(t, 0,
 		"These buckets are empty now. Before:\n"+strings.Replace(buckets, "2 of 5          3  0s           20s", "3 of 5          2  0s           30s", 1))
-	runCommand(t, "peek", address, "--client-ip", "127.0.0.1").want(t, 0, "None of the 3 buckets of client 127.0.0.1 holds anything.\n\n"+not)
-	if r := runCommand(t, "peek", address, "--key", "acme"); r.status != 1 || !strings.Contains(r.out, "SKIPPED") || r.errors != "Error: no limit has a bucket for what was given\n" {
+	sitetest.RunCommand(t, "peek", address, "--client-ip", "127.0.0.1").Want(t, 0, "None of the 3 buckets of client 127.0.0.1 holds anything.\n\n"+not)
+	if r := sitetest.RunCommand(t, "peek", address, "--key", "acme"); r.Status != 1 || !strings.Contains(r.Out, "SKIPPED") || r.Errors != "Error: no limit has a bucket for what was given\n" {
 		t.Errorf("a key of no limit: %+v", r)
 	}
 	if got := s.Get("/search"); got.StatusCode != http.StatusOK {
@@ -224,10 +170,10 @@ func TestCommandsAskAllLimits(t *testing.T) {
 // Caddy has, says so and exits with status 2, and that the client is let in.
 func TestResetWithoutRedis(t *testing.T) {
 	redis := redistest.Start(t)
-	s, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout), Site: hourly})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout), Site: hourly})
 	sitetest.Eventually(t, "Redis to decide", func() bool {
 		s.Get("/", "User: u")
-		return strings.Contains(runCommand(t, "peek", "--address", a.addr, "api", "u").out, "level        3 of 3\n")
+		return strings.Contains(sitetest.RunCommand(t, "peek", "--address", a.Addr, "api", "u").Out, "level        3 of 3\n")
 	})
 	redis.Kill()
 	denied := func(when string, want bool) {
@@ -237,14 +183,14 @@ func TestResetWithoutRedis(t *testing.T) {
 		}
 	}
 	denied("with a full bucket", true)
-	peek := runCommand(t, "peek", "--address", a.addr, "--key", "u")
-	if want := "LIMIT  KEY  LEVEL   REMAINING  RETRY AFTER"; peek.status != 2 || !strings.HasPrefix(peek.out, want) || !strings.Contains(peek.out, "api    u    3 of 3          0  ") {
+	peek := sitetest.RunCommand(t, "peek", "--address", a.Addr, "--key", "u")
+	if want := "LIMIT  KEY  LEVEL   REMAINING  RETRY AFTER"; peek.Status != 2 || !strings.HasPrefix(peek.Out, want) || !strings.Contains(peek.Out, "api    u    3 of 3          0  ") {
 		t.Errorf("peek: %+v", peek)
 	}
 	for _, which := range [][]string{{"api", "u"}, {"--key", "u"}} {
-		r := runCommand(t, append([]string{"reset", "--yes", "--address", a.addr}, which...)...)
-		if r.status != 2 || !strings.Contains(r.out, " empty now in this Caddy alone. Before:\n") ||
-			!strings.HasPrefix(r.errors, "Error: redis unavailable: ") || !strings.HasSuffix(r.errors, "; this is what the Caddy at "+a.addr+" has\n") {
+		r := sitetest.RunCommand(t, append([]string{"reset", "--yes", "--address", a.Addr}, which...)...)
+		if r.Status != 2 || !strings.Contains(r.Out, " empty now in this Caddy alone. Before:\n") ||
+			!strings.HasPrefix(r.Errors, "Error: redis unavailable: ") || !strings.HasSuffix(r.Errors, "; this is what the Caddy at "+a.Addr+" has\n") {
 			t.Errorf("%q: %+v", which, r)
 		}
 		for range 3 {
@@ -258,37 +204,37 @@ func TestResetWithoutRedis(t *testing.T) {
 // with status 2.
 func TestStatusOfLostRedis(t *testing.T) {
 	nobody := redistest.FreeAddr(t)
-	s, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(nobody), Site: cliSite})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(nobody), Site: cliSite})
 	sitetest.Eventually(t, "redis to be found unavailable", func() bool {
 		s.Get("/")
-		return strings.Contains(runCommand(t, "status", "--address", a.addr).out, "  down for ")
+		return strings.Contains(sitetest.RunCommand(t, "status", "--address", a.Addr).Out, "  down for ")
 	})
 	for want, args := range map[string][]string{"  down for ": {"status"}, `"state": "down"`: {"status", "--json"}} {
-		r := runCommand(t, append(args, "--address", a.addr)...)
-		if r.status != 2 || r.errors != "" || !strings.Contains(r.out, want) {
+		r := sitetest.RunCommand(t, append(args, "--address", a.Addr)...)
+		if r.Status != 2 || r.Errors != "" || !strings.Contains(r.Out, want) {
 			t.Errorf("got %+v", r)
 		}
 	}
 	// Some requests were decided here, for want of Redis.
-	r := runCommand(t, "status", "--address", a.addr)
-	if !regexp.MustCompile(`(?m)^LIMIT +ADMITTED +DENIED +SPARED +ADMITTED/S +DENIED/S +FALLBACK +FALLBACK/S\napi +\d+ +\d+ +0 +[\d.]+ +[\d.]+ +[1-9]\d* +[\d.]+$`).MatchString(r.out) {
-		t.Errorf("status: got %s", r.out)
+	r := sitetest.RunCommand(t, "status", "--address", a.Addr)
+	if !regexp.MustCompile(`(?m)^LIMIT +ADMITTED +DENIED +SPARED +ADMITTED/S +DENIED/S +FALLBACK +FALLBACK/S\napi +\d+ +\d+ +0 +[\d.]+ +[\d.]+ +[1-9]\d* +[\d.]+$`).MatchString(r.Out) {
+		t.Errorf("status: got %s", r.Out)
 	}
-	r = runCommand(t, "peek", "--address", a.addr, "api", "127.0.0.1")
+	r = sitetest.RunCommand(t, "peek", "--address", a.Addr, "api", "127.0.0.1")
 	const unavailable = "Error: redis unavailable: "
-	if r.status != 2 || !strings.HasPrefix(r.out, "limit        api\nin           this Caddy, as Redis does not answer\nlevel        ") ||
-		!strings.HasPrefix(r.errors, unavailable) || strings.Count(r.errors, "\n") != 1 {
+	if r.Status != 2 || !strings.HasPrefix(r.Out, "limit        api\nin           this Caddy, as Redis does not answer\nlevel        ") ||
+		!strings.HasPrefix(r.Errors, unavailable) || strings.Count(r.Errors, "\n") != 1 {
 		t.Errorf("peek: got %+v", r)
 	}
-	r = runCommand(t, "reset", "--address", a.addr, "api", "127.0.0.1", "--yes", "--json")
+	r = sitetest.RunCommand(t, "reset", "--address", a.Addr, "api", "127.0.0.1", "--yes", "--json")
 	var answer adminjson.Level
-	if err := json.Unmarshal([]byte(r.out), &answer); err != nil || r.status != 2 || answer.Level == 0 || answer.From != "node" ||
-		!strings.HasPrefix(r.errors, unavailable) || strings.Count(r.errors, "\n") != 1 {
+	if err := json.Unmarshal([]byte(r.Out), &answer); err != nil || r.Status != 2 || answer.Level == 0 || answer.From != "node" ||
+		!strings.HasPrefix(r.Errors, unavailable) || strings.Count(r.Errors, "\n") != 1 {
 		t.Errorf("reset --json: got %+v, %v", r, err)
 	}
-	r = runCommand(t, "status", "--address", a.addr)
-	if want := "\nWhile a server is not up, on_error applies to its requests: fallback, unless their handler sets another.\n"; !strings.Contains(r.out, want) {
-		t.Errorf("status: got %s", r.out)
+	r = sitetest.RunCommand(t, "status", "--address", a.Addr)
+	if want := "\nWhile a server is not up, on_error applies to its requests: fallback, unless their handler sets another.\n"; !strings.Contains(r.Out, want) {
+		t.Errorf("status: got %s", r.Out)
 	}
 }
 
@@ -297,8 +243,8 @@ func TestStatusOfLostRedis(t *testing.T) {
 func TestHelp(t *testing.T) {
 	for _, about := range []string{"", "peek"} {
 		args := strings.Fields(about)
-		want := runCommand(t, append(args, "--help")...)
-		if got := runCommand(t, append([]string{"help"}, args...)...); got != want || got.status != 0 || got.out == "" {
+		want := sitetest.RunCommand(t, append(args, "--help")...)
+		if got := sitetest.RunCommand(t, append([]string{"help"}, args...)...); got != want || got.Status != 0 || got.Out == "" {
 			t.Errorf("help %s: got %+v, want %+v", about, got, want)
 		}
 	}
@@ -308,12 +254,12 @@ func TestHelp(t *testing.T) {
 // it can't use, and exit status 1.
 func TestCommandsRefuseBadInput(t *testing.T) {
 	sitetest.SingleGoroutine(t)
-	_, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
-	address := "--address=" + a.addr
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
+	address := "--address=" + a.Addr
 	nobody := redistest.FreeAddr(t)
-	off := configFile(t, "{\nadmin off\n}\n:8080 {\n}\n")
-	bad := configFile(t, ":8080 {\nrate_limit {\nsize none\n}\n}\n")
-	good := configFile(t, ":8080 {\n"+cliSite+"\n}\n")
+	off := sitetest.ConfigFile(t, "{\nadmin off\n}\n:8080 {\n}\n")
+	bad := sitetest.ConfigFile(t, ":8080 {\nrate_limit {\nsize none\n}\n}\n")
+	good := sitetest.ConfigFile(t, ":8080 {\n"+cliSite+"\n}\n")
 	garbage := filepath.Join(sitetest.TempDir(t), "config.json")
 	if err := os.WriteFile(garbage, []byte("no JSON"), 0o600); err != nil {
 		t.Fatal(err)
@@ -372,9 +318,9 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 		{[]string{"check", "-c", bad}, `size: "none" is not valid; use a whole number`},
 		{[]string{"check", "-c", garbage}, garbage + ": not valid JSON"},
 	} {
-		r := runCommand(t, tc.args...)
-		if r.status != 1 || r.out != "" || !strings.HasPrefix(r.errors, "Error: ") || strings.Count(r.errors, "\n") != 1 || !strings.Contains(r.errors, tc.want) {
-			t.Errorf("%q: got status %d, %q, %q\nwant 1 and the line %q", tc.args, r.status, r.out, r.errors, tc.want)
+		r := sitetest.RunCommand(t, tc.args...)
+		if r.Status != 1 || r.Out != "" || !strings.HasPrefix(r.Errors, "Error: ") || strings.Count(r.Errors, "\n") != 1 || !strings.Contains(r.Errors, tc.want) {
+			t.Errorf("%q: got status %d, %q, %q\nwant 1 and the line %q", tc.args, r.Status, r.Out, r.Errors, tc.want)
 		}
 	}
 }
@@ -384,7 +330,7 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 // argument, too.
 func TestCommandsFindCaddyfile(t *testing.T) {
 	t.Parallel()
-	file, log := configFile(t, strings.Replace(replaySite, "example.com", "http://:8080", 1)), replayLog(t)
+	file, log := sitetest.ConfigFile(t, strings.Replace(replaySite, "example.com", "http://:8080", 1)), replayLog(t)
 	here, elsewhere := filepath.Dir(file), sitetest.TempDir(t)
 	for _, tc := range []struct {
 		name string
@@ -404,39 +350,39 @@ func TestCommandsFindCaddyfile(t *testing.T) {
 		{"explain, without one", elsewhere, []string{"explain", "http://localhost:8080/"}, ""},
 		{"replay, without one", elsewhere, []string{"replay", log}, ""},
 	} {
-		got := runCommandIn(t, tc.dir, tc.args...)
+		got := sitetest.RunCommandIn(t, tc.dir, tc.args...)
 		if tc.want == "" {
-			got.want(t, 1, "Error: config: none given, and there is no Caddyfile in the current directory; use --config with a file\n")
-		} else if got.status != 0 || !strings.Contains(got.out, tc.want) {
+			got.Want(t, 1, "Error: config: none given, and there is no Caddyfile in the current directory; use --config with a file\n")
+		} else if got.Status != 0 || !strings.Contains(got.Out, tc.want) {
 			t.Errorf("%s: got %+v, want %q", tc.name, got, tc.want)
 		}
 	}
-	runCommandIn(t, here, "check", "--config", file, "Other").want(t, 1,
+	sitetest.RunCommandIn(t, here, "check", "--config", file, "Other").Want(t, 1,
 		"Error: config: \"Other\" can't be combined with --config \""+file+"\"; use one of them\n")
 }
 
 // TestCommandsEscapeKeys guards that keys, which clients choose, are escaped: they
 // could drive the operator's terminal.
 func TestCommandsEscapeKeys(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit api {\nsize 5\nkey {query.k}\ntrack_top 5\n}\nrespond ok"})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit api {\nsize 5\nkey {query.k}\ntrack_top 5\n}\nrespond ok"})
 	s.Get("/?k=%1b%5b2J%e2%80%ae")
 	for _, args := range [][]string{{"top", "--by", "requests"}, {"top", "--by", "requests", "--json"}} {
-		r := runCommand(t, append(args, "--address", a.addr)...)
-		if r.status != 0 || strings.ContainsAny(r.out, "\x1b\u202e") || !strings.Contains(r.out, `\u202e`) {
-			t.Errorf("%q: got %q", args, r.out)
+		r := sitetest.RunCommand(t, append(args, "--address", a.Addr)...)
+		if r.Status != 0 || strings.ContainsAny(r.Out, "\x1b\u202e") || !strings.Contains(r.Out, `\u202e`) {
+			t.Errorf("%q: got %q", args, r.Out)
 		}
 	}
 }
 
 // TestCommandsComplete guards that limits are completed by asking the server.
 func TestCommandsComplete(t *testing.T) {
-	_, a := startWithAdmin(t, sitetest.Config{Site: cliSite, Sites: "http://127.0.0.1:" + freePort(t) + " {\n" + cliSite + "\n}"})
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite, Sites: "http://127.0.0.1:" + freePort(t) + " {\n" + cliSite + "\n}"})
 	for _, args := range [][]string{{"peek", ""}, {"reset", ""}, {"top", "--limit", ""}} {
 		want := "api\napi/search\ntenant\n:4\n"
 		if args[0] == "top" {
 			want = "api\n:4\n" // the only one with track_top
 		}
-		line := append([]string{"__complete", "rate-limit", args[0], "--address", a.addr}, args[1:]...)
+		line := append([]string{"__complete", "rate-limit", args[0], "--address", a.Addr}, args[1:]...)
 		out, err := caddytest.Command(t.Context(), line...).Output()
 		if err != nil || !strings.HasPrefix(string(out), want) {
 			t.Errorf("%q: got %q, %v", line, out, err)
@@ -468,9 +414,9 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 	}
 	respond ok`
 	port := freePort(t)
-	s, a := startWithAdmin(t, sitetest.Config{Unnamed: true, Site: site, Sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Unnamed: true, Site: site, Sites: "http://a.localhost:" + port + " {\nbind 127.0.0.1\n" + site + "\n}"})
 	s.Get("/one")
-	runCommand(t, "limits", "--address", a.addr).want(t, 0, ""+
+	sitetest.RunCommand(t, "limits", "--address", a.Addr).Want(t, 0, ""+
 		"LIMIT      ALGORITHM     SIZE  RATE OR WINDOW  COST  KEY                    SITE                    MATCH      BUCKETS  ADMITTED  DENIED\n"+
 		"default    leaky_bucket     7  1 each 1s          1  {http.vars.client_ip}  127.0.0.1, a.localhost  path /one        1         1       0\n"+
 		"default#2  leaky_bucket     8  1 each 1s          1  {http.vars.client_ip}  127.0.0.1, a.localhost  path /two        0\n"+
@@ -481,7 +427,7 @@ func TestLimitsOfSeveralSites(t *testing.T) {
 // TestLimitsShowMatchers guards that limits shows all that a request must match for a
 // limit to apply: of its routes, of the limits around it and of its own.
 func TestLimitsShowMatchers(t *testing.T) {
-	_, a := startWithAdmin(t, sitetest.Config{Site: `
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: `
 	@api {
 		path /api/* /v2/*
 		not method GET HEAD
@@ -509,13 +455,13 @@ func TestLimitsShowMatchers(t *testing.T) {
 		}
 	}
 	respond ok`})
-	r := runCommand(t, "limits", "--address", a.addr)
+	r := sitetest.RunCommand(t, "limits", "--address", a.Addr)
 	for _, want := range []string{
 		"  path /app/*; not (method GET HEAD) and path /api/* /v2/*; method POST; path_regexp {\"pattern\":\"^/api/[0-9]\"} and protocol \"https\"  ",
 		"  path /app/*; not (host other.test and path /x or path /y)  ",
 	} {
-		if !strings.Contains(r.out, want) {
-			t.Errorf("got %s%s\nwant in it %s", r.out, r.errors, want)
+		if !strings.Contains(r.Out, want) {
+			t.Errorf("got %s%s\nwant in it %s", r.Out, r.Errors, want)
 		}
 	}
 }
@@ -523,15 +469,15 @@ func TestLimitsShowMatchers(t *testing.T) {
 // TestCommandsFailOnFullDisks guards that a command whose output can't be written
 // exits with status 1.
 func TestCommandsFailOnFullDisks(t *testing.T) {
-	_, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
-	file, log := configFile(t, "http://:8080 {\n"+cliSite+"\n}"), logFile(t, logLine(0, "192.0.2.1", "/"))
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
+	file, log := sitetest.ConfigFile(t, "http://:8080 {\n"+cliSite+"\n}"), logFile(t, logLine(0, "192.0.2.1", "/"))
 	for _, args := range [][]string{
-		{"status", "--address", a.addr},
-		{"limits", "--address", a.addr},
-		{"limits", "--address", a.addr, "--json"},
-		{"peek", "--address", a.addr, "api", "192.0.2.1"},
-		{"reset", "--address", a.addr, "api", "192.0.2.1", "--yes"},
-		{"top", "--address", a.addr, "--limit", "api"},
+		{"status", "--address", a.Addr},
+		{"limits", "--address", a.Addr},
+		{"limits", "--address", a.Addr, "--json"},
+		{"peek", "--address", a.Addr, "api", "192.0.2.1"},
+		{"reset", "--address", a.Addr, "api", "192.0.2.1", "--yes"},
+		{"top", "--address", a.Addr, "--limit", "api"},
 		{"explain", "--config", file, "http://localhost:8080/"},
 		{"check", "--config", file}, // which also has advice
 		{"replay", "--config", file, log},
@@ -565,27 +511,27 @@ func TestPeekOfFullConcurrency(t *testing.T) {
 				arrived <- struct{}{}
 				<-done
 			})
-			s, a := startWithAdmin(t, sitetest.Config{Global: global(), Site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
-			peek := func() map[string]any { return a.ask("POST", "peek", `{"limit": "inflight"}`) }
+			s, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: global(), Site: "rate_limit inflight {\nkey all\nconcurrency 2\n}\nreverse_proxy " + upstream})
+			peek := func() map[string]any { return a.Ask("POST", "peek", `{"limit": "inflight"}`) }
 			ended := make(chan struct{})
 			for range 2 {
 				go func() {
-					_, _ = ask(context.WithoutCancel(t.Context()), s.URL("/"))
+					_, _ = sitetest.Ask(context.WithoutCancel(t.Context()), s.URL("/"))
 					ended <- struct{}{}
 				}()
 				<-arrived
 			}
 			got := peek()
-			wantJSON(t, got, `{"remaining": 0, "held": 2, "clear": 0, "in_progress": true, "retry_after": null}`)
-			r := runCommand(t, "peek", "--address", a.addr, "inflight")
-			if !strings.Contains(r.out, "\nretry after  a request in progress ends\n") || strings.Contains(r.out, "µs") {
+			sitetest.WantJSON(t, got, `{"remaining": 0, "held": 2, "clear": 0, "in_progress": true, "retry_after": null}`)
+			r := sitetest.RunCommand(t, "peek", "--address", a.Addr, "inflight")
+			if !strings.Contains(r.Out, "\nretry after  a request in progress ends\n") || strings.Contains(r.Out, "µs") {
 				t.Errorf("peek: got %+v", r)
 			}
 			close(done)
 			<-ended
 			<-ended
 			sitetest.Eventually(t, "the end of the requests", func() bool { return peek()["held"] == 0. })
-			wantJSON(t, peek(), `{"remaining": 2, "in_progress": null, "retry_after": 0}`)
+			sitetest.WantJSON(t, peek(), `{"remaining": 2, "in_progress": null, "retry_after": 0}`)
 		})
 	}
 }

@@ -97,8 +97,8 @@ func (term *pty) waitFor(t *testing.T, text string) {
 // another config, and leaves the terminal as it was, however it ends.
 func TestTopOnTerminal(t *testing.T) {
 	c := sitetest.Config{Site: cliSite}
-	s, a := startWithAdmin(t, c)
-	c.Admin = a.addr
+	s, a := sitetest.StartWithAdmin(t, c)
+	c.Admin = a.Addr
 	for _, tc := range []struct {
 		name string
 		end  func(term *pty) error
@@ -108,7 +108,7 @@ func TestTopOnTerminal(t *testing.T) {
 		{"SIGTERM", func(term *pty) error { return term.cmd.Process.Signal(syscall.SIGTERM) }},
 	} {
 		name := tc.name
-		term := startOnTerminal(t, 4, 30, "top", "--address", a.addr, "--by", "requests", "--limit", "api")
+		term := startOnTerminal(t, 4, 30, "top", "--address", a.Addr, "--by", "requests", "--limit", "api")
 		term.waitFor(t, "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[HLimit api in ")
 		s.Get("/")
 		term.waitFor(t, "127.0.0.1\x1b[K\x1b[J")
@@ -144,14 +144,14 @@ func TestTopOnTerminal(t *testing.T) {
 // TestResetAsksOnTerminal guards that reset asks first where it can, and does
 // nothing unless it is told to.
 func TestResetAsksOnTerminal(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: cliSite})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
 	s.Get("/")
 	for _, tc := range []struct{ reply, want string }{
 		{"n", "Error: nothing was changed\r\n"},
 		{"", "Error: nothing was changed\r\n"},
 		{"y", "The bucket is empty now. Before:\r\nlimit        api\r\nin           memory\r\nlevel        1 of 5\r\n"},
 	} {
-		term := startOnTerminal(t, 24, 80, "reset", "--address", a.addr, "api", "127.0.0.1")
+		term := startOnTerminal(t, 24, 80, "reset", "--address", a.Addr, "api", "127.0.0.1")
 		term.waitFor(t, "Empty the bucket of limit api for key 127.0.0.1? [y/N] ")
 		if _, err := term.WriteString(tc.reply + "\n"); err != nil {
 			t.Fatal(err)

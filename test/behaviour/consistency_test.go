@@ -122,7 +122,7 @@ func TestLease(t *testing.T) {
 	server := redistest.Start(t)
 	// A minute, so that a busy machine finds what was leased at the end.
 	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 100000\ndrip_rate 1h\nconsistency lease 1m")}
-	s, a := startWithAdmin(t, c)
+	s, a := sitetest.StartWithAdmin(t, c)
 	calls := server.CommandStat(t, "evalsha")
 	if got := askAs(t, s, 1, "rare", 0); got["redis 200"] != 1 {
 		t.Errorf("a key that is asked for once: got %v", got)
@@ -142,7 +142,7 @@ func TestLease(t *testing.T) {
 		Consistency      string
 		Node             struct{ Leased, Unreported int64 }
 	}
-	_, text := a.send("POST", "peek", `{"limit": "api", "key": "often"}`)
+	_, text := a.Send("POST", "peek", `{"limit": "api", "key": "often"}`)
 	if err := json.Unmarshal([]byte(text), &peeked); err != nil {
 		t.Fatal(err)
 	}
@@ -159,9 +159,9 @@ func TestLease(t *testing.T) {
 		`decisions_total{by="lease",limit="api",result="denied"}`:      "0",
 		`decisions_total{by="eventual",limit="api",result="admitted"}`: "",
 	})
-	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": [{"path": "api", "consistency": "lease 1m0s"}]}`)
+	sitetest.WantJSON(t, a.Ask("GET", "limits", ""), `{"limits": [{"path": "api", "consistency": "lease 1m0s"}]}`)
 
-	c.Site, c.Admin = "rate_limit /other other {\nsize 100\n}\n"+c.Site, a.addr
+	c.Site, c.Admin = "rate_limit /other other {\nsize 100\n}\n"+c.Site, a.Addr
 	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
@@ -170,15 +170,15 @@ func TestLease(t *testing.T) {
 	}
 	wantSamples(t, collected(t), map[string]string{`lease_units_total{limit="other",result="granted"}`: ""})
 
-	out := runCommand(t, "peek", "api", "often", "--address", a.addr).out
+	out := sitetest.RunCommand(t, "peek", "api", "often", "--address", a.Addr).Out
 	if !strings.Contains(out, " leased\n") {
 		t.Errorf("the command peek: %s", out)
 	}
-	out = runCommand(t, "reset", "api", "often", "--yes", "--address", a.addr).out
+	out = sitetest.RunCommand(t, "reset", "api", "often", "--yes", "--address", a.Addr).Out
 	if !strings.HasSuffix(out, "Other instances may still use units that they have leased, for at most 2m0s.\n") {
 		t.Errorf("the command reset: %s", out)
 	}
-	wantJSON(t, a.ask("POST", "peek", `{"limit": "api", "key": "often"}`), `{"level": 0, "node": {"level": 0, "leased": null}}`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit": "api", "key": "often"}`), `{"level": 0, "node": {"level": 0, "leased": null}}`)
 }
 
 // TestLeaseInFields guards what header fields tell of a key that is hammered: there remains
@@ -282,7 +282,7 @@ func TestConsistencyInMemory(t *testing.T) {
 func TestEventual(t *testing.T) {
 	server := redistest.Start(t)
 	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 10\ndrip_rate 1h\nconsistency eventual 300ms")}
-	s, a := startWithAdmin(t, c)
+	s, a := sitetest.StartWithAdmin(t, c)
 	other := startAdmin(t, sitetest.Config{Global: c.Global, Site: c.Site})
 	const body = `{"limit": "api", "key": "u"}`
 	if got := askAs(t, s, 10, "u", 0); got["eventual 200"] != 10 {
@@ -297,7 +297,7 @@ func TestEventual(t *testing.T) {
 		`decisions_total{by="lease",limit="api",result="admitted"}`:    "",
 		`lease_units_total{limit="api",result="granted"}`:              "",
 	})
-	sitetest.Eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 10 })
+	sitetest.Eventually(t, "a report", func() bool { return a.Ask("POST", "peek", body)["level"].(float64) == 10 })
 
 	// The other one admits a bucketful until it hears, which all of them then wait for.
 	began, admitted := time.Now(), 0
@@ -314,17 +314,17 @@ func TestEventual(t *testing.T) {
 	if admitted > 10 {
 		t.Errorf("the other node admitted %d", admitted)
 	}
-	sitetest.Eventually(t, "its report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == float64(10+admitted) })
+	sitetest.Eventually(t, "its report", func() bool { return a.Ask("POST", "peek", body)["level"].(float64) == float64(10+admitted) })
 
 	// What is not reported is shown, and outlives a reload.
 	const later = `{"limit": "api", "key": "v"}`
-	c.Site, c.Admin = strings.Replace(c.Site, "eventual 300ms", "eventual 3s", 1), a.addr
+	c.Site, c.Admin = strings.Replace(c.Site, "eventual 300ms", "eventual 3s", 1), a.Addr
 	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
 	askAs(t, s, 1, "v", 0) // a tenth of the size is reported at once
-	sitetest.Eventually(t, "a report", func() bool { return a.ask("POST", "peek", later)["level"].(float64) == 1 })
-	wantJSON(t, a.ask("POST", "peek", later), `{"level": 1, "consistency": "eventual 3s", "node": {"level": 1, "unreported": null}}`)
+	sitetest.Eventually(t, "a report", func() bool { return a.Ask("POST", "peek", later)["level"].(float64) == 1 })
+	sitetest.WantJSON(t, a.Ask("POST", "peek", later), `{"level": 1, "consistency": "eventual 3s", "node": {"level": 1, "unreported": null}}`)
 }
 
 // TestUnreported guards that what this process has not reported yet is shown by peek, counts
@@ -333,25 +333,25 @@ func TestUnreported(t *testing.T) {
 	c := sitetest.Config{
 		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1m"),
 	}
-	s, a := startWithAdmin(t, c)
+	s, a := sitetest.StartWithAdmin(t, c)
 	const body = `{"limit": "api", "key": "u"}`
 	askAs(t, s, 50, "u", 0)
-	wantJSON(t, a.ask("POST", "peek", body), `{"level": 0, "node": {"unreported": 50}}`)
-	out := runCommand(t, "peek", "api", "u", "--address", a.addr).out
+	sitetest.WantJSON(t, a.Ask("POST", "peek", body), `{"level": 0, "node": {"unreported": 50}}`)
+	out := sitetest.RunCommand(t, "peek", "api", "u", "--address", a.Addr).Out
 	if !strings.Contains(out, "50 not reported yet\n") {
 		t.Errorf("the command peek: %s", out)
 	}
-	c.Admin = a.addr
+	c.Admin = a.Addr
 	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	sitetest.Eventually(t, "what was not reported to be", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 50 })
+	sitetest.Eventually(t, "what was not reported to be", func() bool { return a.Ask("POST", "peek", body)["level"].(float64) == 50 })
 	if got := s.Get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "949" {
 		t.Errorf("after a reload %s remain, want 949", got)
 	}
 	askAs(t, s, 99, "u", 0) // a tenth of the size is reported at once
-	sitetest.Eventually(t, "a report", func() bool { return a.ask("POST", "peek", body)["level"].(float64) == 150 })
-	wantJSON(t, a.ask("POST", "reset", body), `{"level": 150}`)
+	sitetest.Eventually(t, "a report", func() bool { return a.Ask("POST", "peek", body)["level"].(float64) == 150 })
+	sitetest.WantJSON(t, a.Ask("POST", "reset", body), `{"level": 150}`)
 	if got := s.Get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "999" {
 		t.Errorf("after a reset %s remain, want 999", got)
 	}
@@ -361,9 +361,9 @@ func TestUnreported(t *testing.T) {
 func TestStoppedProcessReports(t *testing.T) {
 	server := redistest.Start(t)
 	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 100\ndrip_rate 1h\nconsistency eventual 1m")}
-	_, a := startWithAdmin(t, c)
+	_, a := sitetest.StartWithAdmin(t, c)
 	const body = `{"limit": "api", "key": "u"}`
-	level := func() float64 { return a.ask("POST", "peek", body)["level"].(float64) }
+	level := func() float64 { return a.Ask("POST", "peek", body)["level"].(float64) }
 
 	c.Admin = redistest.FreeAddr(t)
 	addr := sitetest.StartProcess(t, c)

@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -321,27 +322,27 @@ func TestConvertCommand(t *testing.T) {
 	login := write("login.yaml", string(text))
 	mapped := "# Domain auth of envoyproxy/ratelimit.\nrate_limit auth {\n\tlimit auth_type-login {\n\t\tmatch vars {vars.auth_type} login\n" +
 		"\t\tkey all\n\t\talgorithm fixed_window\n\t\tsize 5\n\t\twindow 1m\n\t}\n}\n"
-	runCommand(t, "convert", login, "--descriptor", "auth_type={vars.auth_type}").want(t, 0, mapped)
-	runCommand(t, "convert", write("login", string(text)), "--descriptor", "auth_type={vars.auth_type}").want(t, 0, mapped)
-	r := runCommand(t, "convert", login)
-	if want := login + ": line 3: key: {header.Auth-Type} is a guess for auth_type"; r.status != 2 || !strings.HasPrefix(r.errors, want) ||
-		strings.Count(r.errors, "\n") != 1 || !strings.HasPrefix(r.out, "# Domain auth") {
+	sitetest.RunCommand(t, "convert", login, "--descriptor", "auth_type={vars.auth_type}").Want(t, 0, mapped)
+	sitetest.RunCommand(t, "convert", write("login", string(text)), "--descriptor", "auth_type={vars.auth_type}").Want(t, 0, mapped)
+	r := sitetest.RunCommand(t, "convert", login)
+	if want := login + ": line 3: key: {header.Auth-Type} is a guess for auth_type"; r.Status != 2 || !strings.HasPrefix(r.Errors, want) ||
+		strings.Count(r.Errors, "\n") != 1 || !strings.HasPrefix(r.Out, "# Domain auth") {
 		t.Errorf("a guess: got %+v", r)
 	}
-	runCommand(t, "convert", write("marked", "\ufeff"+string(text)), "--descriptor", "auth_type={vars.auth_type}").want(t, 0, mapped)
+	sitetest.RunCommand(t, "convert", write("marked", "\ufeff"+string(text)), "--descriptor", "auth_type={vars.auth_type}").Want(t, 0, mapped)
 	seed, err := os.ReadFile("internal/cli/convert/testdata/seedtree.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	converted := runCommand(t, "convert", write("seedtree.yaml", string(seed)))
-	if converted.status != 2 || strings.Count(converted.errors, "\n") != 2 {
+	converted := sitetest.RunCommand(t, "convert", write("seedtree.yaml", string(seed)))
+	if converted.Status != 2 || strings.Count(converted.Errors, "\n") != 2 {
 		t.Errorf("a tree without placeholders: got %+v", converted)
 	}
-	if r := runCommand(t, "check", "--config", write("seedtree.Caddyfile", ":8080 {\n"+converted.out+"}\n")); r.status != 0 {
-		t.Errorf("check of a tree: got %+v\n%s", r, converted.out)
+	if r := sitetest.RunCommand(t, "check", "--config", write("seedtree.Caddyfile", ":8080 {\n"+converted.Out+"}\n")); r.Status != 0 {
+		t.Errorf("check of a tree: got %+v\n%s", r, converted.Out)
 	}
 	tree := write("tree.json", "{\n\t\"schema\": {\"rate_limits\": {\"children\": {\"*\": {\"limits\": [0, 2, 1]}}}}\n}")
-	runCommand(t, "convert", tree, "--descriptor", "rate_limits_1={client_ip}").want(t, 0,
+	sitetest.RunCommand(t, "convert", tree, "--descriptor", "rate_limits_1={client_ip}").Want(t, 0,
 		"rate_limit rate_limits {\n\tlimit any {\n\t\tkey {client_ip}\n\t\tipv6_prefix 128\n\t\tsize 1\n\t\tdrip_rate 500ms\n\t}\n}\n")
 	zones := write("Caddyfile", "a\nrate_limit {\nzone a {\nevents 1\nwindow 1s\n}\n}\n")
 	huge := write("huge.yaml", strings.Repeat("#", 10<<20+1))
@@ -355,9 +356,9 @@ func TestConvertCommand(t *testing.T) {
 		huge + ": too large; use a file of at most 10 MiB":                       {huge},
 		login + ": descriptor: no limit has the key \"b\"; use a key that the":   {"--descriptor", "b={c}", login},
 	} {
-		r := runCommand(t, append([]string{"convert"}, args...)...)
-		if r.status != 1 || r.out != "" || !strings.HasPrefix(r.errors, "Error: ") || strings.Count(r.errors, "\n") != 1 || !strings.Contains(r.errors, want) {
-			t.Errorf("%q: got status %d, %q, %q\nwant 1 and the line %q", args, r.status, r.out, r.errors, want)
+		r := sitetest.RunCommand(t, append([]string{"convert"}, args...)...)
+		if r.Status != 1 || r.Out != "" || !strings.HasPrefix(r.Errors, "Error: ") || strings.Count(r.Errors, "\n") != 1 || !strings.Contains(r.Errors, want) {
+			t.Errorf("%q: got status %d, %q, %q\nwant 1 and the line %q", args, r.Status, r.Out, r.Errors, want)
 		}
 	}
 
@@ -385,30 +386,30 @@ func TestDocumentedConversions(t *testing.T) {
 	comments := regexp.MustCompile(`(?m)^\s*#.*\n+`)
 	variable := regexp.MustCompile(`^vars .*\n`)
 	examples := 0
-	var before codeBlock
-	for _, b := range codeBlocks(t, doc) {
+	var before doctest.Block
+	for _, b := range doctest.Blocks(t, doc) {
 		source := before
-		if before = b; source.language != "yaml" {
+		if before = b; source.Language != "yaml" {
 			continue
 		}
 		examples++
 		mapping := make(convert.Mapping)
 		for _, f := range flags {
 			key, _, _ := strings.Cut(f[1], "=")
-			if kind, isPart := strings.CutSuffix(strings.TrimRight(key, "0123456789"), "_"); strings.Contains(source.code, "key: "+key+"\n") ||
-				isPart && strings.Contains(source.code, "schema:\n  "+kind+":\n") {
+			if kind, isPart := strings.CutSuffix(strings.TrimRight(key, "0123456789"), "_"); strings.Contains(source.Code, "key: "+key+"\n") ||
+				isPart && strings.Contains(source.Code, "schema:\n  "+kind+":\n") {
 				if err := mapping.Add(f[1]); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
-		r, err := convert.Convert([]byte(source.code), mapping)
+		r, err := convert.Convert([]byte(source.Code), mapping)
 		if err != nil || len(r.Notes) > 0 {
-			t.Errorf("%s: %v %v", source.place, err, r)
+			t.Errorf("%s: %v %v", source.Place, err, r)
 			continue
 		}
-		if got, want := comments.ReplaceAllString(r.Text, ""), variable.ReplaceAllString(b.code, ""); got != want {
-			t.Errorf("%s: got\n%s\nwant\n%s", b.place, got, want)
+		if got, want := comments.ReplaceAllString(r.Text, ""), variable.ReplaceAllString(b.Code, ""); got != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", b.Place, got, want)
 		}
 	}
 	if examples != 4 {
@@ -420,9 +421,9 @@ func TestDocumentedConversions(t *testing.T) {
 // marketing messages a day, and 5 logins a minute, by the clock.
 func TestSeed004Rules(t *testing.T) {
 	var site strings.Builder
-	for _, b := range codeBlocks(t, "docs/migration.md") {
-		if strings.Contains(b.code, "rate_limit messaging") || strings.Contains(b.code, "rate_limit auth") {
-			site.WriteString(b.code)
+	for _, b := range doctest.Blocks(t, "docs/migration.md") {
+		if strings.Contains(b.Code, "rate_limit messaging") || strings.Contains(b.Code, "rate_limit auth") {
+			site.WriteString(b.Code)
 		}
 	}
 	s := sitetest.Start(t, site.String()+"respond ok")

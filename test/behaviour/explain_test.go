@@ -65,7 +65,7 @@ type explainedLimit struct {
 // and why it does not meet the others.
 func TestExplain(t *testing.T) {
 	t.Parallel()
-	file := configFile(t, explainedConfig)
+	file := sitetest.ConfigFile(t, explainedConfig)
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -137,10 +137,10 @@ other        its route does not match: host ["example.com"]
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			args := append([]string{"explain", "--config", file}, tc.args...)
-			runCommand(t, args...).want(t, 0, tc.want)
-			r := runCommand(t, append(args, "--json")...)
+			sitetest.RunCommand(t, args...).Want(t, 0, tc.want)
+			r := sitetest.RunCommand(t, append(args, "--json")...)
 			var e explained
-			if err := json.Unmarshal([]byte(r.out), &e); err != nil || r.status != 0 {
+			if err := json.Unmarshal([]byte(r.Out), &e); err != nil || r.Status != 0 {
 				t.Errorf("with --json: %v, %+v", err, r)
 			}
 			met := strings.Count(tc.want, " each ")
@@ -190,8 +190,8 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		}
 		respond ok
 	}`
-	s, a := startWithAdmin(t, sitetest.Config{Site: site})
-	file := configFile(t, "http://"+s.Addr+" {\n"+site+"\n}\n")
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: site})
+	file := sitetest.ConfigFile(t, "http://"+s.Addr+" {\n"+site+"\n}\n")
 	for _, tc := range []struct{ method, path, header string }{
 		{"GET", "/", "X-None: 1"},
 		{"POST", "/", "X-Key: k1"},
@@ -199,9 +199,9 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 		{"POST", "/v1/users/8", "X-None: 1"},
 		{"GET", "/v1/other", "X-None: 1"},
 	} {
-		r := runCommand(t, "explain", "--config", file, "--json", "--client-ip", "127.0.0.1", "-H", tc.header, tc.method, s.URL(tc.path))
+		r := sitetest.RunCommand(t, "explain", "--config", file, "--json", "--client-ip", "127.0.0.1", "-H", tc.header, tc.method, s.URL(tc.path))
 		var e explained
-		if err := json.Unmarshal([]byte(r.out), &e); err != nil {
+		if err := json.Unmarshal([]byte(r.Out), &e); err != nil {
 			t.Fatalf("%v: %+v", err, r)
 		}
 		level := func(l explainedLimit) float64 {
@@ -209,11 +209,11 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return a.ask("POST", "peek", string(body))["level"].(float64)
+			return a.Ask("POST", "peek", string(body))["level"].(float64)
 		}
 		counts := func() map[string]float64 {
 			counts := make(map[string]float64)
-			for _, l := range a.ask("GET", "limits", "")["limits"].([]any) {
+			for _, l := range a.Ask("GET", "limits", "")["limits"].([]any) {
 				l := l.(map[string]any)
 				counts[l["path"].(string)] = l["admitted"].(float64)
 			}
@@ -241,8 +241,8 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 // TestExplainAlgorithms guards that explain shows each algorithm's numbers.
 func TestExplainAlgorithms(t *testing.T) {
 	t.Parallel()
-	file := configFile(t, "http://:8080 {\nrate_limit {"+algorithmLimits+"\n}\n}")
-	runCommand(t, "explain", "-c", file, "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
+	file := sitetest.ConfigFile(t, "http://:8080 {\nrate_limit {"+algorithmLimits+"\n}\n}")
+	sitetest.RunCommand(t, "explain", "-c", file, "http://localhost:8080/").Want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
 LIMIT   KEY        COST  ALGORITHM       SIZE  RATE OR WINDOW
 leaky   192.0.2.1     1  leaky_bucket       3  1 each 1h
@@ -252,12 +252,12 @@ first   192.0.2.1     1  fixed_window       3  1h from the first request
 period  192.0.2.1     1  fixed_window       3  day Asia/Tokyo
 slides  192.0.2.1     1  sliding_window     3  365d
 `)
-	r := runCommand(t, "explain", "-c", file, "--json", "http://localhost:8080/")
+	r := sitetest.RunCommand(t, "explain", "-c", file, "--json", "http://localhost:8080/")
 	var answer map[string]any
-	if err := json.Unmarshal([]byte(r.out), &answer); err != nil {
+	if err := json.Unmarshal([]byte(r.Out), &answer); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	wantJSON(t, answer["limits"], `[
+	sitetest.WantJSON(t, answer["limits"], `[
 		{"limit": "leaky", "algorithm": "leaky_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "period": null},
 		{"limit": "token", "algorithm": "token_bucket", "size": 3, "drip_rate": 3600, "drip_size": 1, "window": null, "period": null},
 		{"limit": "clock", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "period": null},

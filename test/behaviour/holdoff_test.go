@@ -43,7 +43,7 @@ func (g *gatedUpstream) closed(n int64) { g.waits.Store(g.arrived.Load() + n) }
 // count, or minus the whole hours of its wait if it is denied.
 func remaining(t *testing.T, target string) int {
 	t.Helper()
-	status, header := ask(t.Context(), target+"/200")
+	status, header := sitetest.Ask(t.Context(), target+"/200")
 	field := "X-RateLimit-Remaining"
 	if status == http.StatusTooManyRequests {
 		field = "Retry-After"
@@ -74,7 +74,7 @@ func TestHoldOff(t *testing.T) {
 			t.Helper()
 			g.closed(int64(n))
 			redistest.Together(t, n, func(i int) {
-				if got, _ := ask(t.Context(), fmt.Sprint(urls[i%len(urls)], "/", status)); got != status {
+				if got, _ := sitetest.Ask(t.Context(), fmt.Sprint(urls[i%len(urls)], "/", status)); got != status {
 					t.Errorf("one of %d got %d, want %d", n, got, status)
 				}
 			})
@@ -87,7 +87,7 @@ func TestHoldOff(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		before := g.left.Load()
 		var left sync.WaitGroup
-		left.Go(func() { _, _ = ask(ctx, urls[0]+"/200") })
+		left.Go(func() { _, _ = sitetest.Ask(ctx, urls[0]+"/200") })
 		sitetest.Eventually(t, "in progress", func() bool { return g.arrived.Load() == g.waits.Load()-1 })
 		cancel()
 		left.Wait()
@@ -96,7 +96,7 @@ func TestHoldOff(t *testing.T) {
 		at("who hangs up counts", 12)
 		together(30, 404) // 38 units, which takes 19 drips
 		at("above the size", -19)
-		if status, _ := ask(t.Context(), urls[len(urls)-1]+"/404"); status != http.StatusTooManyRequests {
+		if status, _ := sitetest.Ask(t.Context(), urls[len(urls)-1]+"/404"); status != http.StatusTooManyRequests {
 			t.Errorf("a full bucket: got %d", status)
 		}
 		at("a denied request does not count", -19)
@@ -120,7 +120,7 @@ func TestHoldOffThroughOutage(t *testing.T) {
 		var clients sync.WaitGroup
 		for range n {
 			clients.Go(func() {
-				if status, _ := ask(t.Context(), s.URL("/404")); status != http.StatusNotFound {
+				if status, _ := sitetest.Ask(t.Context(), s.URL("/404")); status != http.StatusNotFound {
 					t.Errorf("got %d", status)
 				}
 			})
@@ -166,7 +166,7 @@ func TestCostOfNothing(t *testing.T) {
 			{"0", "3", 200}, {"2", "1", 200}, {"0", "1", 200}, {"2", "1", 429}, {"0", "1", 200}, {"1", "0", 200}, {"0", "0", 200}, {"1", "0", 429}, {"-1", "", 400},
 			{"", "", 400}, {"x", "", 400}, {"9007199254740993", "", 400}, {"99999999999999999999", "", 400}, {"4", "0", 429}, {"0", "0", 200},
 		} {
-			status, header := ask(t.Context(), urls[i%len(urls)]+"/?cost="+tc.cost)
+			status, header := sitetest.Ask(t.Context(), urls[i%len(urls)]+"/?cost="+tc.cost)
 			if got := header.Get("X-RateLimit-Remaining"); status != tc.status || got != tc.remaining {
 				t.Errorf("request %d, which costs %s: got %d, %q remain, want %d and %q", i, tc.cost, status, got, tc.status, tc.remaining)
 			}
@@ -259,7 +259,7 @@ func TestViewsCostNothing(t *testing.T) {
 				url := urls[n%len(urls)]
 				n++
 				get := func() string {
-					status, header := ask(t.Context(), url+"/?key="+limit+"&limit="+limit+"&"+query)
+					status, header := sitetest.Ask(t.Context(), url+"/?key="+limit+"&limit="+limit+"&"+query)
 					return fmt.Sprint(status, " ", header.Get("X-RateLimit-Remaining"))
 				}
 				if limit == "tokens" { // which are charged soon after the response
@@ -272,7 +272,7 @@ func TestViewsCostNothing(t *testing.T) {
 			}
 		}
 		run("tokens", "view=yes => 200 10", "tokens=6 => 200 6", "view=yes&tokens=9 => 200 4", "tokens=9 => 200 0", "view=yes => 200 0", "view=yes => 200 0")
-		if status, _ := ask(t.Context(), urls[0]+"/?key=tokens&limit=tokens&tokens=1"); status != http.StatusTooManyRequests {
+		if status, _ := sitetest.Ask(t.Context(), urls[0]+"/?key=tokens&limit=tokens&tokens=1"); status != http.StatusTooManyRequests {
 			t.Errorf("tokens that are spent: got %d", status)
 		}
 		run("interval", "cost=0 => 200 1", "cost=2 => 200 0", "cost=0 => 200 0", "cost=1 => 429 0", "cost=0 => 200 0")
@@ -284,7 +284,7 @@ func TestViewsCostNothing(t *testing.T) {
 		var slow sync.WaitGroup
 		for i := range 3 { // of which one waits
 			slow.Go(func() {
-				if status, _ := ask(t.Context(), urls[i%len(urls)]+"/slow?key=places&limit=places&cost=1"); status != http.StatusOK {
+				if status, _ := sitetest.Ask(t.Context(), urls[i%len(urls)]+"/slow?key=places&limit=places&cost=1"); status != http.StatusOK {
 					t.Errorf("a place: got %d", status)
 				}
 			})
@@ -294,7 +294,7 @@ func TestViewsCostNothing(t *testing.T) {
 		close(opens)
 		slow.Wait()
 		sitetest.Eventually(t, "all places are free", func() bool {
-			_, header := ask(t.Context(), urls[0]+"/?key=places&limit=places&cost=0")
+			_, header := sitetest.Ask(t.Context(), urls[0]+"/?key=places&limit=places&cost=0")
 			return header.Get("X-RateLimit-Remaining") == "2"
 		})
 	})

@@ -38,7 +38,7 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 		"redis":  func() string { return sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, a := startWithAdmin(t, sitetest.Config{Global: global(), Site: `
+			s, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: global(), Site: `
 				rate_limit login {
 					key {query.k}
 					size 1
@@ -64,7 +64,7 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 						NotUTF8 bool `json:"not_utf8"`
 					}
 				}
-				_, answer := a.send("GET", "bans", "")
+				_, answer := a.Send("GET", "bans", "")
 				if err := json.Unmarshal([]byte(answer), &listed); err != nil || len(listed.Bans) != 1 || listed.Bans[0].NotUTF8 == utf8.ValidString(key) {
 					t.Fatalf("%q: got %s, %v", key, answer, err)
 				}
@@ -82,29 +82,29 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 					}
 					return string(raw)
 				}
-				peeked := a.ask("POST", "peek", body())
-				if wantJSON(t, peeked, `{"level": 1}`); peeked["key"] != text || peeked["banned"] == nil {
+				peeked := a.Ask("POST", "peek", body())
+				if sitetest.WantJSON(t, peeked, `{"level": 1}`); peeked["key"] != text || peeked["banned"] == nil {
 					t.Errorf("%q: peek shows %v", key, peeked)
 				}
-				if a.ask("POST", "unban", body())["left"] == 0. {
+				if a.Ask("POST", "unban", body())["left"] == 0. {
 					t.Errorf("%q: there was no ban to lift", key)
 				}
-				if answer := a.ask("GET", "bans", ""); len(answer["bans"].([]any)) != 0 {
+				if answer := a.Ask("GET", "bans", ""); len(answer["bans"].([]any)) != 0 {
 					t.Errorf("%q: after unban there are %v", key, answer)
 				}
 				asked["key"] = []string{text}
-				a.ask("POST", "reset", body())
+				a.Ask("POST", "reset", body())
 				wantStatus("after unban and reset", 200)
-				a.ask("POST", "reset", body())
+				a.Ask("POST", "reset", body())
 				asked["duration"] = "2h"
-				a.ask("POST", "ban", body())
+				a.Ask("POST", "ban", body())
 				wantStatus("after a ban", 429)
 				if i >= byCommand || name == "redis" {
-					a.ask("POST", "reset", `{"limit": "login", "key": `+quotedJSON(t, text)+`}`)
+					a.Ask("POST", "reset", `{"limit": "login", "key": `+quotedJSON(t, text)+`}`)
 					continue
 				}
-				r := runCommand(t, "bans", "--address", a.addr)
-				row, _, _ := strings.Cut(strings.TrimPrefix(strings.Split(r.out, "\n")[1], "login  "), "  ")
+				r := sitetest.RunCommand(t, "bans", "--address", a.Addr)
+				row, _, _ := strings.Cut(strings.TrimPrefix(strings.Split(r.Out, "\n")[1], "login  "), "  ")
 				shown, marked := strings.CutSuffix(row, " (not UTF-8)")
 				if marked == utf8.ValidString(key) {
 					t.Errorf("%q: bans prints %s", key, row)
@@ -113,14 +113,14 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 				if i%2 == 1 && !strings.Contains(key, "\x00") && !strings.HasPrefix(key, `"`) && !strings.Contains(key, "\ufffd") {
 					typed = key // as a shell passes it on
 				}
-				if r := runCommand(t, "unban", "--address", a.addr, "login", typed); r.status != 0 || !strings.HasPrefix(r.out, "The ban of "+row+" at limit login is lifted") {
+				if r := sitetest.RunCommand(t, "unban", "--address", a.Addr, "login", typed); r.Status != 0 || !strings.HasPrefix(r.Out, "The ban of "+row+" at limit login is lifted") {
 					t.Errorf("%q: unban %s: got %+v", key, typed, r)
 				}
-				runCommand(t, "reset", "--yes", "--address", a.addr, "login", shown)
+				sitetest.RunCommand(t, "reset", "--yes", "--address", a.Addr, "login", shown)
 				wantStatus("after the commands unban and reset", 200)
 			}
 			var top struct{ Entries []struct{ Key string } }
-			_, answer := a.send("GET", "top?n=1000", "")
+			_, answer := a.Send("GET", "top?n=1000", "")
 			if err := json.Unmarshal([]byte(answer), &top); err != nil || len(top.Entries) != len(of) {
 				t.Errorf("top lists %d keys, want %d: %v", len(top.Entries), len(of), err)
 			}
@@ -147,22 +147,22 @@ func quotedJSON(t *testing.T, text string) string {
 // in tables, as JSON and in HTML.
 func TestKeysOfAnyBytesInReports(t *testing.T) {
 	t.Parallel()
-	config := configFile(t, ":80 {\nrate_limit api {\nkey {query.k}\nsize 1\n}\n}\n")
+	config := sitetest.ConfigFile(t, ":80 {\nrate_limit api {\nkey {query.k}\nsize 1\n}\n}\n")
 	log := logFile(t, logLine(0, "192.0.2.1", "/?k=%ff")+logLine(0, "192.0.2.1", "/?k=%ff"))
 	html := fmt.Sprint(sitetest.TempDir(t), "/report.html")
-	r := runCommand(t, "replay", "-c", config, "--show-keys", "--html", html, log)
+	r := sitetest.RunCommand(t, "replay", "-c", config, "--show-keys", "--html", html, log)
 	page, err := os.ReadFile(html)
-	if err != nil || !strings.Contains(r.out, `"\xff"`) || !strings.Contains(string(page), `&#34;\xff&#34;`) {
+	if err != nil || !strings.Contains(r.Out, `"\xff"`) || !strings.Contains(string(page), `&#34;\xff&#34;`) {
 		t.Errorf("replay: got %+v, %v", r, err)
 	}
 	const inJSON = `"key": "\"\\xff\""`
-	if r := runCommand(t, "replay", "-c", config, "--show-keys", "--json", log); !strings.Contains(r.out, inJSON) {
+	if r := sitetest.RunCommand(t, "replay", "-c", config, "--show-keys", "--json", log); !strings.Contains(r.Out, inJSON) {
 		t.Errorf("replay --json: got %+v", r)
 	}
-	if r := runCommand(t, "explain", "-c", config, "http://localhost/?k=%ff"); !strings.Contains(r.out, `"\xff"`) {
+	if r := sitetest.RunCommand(t, "explain", "-c", config, "http://localhost/?k=%ff"); !strings.Contains(r.Out, `"\xff"`) {
 		t.Errorf("explain: got %+v", r)
 	}
-	if r := runCommand(t, "explain", "-c", config, "--json", "http://localhost/?k=%ff"); !strings.Contains(r.out, inJSON) {
+	if r := sitetest.RunCommand(t, "explain", "-c", config, "--json", "http://localhost/?k=%ff"); !strings.Contains(r.Out, inJSON) {
 		t.Errorf("explain --json: got %+v", r)
 	}
 }

@@ -634,11 +634,11 @@ func TestMetricsOfBanRoom(t *testing.T) {
 		{"ban 1h", []string{"/?k=a"}, "1e+06"}, // half of the default, twice
 	} {
 		t.Run("", func(t *testing.T) {
-			s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + configtest.Lines(tc.options) + "\n}\nrespond ok"})
+			s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit room {\nkey {query.k}\nsize 1\ndrip_rate 1h\n" + configtest.Lines(tc.options) + "\n}\nrespond ok"})
 			for _, path := range tc.requests {
 				s.Get(path)
 			}
-			if got := scrape(t, a.addr)[`memory_buckets_max{limit="room"}`]; got != tc.want {
+			if got := scrape(t, a.Addr)[`memory_buckets_max{limit="room"}`]; got != tc.want {
 				t.Errorf("%s, after %d requests: got %s, want %s", tc.options, len(tc.requests), got, tc.want)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -32,7 +33,7 @@ func migrationSection(t *testing.T, heading string) (text, site string) {
 	}
 	_, text, _ = strings.Cut(string(page), "\n## "+heading+"\n")
 	text, _, _ = strings.Cut(text, "\n## ")
-	for _, b := range fenced.FindAllStringSubmatch(text, -1) {
+	for _, b := range doctest.Fenced.FindAllStringSubmatch(text, -1) {
 		if b[2] == "caddyfile" {
 			return text, b[3]
 		}
@@ -150,7 +151,7 @@ func TestNginxExample(t *testing.T) {
 	rejected := 0
 	start := time.Now()
 	redistest.Together(t, 9, func(int) {
-		status, _ := ask(t.Context(), s.URL("/api/"))
+		status, _ := sitetest.Ask(t.Context(), s.URL("/api/"))
 		mu.Lock()
 		defer mu.Unlock()
 		switch status {

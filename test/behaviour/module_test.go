@@ -17,7 +17,7 @@ func TestPlaceInOrder(t *testing.T) {
 				"rewrite / /rewritten"})
 			var got []int
 			for range 5 {
-				status, _ := ask(t.Context(), withPassword("http://"+s.Addr, "wrong"))
+				status, _ := sitetest.Ask(t.Context(), withPassword("http://"+s.Addr, "wrong"))
 				got = append(got, status)
 			}
 			if want := []int{401, 401, 401, 429, 429}; !slices.Equal(got, want) {

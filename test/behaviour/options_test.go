@@ -20,6 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -311,7 +312,7 @@ func TestDocumentsInErrors(t *testing.T) {
 		}
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
 			found++
-			if m[2] != "" && !slices.Contains(anchors(t, filepath.Join("docs", m[1])), m[2]) {
+			if m[2] != "" && !slices.Contains(doctest.Anchors(t, filepath.Join("docs", m[1])), m[2]) {
 				t.Errorf("%s: docs/%s has no heading %s", path, m[1], m[2])
 			} else if _, err := os.Stat(filepath.Join("docs", m[1])); err != nil {
 				t.Errorf("%s: %v", path, err)

@@ -158,7 +158,7 @@ func TestPlaceElsewhere(t *testing.T) {
 	c.Admin = "localhost:0"
 	other := "http://" + sitetest.StartProcess(t, c)
 	var open sync.WaitGroup
-	open.Go(func() { ask(context.Background(), other+"/?other") })
+	open.Go(func() { sitetest.Ask(context.Background(), other+"/?other") })
 	<-u.arrived
 	got := make(chan sitetest.Answer, 1)
 	go func() { got <- s.Get("/?own") }()
@@ -214,7 +214,7 @@ func TestMorePlacesAfterReload(t *testing.T) {
 	url.Store(s.URL("/"))
 	ctx, stop := context.WithCancel(t.Context())
 	var open sync.WaitGroup
-	come := func() { open.Go(func() { ask(ctx, url.Load().(string)) }) }
+	come := func() { open.Go(func() { sitetest.Ask(ctx, url.Load().(string)) }) }
 	come()
 	<-u.arrived
 	open.Go(func() {

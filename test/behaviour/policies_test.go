@@ -62,22 +62,22 @@ func TestPoliciesAreShown(t *testing.T) {
 		site.WriteString("limit " + name + " {\n" + strings.ReplaceAll(p.limit, "; ", "\n") + "\n}\n")
 	}
 	site.WriteString("}\nrespond ok")
-	s, a := startWithAdmin(t, sitetest.Config{Site: site.String()})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: site.String()})
 	s.Get("/")
 
-	address, file := "--address="+a.addr, configFile(t, "http://localhost:8080 {\n"+site.String()+"\n}\n")
+	address, file := "--address="+a.Addr, sitetest.ConfigFile(t, "http://localhost:8080 {\n"+site.String()+"\n}\n")
 	explain := []string{"explain", "--config", file, "--client-ip", "127.0.0.1", "http://localhost:8080/"}
 	tables := map[string]string{
-		"limits": runCommand(t, "limits", address).out, "status": runCommand(t, "status", address).out,
-		"explain": runCommand(t, explain...).out,
+		"limits": sitetest.RunCommand(t, "limits", address).Out, "status": sitetest.RunCommand(t, "status", address).Out,
+		"explain": sitetest.RunCommand(t, explain...).Out,
 	}
 	objects := map[string]map[string]any{
-		"limits": byName(t, a.ask("GET", "limits", "")), "status": byName(t, a.ask("GET", "status", "")),
-		"explain": byName(t, decoded(t, runCommand(t, append(explain, "--json")...).out)), "peek": {},
+		"limits": byName(t, a.Ask("GET", "limits", "")), "status": byName(t, a.Ask("GET", "status", "")),
+		"explain": byName(t, decoded(t, sitetest.RunCommand(t, append(explain, "--json")...).Out)), "peek": {},
 	}
 	peek := func(name string) string {
-		objects["peek"][name] = a.ask("POST", "peek", `{"limit": "`+name+`", "key": "127.0.0.1"}`)
-		_, rest, _ := strings.Cut(runCommand(t, "peek", name, "127.0.0.1", address).out, "\noptions      ")
+		objects["peek"][name] = a.Ask("POST", "peek", `{"limit": "`+name+`", "key": "127.0.0.1"}`)
+		_, rest, _ := strings.Cut(sitetest.RunCommand(t, "peek", name, "127.0.0.1", address).Out, "\noptions      ")
 		options, _, _ := strings.Cut(rest, "\n")
 		return options
 	}
@@ -149,9 +149,9 @@ func TestOptionsAreShown(t *testing.T) {
 
 // TestPeekInDryRun guards that peek does not say of a dry run that it denies requests.
 func TestPeekInDryRun(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit candidate {\nsize 1\ndrip_rate 1h\ndry_run\n}\nrespond ok"})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit candidate {\nsize 1\ndrip_rate 1h\ndry_run\n}\nrespond ok"})
 	s.Get("/")
-	runCommand(t, "peek", "candidate", "127.0.0.1", "--address", a.addr).want(t, 0, ""+
+	sitetest.RunCommand(t, "peek", "candidate", "127.0.0.1", "--address", a.Addr).Want(t, 0, ""+
 		"limit        candidate\n"+
 		"options      dry_run\n"+
 		"in           memory\n"+
@@ -159,7 +159,7 @@ func TestPeekInDryRun(t *testing.T) {
 		"remaining    0\n"+
 		"retry after  1h0m0s, if enforced\n"+
 		"empties in   1h0m0s\n")
-	runCommand(t, "peek", "--client-ip", "127.0.0.1", "--address", a.addr).want(t, 0, ""+
+	sitetest.RunCommand(t, "peek", "--client-ip", "127.0.0.1", "--address", a.Addr).Want(t, 0, ""+
 		"LIMIT      OPTIONS  KEY        LEVEL   REMAINING  RETRY AFTER          EMPTIES IN\n"+
 		"candidate  dry_run  127.0.0.1  1 of 1          0  1h0m0s, if enforced  1h0m0s\n")
 }

@@ -64,7 +64,7 @@ func TestBorrowOnManyInstances(t *testing.T) {
 		redistest.Together(t, 24, func(i int) {
 			tenant := i % tenants
 			for range 5 {
-				switch status, h := ask(t.Context(), urls[i%len(urls)], "Tenant", fmt.Sprint(tenant)); {
+				switch status, h := sitetest.Ask(t.Context(), urls[i%len(urls)], "Tenant", fmt.Sprint(tenant)); {
 				case status == 200 && h.Get("Borrowed") == "tenant":
 					borrowed[tenant].Add(1)
 				case status == 200:
@@ -110,7 +110,7 @@ func TestBorrowWhileThereIsRoom(t *testing.T) {
 		"limit spare {\nkey all\nconcurrency %d\npool\n}\n}\nreverse_proxy %s", size, upstream)
 	eachNode(t, site, func(t *testing.T, urls []string) {
 		for _, tenant := range []string{"a", "b"} {
-			if status, _ := ask(t.Context(), urls[0], "Tenant", tenant); status != 200 { // its own
+			if status, _ := sitetest.Ask(t.Context(), urls[0], "Tenant", tenant); status != 200 { // its own
 				t.Fatalf("got %d", status)
 			}
 		}
@@ -123,7 +123,7 @@ func TestBorrowWhileThereIsRoom(t *testing.T) {
 				if path == "/leave" {
 					time.AfterFunc(5*time.Millisecond, cancel)
 				}
-				switch status, h := ask(ctx, urls[i%len(urls)]+path, "Tenant", []string{"a", "b"}[i%2]); status {
+				switch status, h := sitetest.Ask(ctx, urls[i%len(urls)]+path, "Tenant", []string{"a", "b"}[i%2]); status {
 				case 429:
 					denied.Add(1)
 					if h.Get("Retry-After") != "1" || h.Get("X-RateLimit-Limit") != "1" {
@@ -141,7 +141,7 @@ func TestBorrowWhileThereIsRoom(t *testing.T) {
 		sitetest.Eventually(t, "all may borrow again", func() bool {
 			status := 0
 			for range size {
-				status, _ = ask(t.Context(), urls[0]+"/", "Tenant", "a")
+				status, _ = sitetest.Ask(t.Context(), urls[0]+"/", "Tenant", "a")
 			}
 			return status == 200
 		})
@@ -259,7 +259,7 @@ func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
 // TestBorrowIsObserved guards what operators see of pools: the field of the access log,
 // metrics of what was borrowed, and numbers in which a pool counts for nothing else.
 func TestBorrowIsObserved(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: "rate_limit {\nlog\n" + pooled + "}\nrespond ok"})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: "rate_limit {\nlog\n" + pooled + "}\nrespond ok"})
 	for i := range 6 {
 		s.Get("/", "Tenant: a")
 		borrowed := s.LastAccess()["rate_limit"].(map[string]any)["borrowed"]
@@ -277,13 +277,13 @@ func TestBorrowIsObserved(t *testing.T) {
 		`units_total{limit="tenant"}`:                                   "2",
 		`units_total{limit="spare"}`:                                    "3",
 	})
-	wantJSON(t, a.ask("POST", "peek", `{"limit": "tenant", "key": "a"}`), `{"limit": "tenant", "level": 2, "remaining": 0}`)
-	wantJSON(t, a.ask("POST", "peek", `{"limit": "spare", "key": "all"}`), `{"limit": "spare", "level": 3, "remaining": 0}`)
-	wantJSON(t, a.ask("POST", "reset", `{"limit": "spare", "key": "all"}`), `{"limit": "spare", "level": 3}`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit": "tenant", "key": "a"}`), `{"limit": "tenant", "level": 2, "remaining": 0}`)
+	sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit": "spare", "key": "all"}`), `{"limit": "spare", "level": 3, "remaining": 0}`)
+	sitetest.WantJSON(t, a.Ask("POST", "reset", `{"limit": "spare", "key": "all"}`), `{"limit": "spare", "level": 3}`)
 	if got := s.Get("/", "Tenant: a").StatusCode; got != 200 {
 		t.Errorf("got %d from a pool that was emptied", got)
 	}
-	wantJSON(t, a.ask("GET", "limits", ""), `{"limits": [{"name": "tenant", "borrow": "spare"}, {"name": "spare", "pool": true}]}`)
+	sitetest.WantJSON(t, a.Ask("GET", "limits", ""), `{"limits": [{"name": "tenant", "borrow": "spare"}, {"name": "spare", "pool": true}]}`)
 }
 
 // TestBorrowOnReload guards that a reload keeps what was borrowed, and that a limit can
@@ -329,11 +329,11 @@ func TestBorrowOnReload(t *testing.T) {
 // order they stand in, and a pool only where a limit borrows from it.
 func TestExplainPools(t *testing.T) {
 	t.Parallel()
-	file := configFile(t, ":8080 {\nrate_limit {\n"+
+	file := sitetest.ConfigFile(t, ":8080 {\nrate_limit {\n"+
 		"limit spare {\nkey all\nsize 9\ndrip_rate 1s\npool\n}\n"+
 		"limit tenant {\nmatch header X-Tenant *\nkey {header.X-Tenant}\nsize 5\ndrip_rate 1s\ncost 2\nborrow spare\nlimit within {\nsize 3\ndrip_rate 1s\n}\n}\n"+
 		"limit last {\nsize 7\ndrip_rate 1s\n}\n}\n}")
-	runCommand(t, "explain", "--config", file, "-H", "X-Tenant: a", "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
+	sitetest.RunCommand(t, "explain", "--config", file, "-H", "X-Tenant: a", "http://localhost:8080/").Want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
 LIMIT          KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW  OPTIONS
 spare          all           2  leaky_bucket     9  1 each 1s       pool
@@ -341,7 +341,7 @@ tenant         a             2  leaky_bucket     5  1 each 1s       borrow spare
 tenant/within  a             1  leaky_bucket     3  1 each 1s
 last           192.0.2.1     1  leaky_bucket     7  1 each 1s
 `)
-	runCommand(t, "explain", "--config", file, "http://localhost:8080/").want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
+	sitetest.RunCommand(t, "explain", "--config", file, "http://localhost:8080/").Want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
 LIMIT  KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW
 last   192.0.2.1     1  leaky_bucket     7  1 each 1s

@@ -237,7 +237,7 @@ func TestBytesOfWebSockets(t *testing.T) {
 	const length = 300_000
 	sent := strings.Repeat("x", length)
 	used := func() int64 {
-		_, header := ask(t.Context(), "http://"+addr+"/left")
+		_, header := sitetest.Ask(t.Context(), "http://"+addr+"/left")
 		return 999_999 - fieldstest.Number(header.Get("X-RateLimit-Remaining")) // 1 is held
 	}
 	conn := sitetest.Dial(t, addr)

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -22,10 +21,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -33,7 +30,7 @@ import (
 // recipe is a section of a document.
 type recipe struct {
 	t      *testing.T
-	blocks []codeBlock
+	blocks []doctest.Block
 }
 
 // recipes returns the sections of a document by their headings.
@@ -43,16 +40,16 @@ func recipes(t *testing.T, doc string) map[string]recipe {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks := codeBlocks(t, doc)
+	blocks := doctest.Blocks(t, doc)
 	all := make(map[string]recipe)
 	for _, section := range strings.Split("\n"+string(text), "\n## ")[1:] {
 		heading, body, _ := strings.Cut(section, "\n")
-		n := len(fenced.FindAllString(body, -1))
+		n := len(doctest.Fenced.FindAllString(body, -1))
 		all[heading] = recipe{t, blocks[:n]}
 		blocks = blocks[n:]
 	}
 	if len(blocks) > 0 {
-		t.Fatalf("%s: code in front of the first heading", blocks[0].place)
+		t.Fatalf("%s: code in front of the first heading", blocks[0].Place)
 	}
 	return all
 }
@@ -66,11 +63,11 @@ func (r recipe) config(n int, replacements ...string) (c sitetest.Config) {
 	r.t.Helper()
 	var code string
 	for _, b := range r.blocks {
-		if b.language != "caddyfile" {
+		if b.Language != "caddyfile" {
 			continue
 		}
 		if n--; n == 0 {
-			code = b.code
+			code = b.Code
 		}
 	}
 	for i := 0; i < len(replacements); i += 2 {
@@ -228,7 +225,7 @@ func recipeLogin(r recipe) {
 		var page sync.WaitGroup
 		for range 20 {
 			page.Go(func() {
-				if status, _ := ask(r.t.Context(), s.URL("/slow"), "Authorization", strings.TrimPrefix(user, "Authorization: ")); status != 200 {
+				if status, _ := sitetest.Ask(r.t.Context(), s.URL("/slow"), "Authorization", strings.TrimPrefix(user, "Authorization: ")); status != 200 {
 					r.t.Errorf("a part of a page got %d", status)
 				}
 			})
@@ -279,7 +276,7 @@ func recipeAccount(r recipe) {
 			for i := range 3 { // who hangs up is not known by that
 				ctx, cancel := context.WithTimeout(r.t.Context(), time.Duration(i)*time.Millisecond)
 				h := from("203.0.113.66", "carol:guess")
-				_, _ = ask(ctx, s.URL("/"), "X-Forwarded-For", "203.0.113.66", "Authorization", strings.TrimPrefix(h[1], "Authorization: "))
+				_, _ = sitetest.Ask(ctx, s.URL("/"), "X-Forwarded-For", "203.0.113.66", "Authorization", strings.TrimPrefix(h[1], "Authorization: "))
 				cancel()
 			}
 			r.want("guesses at home", s.Statuses(101, "GET", "/", from("198.51.100.1", "alice:guess")...), "map[401:100 429:1]")
@@ -290,7 +287,7 @@ func recipeAccount(r recipe) {
 			for i := range 60 { // none is known because another one is in progress
 				together.Go(func() {
 					h := from(fmt.Sprint("203.0.113.", i%2), "dave:guess")
-					if status, _ := ask(r.t.Context(), s.URL("/"), "X-Forwarded-For", strings.TrimPrefix(h[0], "X-Forwarded-For: "), "Authorization", strings.TrimPrefix(h[1], "Authorization: ")); status == 401 {
+					if status, _ := sitetest.Ask(r.t.Context(), s.URL("/"), "X-Forwarded-For", strings.TrimPrefix(h[0], "X-Forwarded-For: "), "Authorization", strings.TrimPrefix(h[1], "Authorization: ")); status == 401 {
 						passed.Add(1)
 					}
 				})
@@ -437,7 +434,7 @@ func recipeScanners(r recipe) {
 	})
 	s := r.start(1, "localhost:9000", upstream)
 	redistest.Together(r.t, 50, func(int) {
-		status, _ := ask(r.t.Context(), s.URL("/page"))
+		status, _ := sitetest.Ask(r.t.Context(), s.URL("/page"))
 		r.want("a page in parallel", status, 200)
 	})
 	r.want("paths that do not exist", s.Statuses(20, "GET", "/x?status=404"), "map[404:20]")
@@ -934,10 +931,10 @@ func recipeService(r recipe) {
 	r.sub("auth_request", func(r recipe) {
 		// What nginx does: 2xx passes, 401 and 403 deny, all else is an error.
 		addr := service(r, "\t\tstatus 403\n")
-		i := slices.IndexFunc(r.blocks, func(b codeBlock) bool { return b.language == "nginx" })
+		i := slices.IndexFunc(r.blocks, func(b doctest.Block) bool { return b.Language == "nginx" })
 		for _, part := range []string{"proxy_pass http://10.0.0.9:9100/;", "$upstream_http_retry_after", "X-Forwarded-For $remote_addr",
 			"X-Forwarded-Uri $request_uri", "error_page 403 ="} {
-			if i < 0 || !strings.Contains(r.blocks[i].code, part) {
+			if i < 0 || !strings.Contains(r.blocks[i].Code, part) {
 				r.t.Errorf("the example for nginx has no %s", part)
 			}
 		}
@@ -1036,37 +1033,11 @@ func recipeAbort(r recipe) {
 	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="flood",result="denied"}`], 1)
 }
 
-// execHandler does what the plugin caddy-events-exec does.
-type execHandler struct{ Command []string }
-
-func init() { caddy.RegisterModule(new(execHandler)) }
-
-// CaddyModule returns the Caddy module information.
-func (*execHandler) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "events.handlers.exec", New: func() caddy.Module { return new(execHandler) }}
-}
-
-// UnmarshalCaddyfile implements caddyfile.Unmarshaler.
-func (h *execHandler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	d.Next()
-	h.Command = d.RemainingArgs()
-	return nil
-}
-
-// Handle implements caddyevents.Handler.
-func (h *execHandler) Handle(ctx context.Context, _ caddy.Event) error {
-	var args []string
-	for _, arg := range h.Command[1:] {
-		args = append(args, ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(arg, ""))
-	}
-	return exec.CommandContext(ctx, h.Command[0], args...).Run() //nolint:gosec // it is the recipe's
-}
-
 func recipeFirewall(r recipe) {
 	dir := sitetest.TempDir(r.t)
 	script, nft, called := filepath.Join(dir, "ban"), filepath.Join(dir, "nft"), filepath.Join(dir, "called")
 	for file, text := range map[string]string{
-		script: strings.Replace(r.blocks[1].code, "exec nft ", "exec "+nft+" ", 1),
+		script: strings.Replace(r.blocks[1].Code, "exec nft ", "exec "+nft+" ", 1),
 		nft:    "#!/bin/sh\necho \"$@\" >>" + called + "\n",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o700); err != nil { //nolint:gosec // it is run
@@ -1082,7 +1053,7 @@ func recipeFirewall(r recipe) {
 	})
 	r.want("how it is called", string(got), "add element inet filter banned4 { 127.0.0.1 timeout 600s }\n")
 	for _, set := range []string{"set banned4 {", "set banned6 {", "ip saddr @banned4 drop", "ip6 saddr @banned6 drop"} {
-		r.want(set, strings.Contains(r.blocks[2].code, set), true)
+		r.want(set, strings.Contains(r.blocks[2].Code, set), true)
 	}
 }
 
@@ -1093,7 +1064,7 @@ func recipeLabels(r recipe) {
 		within      []*block
 	}
 	root, labels := new(block), false
-	for line := range strings.Lines(r.blocks[0].code) {
+	for line := range strings.Lines(r.blocks[0].Code) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		if !labels {
 			labels = key == "labels:"
@@ -1137,7 +1108,7 @@ func recipeLabels(r recipe) {
 const watchCommand = "caddy run --config Caddyfile --watch"
 
 func recipeWatch(r recipe) {
-	r.want("the command", r.blocks[0].code, watchCommand+"\n")
+	r.want("the command", r.blocks[0].Code, watchCommand+"\n")
 	dir := sitetest.TempDir(r.t)
 	addr, log := redistest.FreeAddr(r.t), filepath.Join(dir, "log")
 	file, imported := filepath.Join(dir, "Caddyfile"), filepath.Join(dir, "limit")

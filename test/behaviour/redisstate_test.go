@@ -21,13 +21,13 @@ import (
 const oneLimit = "rate_limit {\nsize 1000\ndrip_rate 1h\n}\nrespond {http.rate_limit.by}"
 
 // redisState returns the state of the only Redis server, as status and as the metric have it.
-func redisState(t *testing.T, a *admin, addr string) (state, up string) {
+func redisState(t *testing.T, a *sitetest.Admin, addr string) (state, up string) {
 	t.Helper()
-	servers := a.ask("GET", "status", "")["servers"].([]any)
+	servers := a.Ask("GET", "status", "")["servers"].([]any)
 	if len(servers) != 1 {
 		t.Fatalf("got servers %v", servers)
 	}
-	return servers[0].(map[string]any)["state"].(string), scrape(t, a.addr)[`redis_up{server="`+addr+`"}`]
+	return servers[0].(map[string]any)["state"].(string), scrape(t, a.Addr)[`redis_up{server="`+addr+`"}`]
 }
 
 // TestWrongRedisSettings guards that settings which can't work are one ERROR line at load,
@@ -210,7 +210,7 @@ func TestPasswordInFile(t *testing.T) {
 // silent or back, and that it takes neither a Redis that nobody asks for one that is down.
 func TestRedisStateWhileIdle(t *testing.T) {
 	server := redistest.Start(t)
-	_, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr), Site: oneLimit})
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr), Site: oneLimit})
 	await := func(state, up, when string) {
 		t.Helper()
 		sitetest.Eventually(t, state+" "+when, func() bool {
@@ -242,7 +242,7 @@ func TestConnectingIsNotUp(t *testing.T) {
 	}
 	t.Cleanup(func() { silent.Close() })
 	addr := silent.Addr().String()
-	_, a := startWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(addr), Site: oneLimit})
+	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(addr), Site: oneLimit})
 	seen := make(map[string]bool)
 	sitetest.Eventually(t, "it to be down", func() bool {
 		state, up := redisState(t, a, addr)

@@ -25,23 +25,23 @@ func replayLog(t testing.TB) string {
 // config and for two, and that keys are shown only if asked for, escaped.
 func TestReplayCommand(t *testing.T) {
 	t.Parallel()
-	config, log := configFile(t, replaySite), replayLog(t)
+	config, log := sitetest.ConfigFile(t, replaySite), replayLog(t)
 	const table = `6 of 7 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
 1 not used: not a line of an access log
 
 LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SPARED   SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
 api       3         6         4       2       0  33.3 %     2            1               5
 `
-	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, table)
-	runCommand(t, "replay", "--config", config, "--utc", "--show-keys", log).want(t, 0, table+`
+	sitetest.RunCommand(t, "replay", "--config", config, "--utc", log).Want(t, 0, table)
+	sitetest.RunCommand(t, "replay", "--config", config, "--utc", "--show-keys", log).Want(t, 0, table+`
 LIMIT  DENIED  REQUESTS  KEY
 api         2         5  "192.0.2.2\x1b[2J"
 api         0         1  192.0.2.1
 `)
 
-	one := runCommand(t, "replay", "--config", config, "--json", "--target", "50%", log)
+	one := sitetest.RunCommand(t, "replay", "--config", config, "--json", "--target", "50%", log)
 	var answer map[string]any
-	if err := json.Unmarshal([]byte(one.out), &answer); err != nil || one.status != 0 {
+	if err := json.Unmarshal([]byte(one.Out), &answer); err != nil || one.Status != 0 {
 		t.Fatalf("%v: %+v", err, one)
 	}
 	delete(answer, "from")
@@ -54,14 +54,14 @@ api         0         1  192.0.2.1
 	}
 
 	const hostile, escaped = "/%C2%9B2J%E2%80%AE%00", `"/\u009b2j\u202e\u0000"`
-	byPath := configFile(t, strings.Replace(replaySite, "size 3", "key {path}\nsize 3", 1))
-	shown := runCommand(t, "replay", "--config", byPath, "--json", "--show-keys", logFile(t, logLine(0, "192.0.2.1", hostile)))
-	if strings.ContainsAny(shown.out, "\u009b\u202e") || !strings.Contains(shown.out, escaped) || shown.status != 0 {
+	byPath := sitetest.ConfigFile(t, strings.Replace(replaySite, "size 3", "key {path}\nsize 3", 1))
+	shown := sitetest.RunCommand(t, "replay", "--config", byPath, "--json", "--show-keys", logFile(t, logLine(0, "192.0.2.1", hostile)))
+	if strings.ContainsAny(shown.Out, "\u009b\u202e") || !strings.Contains(shown.Out, escaped) || shown.Status != 0 {
 		t.Errorf("got %+v, want a key %s", shown, escaped)
 	}
 
-	other := configFile(t, strings.Replace(replaySite, "size 3", "size 5", 1))
-	two := runCommand(t, "replay", "--config", config, "--compare", other, "--json", log)
+	other := sitetest.ConfigFile(t, strings.Replace(replaySite, "size 3", "size 5", 1))
+	two := sitetest.RunCommand(t, "replay", "--config", config, "--compare", other, "--json", log)
 	var both struct {
 		Configs []struct {
 			Config string
@@ -69,9 +69,9 @@ api         0         1  192.0.2.1
 		}
 		Limits any
 	}
-	if err := json.Unmarshal([]byte(two.out), &both); err != nil || both.Limits != nil || len(both.Configs) != 2 ||
+	if err := json.Unmarshal([]byte(two.Out), &both); err != nil || both.Limits != nil || len(both.Configs) != 2 ||
 		both.Configs[0].Limits[0].Denied != 2 || both.Configs[1].Limits[0].Denied != 0 {
-		t.Errorf("got %v, %s", err, two.out)
+		t.Errorf("got %v, %s", err, two.Out)
 	}
 }
 
@@ -81,7 +81,7 @@ api         0         1  192.0.2.1
 // 7 of a sliding one, where 3 of the first are left.
 func TestReplayAlgorithms(t *testing.T) {
 	t.Parallel()
-	config := configFile(t, `example.com {
+	config := sitetest.ConfigFile(t, `example.com {
 	rate_limit {
 		accounting each
 		limit leaky {
@@ -118,7 +118,7 @@ func TestReplayAlgorithms(t *testing.T) {
 }
 `)
 	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/"), 4), strings.Repeat(logLine(45*time.Second, "192.0.2.1", "/"), 4))
-	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, `8 of 8 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:14:05
+	sitetest.RunCommand(t, "replay", "--config", config, "--utc", log).Want(t, 0, `8 of 8 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:14:05
 
 LIMIT   SIZE  REQUESTS  ADMITTED  DENIED  SPARED   SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
 leaky      5         8         5       0       3     0 %     1            0               4
@@ -130,12 +130,12 @@ slides     5         8         5       2       1    25 %     1            1     
 Spared: the limit had room, but another one denied.
 `)
 	file := filepath.Join(sitetest.TempDir(t), "report.html")
-	r := runCommand(t, "replay", "--config", config, "--html", file, "--json", log)
+	r := sitetest.RunCommand(t, "replay", "--config", config, "--html", file, "--json", log)
 	var answer map[string]any
-	if err := json.Unmarshal([]byte(r.out), &answer); err != nil {
+	if err := json.Unmarshal([]byte(r.Out), &answer); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	wantJSON(t, answer["limits"], `[
+	sitetest.WantJSON(t, answer["limits"], `[
 		{"limit": "leaky", "algorithm": "leaky_bucket", "size_for_target": 4, "spared": 3}, {"limit": "token", "algorithm": "token_bucket", "size_for_target": 4},
 		{"limit": "clock", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "first", "algorithm": "fixed_window", "size_for_target": 8},
 		{"limit": "period", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "slides", "algorithm": "sliding_window", "size_for_target": 7, "spared": 1}]`)
@@ -157,28 +157,28 @@ Spared: the limit had room, but another one denied.
 // said.
 func TestReplayNoSize(t *testing.T) {
 	t.Parallel()
-	config := configFile(t, "example.com {\nrate_limit api {\nalgorithm sliding_window\nsize 5\nwindow 1m\ncost {query.cost}\n}\nrespond ok\n}\n")
+	config := sitetest.ConfigFile(t, "example.com {\nrate_limit api {\nalgorithm sliding_window\nsize 5\nwindow 1m\ncost {query.cost}\n}\nrespond ok\n}\n")
 	log := logFile(t, logLine(0, "192.0.2.1", "/?cost=1"), logLine(ms, "192.0.2.2", "/?cost=16777216"))
-	runCommand(t, "replay", "--config", config, "--utc", log).want(t, 0, `2 of 2 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
+	sitetest.RunCommand(t, "replay", "--config", config, "--utc", log).Want(t, 0, `2 of 2 lines used, from 2023-11-14 22:13:20 to 2023-11-14 22:13:20
 
 LIMIT  SIZE  REQUESTS  ADMITTED  DENIED  SPARED  SHARE  KEYS  KEYS DENIED  SIZE FOR 0.1 %
 api       5         2         1       1       0   50 %     2            1            none
 api: No size that a limit can have would have been enough for 1 of the keys.
 `)
 	var answer map[string]any
-	r := runCommand(t, "replay", "--config", config, "--json", log)
-	if err := json.Unmarshal([]byte(r.out), &answer); err != nil {
+	r := sitetest.RunCommand(t, "replay", "--config", config, "--json", log)
+	if err := json.Unmarshal([]byte(r.Out), &answer); err != nil {
 		t.Fatalf("%v: %+v", err, r)
 	}
-	wantJSON(t, answer["limits"], `[{"limit": "api", "size": 5, "size_for_target": null}]`)
+	sitetest.WantJSON(t, answer["limits"], `[{"limit": "api", "size": 5, "size_for_target": null}]`)
 }
 
 // TestReplayHTML guards that a report is written, which only the user may read and
 // which has keys only if asked for.
 func TestReplayHTML(t *testing.T) {
 	t.Parallel()
-	config, log, file := configFile(t, replaySite), replayLog(t), filepath.Join(sitetest.TempDir(t), "report.html")
-	if r := runCommand(t, "replay", "--config", config, "--html", file, log); r.status != 0 {
+	config, log, file := sitetest.ConfigFile(t, replaySite), replayLog(t), filepath.Join(sitetest.TempDir(t), "report.html")
+	if r := sitetest.RunCommand(t, "replay", "--config", config, "--html", file, log); r.Status != 0 {
 		t.Fatalf("%+v", r)
 	}
 	page, err := os.ReadFile(file)
@@ -194,7 +194,7 @@ func TestReplayHTML(t *testing.T) {
 // or an empty file, and never of what the replay reads.
 func TestReplayOverwrites(t *testing.T) {
 	t.Parallel()
-	config, log := configFile(t, replaySite), replayLog(t)
+	config, log := sitetest.ConfigFile(t, replaySite), replayLog(t)
 	dir := sitetest.TempDir(t)
 	write := func(name, text string) string {
 		t.Helper()
@@ -209,7 +209,7 @@ func TestReplayOverwrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := filepath.Join(dir, "old.html")
-	if r := runCommand(t, "replay", "--config", config, "--html", old, log); r.status != 0 {
+	if r := sitetest.RunCommand(t, "replay", "--config", config, "--html", old, log); r.Status != 0 {
 		t.Fatalf("%+v", r)
 	}
 	text, err := os.ReadFile(old)
@@ -232,23 +232,23 @@ func TestReplayOverwrites(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := runCommand(t, "replay", "--config", config, "--html", tc.file, log)
+			r := sitetest.RunCommand(t, "replay", "--config", config, "--html", tc.file, log)
 			after, err := os.ReadFile(tc.file)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tc.want != "" {
-				if r.status != 1 || !strings.Contains(r.errors, tc.want) || string(after) != string(before) {
+				if r.Status != 1 || !strings.Contains(r.Errors, tc.want) || string(after) != string(before) {
 					t.Errorf("got %+v, the file has %d bytes, had %d", r, len(after), len(before))
 				}
 				return
 			}
-			if r.status != 0 || !strings.HasSuffix(strings.TrimSpace(string(after)), "</html>") {
+			if r.Status != 0 || !strings.HasSuffix(strings.TrimSpace(string(after)), "</html>") {
 				t.Errorf("got %+v, the file has %d bytes", r, len(after))
 			}
 		})
 	}
-	if r := runCommand(t, "replay", "--config", config, "--html", old, log, old); r.status != 1 || !strings.Contains(r.errors, input) {
+	if r := sitetest.RunCommand(t, "replay", "--config", config, "--html", old, log, old); r.Status != 1 || !strings.Contains(r.Errors, input) {
 		t.Errorf("a report that is given as a log: got %+v", r)
 	}
 }
@@ -257,7 +257,7 @@ func TestReplayOverwrites(t *testing.T) {
 // is wrong, and that what could not be replayed at all is one too.
 func TestReplayRefuses(t *testing.T) {
 	t.Parallel()
-	config, log := configFile(t, replaySite), replayLog(t)
+	config, log := sitetest.ConfigFile(t, replaySite), replayLog(t)
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -276,9 +276,9 @@ func TestReplayRefuses(t *testing.T) {
 		{"nothing used", []string{"--config", config, "--format", "combined", log}, "no line of the logs could be replayed"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := runCommand(t, append([]string{"replay"}, tc.args...)...)
-			if lines := strings.Count(r.errors, "\n"); r.status != 1 || lines != 1 || !strings.Contains(r.errors, tc.want) {
-				t.Errorf("got status %d, errors %q, want %q", r.status, r.errors, tc.want)
+			r := sitetest.RunCommand(t, append([]string{"replay"}, tc.args...)...)
+			if lines := strings.Count(r.Errors, "\n"); r.Status != 1 || lines != 1 || !strings.Contains(r.Errors, tc.want) {
+				t.Errorf("got status %d, errors %q, want %q", r.Status, r.Errors, tc.want)
 			}
 		})
 	}
@@ -311,7 +311,7 @@ func TestReplayAdvisesLeases(t *testing.T) {
 		{"has to be exact", redis + site("count_denied"), hot.String(), false},
 		{"another limit has to be exact", redis + site("limit in {\nsize 1000\ncount_denied\n}"), hot.String(), false},
 	} {
-		out := runCommand(t, "replay", "--config", configFile(t, tc.config), logFile(t, tc.log)).out
+		out := sitetest.RunCommand(t, "replay", "--config", sitetest.ConfigFile(t, tc.config), logFile(t, tc.log)).Out
 		if got := strings.Contains(out, advice); got != tc.want {
 			t.Errorf("%s: advice %t, want %t:\n%s", tc.name, got, tc.want, out)
 		}
@@ -342,8 +342,8 @@ func TestReplayAdvisesLatency(t *testing.T) {
 		{"turned away", lines(30, "/up", logged{took: 200 * ms, status: 429}), false},
 		{"no durations", strings.Repeat(commonLine(20, "192.0.2.1", "/up"), 30), false},
 	} {
-		config := configFile(t, "example.com {\nrate_limit /up up {\nconcurrency auto\n}\nrespond ok\n}\n")
-		out := runCommand(t, "replay", "--config", config, logFile(t, tc.log)).out
+		config := sitetest.ConfigFile(t, "example.com {\nrate_limit /up up {\nconcurrency auto\n}\nrespond ok\n}\n")
+		out := sitetest.RunCommand(t, "replay", "--config", config, logFile(t, tc.log)).Out
 		if got := strings.Contains(out, advice); got != tc.want || strings.Contains(out, "latency") != tc.want {
 			t.Errorf("%s: advice %t, want %t:\n%s", tc.name, got, tc.want, out)
 		}
@@ -385,8 +385,8 @@ func TestReplayClients(t *testing.T) {
 		{"names", lines("www.example.com - -"), "The log has no address of a client, but names such as www.example.com:", 1},
 		{"a masked address", ofCaddy("REDACTED"), "The log has no address of a client, but names such as REDACTED:", 1},
 	} {
-		config := configFile(t, replaySite)
-		got := runCommand(t, "replay", "--config", config, "--host", "example.com", logFile(t, tc.log))
+		config := sitetest.ConfigFile(t, replaySite)
+		got := sitetest.RunCommand(t, "replay", "--config", config, "--host", "example.com", logFile(t, tc.log))
 		first := tc.first
 		if first == different {
 			first = "200 of 200 lines used"
@@ -395,17 +395,17 @@ func TestReplayClients(t *testing.T) {
 			Notes  []string
 			Limits []struct{ Keys int }
 		}
-		asJSON := runCommand(t, "replay", "--json", "--config", config, "--host", "example.com", logFile(t, tc.log))
-		err := json.Unmarshal([]byte(asJSON.out), &answer)
-		if err != nil || got.status != 0 || !strings.HasPrefix(got.out, first) || len(answer.Limits) != 1 || answer.Limits[0].Keys != tc.keys {
-			t.Errorf("%s: %v: got\n%s\nwant first %q, and %d keys", tc.name, err, got.out, first, tc.keys)
+		asJSON := sitetest.RunCommand(t, "replay", "--json", "--config", config, "--host", "example.com", logFile(t, tc.log))
+		err := json.Unmarshal([]byte(asJSON.Out), &answer)
+		if err != nil || got.Status != 0 || !strings.HasPrefix(got.Out, first) || len(answer.Limits) != 1 || answer.Limits[0].Keys != tc.keys {
+			t.Errorf("%s: %v: got\n%s\nwant first %q, and %d keys", tc.name, err, got.Out, first, tc.keys)
 		}
 		if tc.first != different && (len(answer.Notes) == 0 || !strings.HasPrefix(answer.Notes[0], tc.first)) {
 			t.Errorf("%s: notes %q", tc.name, answer.Notes)
 		}
 	}
-	got := runCommand(t, "replay", "--config", configFile(t, replaySite), logFile(t, lines("CLIENT 10.0.0.1 - -")))
-	if got.status != 1 || got.out != "" || strings.Count(got.errors, "\n") != 1 || !strings.Contains(got.errors, `lines begin with "192.0.2.0 10.0.0.1 - -", of which several may be the client's address; use`) {
+	got := sitetest.RunCommand(t, "replay", "--config", sitetest.ConfigFile(t, replaySite), logFile(t, lines("CLIENT 10.0.0.1 - -")))
+	if got.Status != 1 || got.Out != "" || strings.Count(got.Errors, "\n") != 1 || !strings.Contains(got.Errors, `lines begin with "192.0.2.0 10.0.0.1 - -", of which several may be the client's address; use`) {
 		t.Errorf("with two addresses: got %+v", got)
 	}
 }

@@ -123,7 +123,7 @@ func TestLimitsSurviveRestart(t *testing.T) {
 	if r.get("/") != http.StatusTooManyRequests {
 		t.Error("the ban is gone")
 	}
-	if bans := newAdmin(t, adminAddr).ask("GET", "bans", ""); len(bans["bans"].([]any)) != 1 {
+	if bans := sitetest.NewAdmin(t, adminAddr).Ask("GET", "bans", ""); len(bans["bans"].([]any)) != 1 {
 		t.Errorf("bans lists %v, want the ban that has denied a request", bans)
 	}
 	r.stop(sitetest.Patience)

@@ -27,7 +27,7 @@ func BenchmarkResidentSize(b *testing.B) {
 				redis = "redis " + redistest.Start(b).Addr + " {\ntimeout 10s\n}\n"
 			}
 			addr := redistest.FreeAddr(b)
-			config := configFile(b, "{\nadmin off\nlog {\noutput discard\n}\nrate_limit {\n"+redis+"memory {\nmax_keys 4000000\n}\n}\n}\nhttp://"+addr+
+			config := sitetest.ConfigFile(b, "{\nadmin off\nlog {\noutput discard\n}\nrate_limit {\n"+redis+"memory {\nmax_keys 4000000\n}\n}\n}\nhttp://"+addr+
 				" {\nrate_limit keys {\nkey {header.X-Key}\nsize 100\nrate 100/1d\n}\nrespond ok\n}")
 			caddy := caddytest.Command(b.Context(), "run", "--config", config)
 			if err := caddy.Start(); err != nil {

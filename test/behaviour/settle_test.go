@@ -48,26 +48,6 @@ func eachNode(t *testing.T, site string, do func(t *testing.T, urls []string)) {
 	})
 }
 
-// ask sends a request on a connection of its own and returns the status and the whole
-// answer's fields, or 0 if there is none.
-func ask(ctx context.Context, target string, header ...string) (int, http.Header) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
-	if err != nil {
-		return 0, nil
-	}
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := client.Do(req)
-	if err != nil {
-		return 0, nil
-	}
-	defer res.Body.Close()
-	_, _ = io.Copy(io.Discard, res.Body)
-	return res.StatusCode, res.Header
-}
-
 // TestCountGuesses guards a login that counts wrong passwords: of any number of parallel
 // guesses no more than the limit reach the password check, whichever instance they use,
 // and right passwords are never counted.
@@ -78,14 +58,14 @@ func TestCountGuesses(t *testing.T) {
 	site = strings.Replace(site, "HASH", rightHash, 1)
 	eachNode(t, site, func(t *testing.T, urls []string) {
 		for i := range 20 {
-			if status, _ := ask(t.Context(), withPassword(urls[i%len(urls)], "right")); status != 200 {
+			if status, _ := sitetest.Ask(t.Context(), withPassword(urls[i%len(urls)], "right")); status != 200 {
 				t.Fatalf("a right password got %d", status)
 			}
 		}
 		var wrong, denied atomic.Int64
 		redistest.Together(t, guessers, func(i int) {
 			for range 3 {
-				switch status, h := ask(t.Context(), withPassword(urls[i%len(urls)], "wrong")); status {
+				switch status, h := sitetest.Ask(t.Context(), withPassword(urls[i%len(urls)], "wrong")); status {
 				case 401:
 					wrong.Add(1)
 				case 403:
@@ -101,7 +81,7 @@ func TestCountGuesses(t *testing.T) {
 		if n := wrong.Load(); n != size || denied.Load() != 3*guessers-size {
 			t.Errorf("%d guesses were checked and %d denied, want %d", n, denied.Load(), size)
 		}
-		if status, _ := ask(t.Context(), withPassword(urls[0], "right")); status != 403 {
+		if status, _ := sitetest.Ask(t.Context(), withPassword(urls[0], "right")); status != 403 {
 			t.Errorf("a full limit lets a right password in: %d", status)
 		}
 	})
@@ -152,14 +132,14 @@ func TestCountGuessesInAnyTime(t *testing.T) {
 			redistest.Together(t, guessers+1, func(i int) {
 				for n := i; time.Since(start) < lasts; n++ {
 					if i == guessers {
-						if status, _ := ask(t.Context(), target(n, "right"), "From", "user"); status != 200 {
+						if status, _ := sitetest.Ask(t.Context(), target(n, "right"), "From", "user"); status != 200 {
 							t.Errorf("a right password got %d beside an attack", status)
 						}
 						right++
 						continue
 					}
 					sent := time.Now()
-					switch status, _ := ask(t.Context(), target(n, "wrong"), "From", "attacker"); status {
+					switch status, _ := sitetest.Ask(t.Context(), target(n, "wrong"), "From", "attacker"); status {
 					case 401:
 						mu.Lock()
 						checked = append(checked, [2]time.Time{sent, time.Now()})
@@ -186,7 +166,7 @@ func TestCountGuessesInAnyTime(t *testing.T) {
 				t.Errorf("%d guesses were checked and %d right passwords: the test covers too little", len(checked), right)
 			}
 			sitetest.Eventually(t, "nothing is held", func() bool {
-				l := admins[0].ask("POST", "peek", `{"limit": "login", "key": "user"}`)
+				l := admins[0].Ask("POST", "peek", `{"limit": "login", "key": "user"}`)
 				if l["level"] != 0.0 {
 					t.Fatalf("right passwords were counted: %v", l)
 				}
@@ -258,7 +238,7 @@ func TestCountByResponse(t *testing.T) {
 		if tc.path == "/leave" {
 			time.AfterFunc(50*time.Millisecond, cancel)
 		}
-		status, _ := ask(ctx, s.URL(tc.path))
+		status, _ := sitetest.Ask(ctx, s.URL(tc.path))
 		cancel()
 		now := counted()
 		if got := [2]int{now[0] - last[0], now[1] - last[1]}; got != tc.want {
@@ -372,7 +352,7 @@ func TestConcurrency(t *testing.T) {
 				if path == "/leave" {
 					time.AfterFunc(5*time.Millisecond, cancel)
 				}
-				switch status, h := ask(ctx, urls[i%len(urls)]+path); status {
+				switch status, h := sitetest.Ask(ctx, urls[i%len(urls)]+path); status {
 				case 429:
 					denied.Add(1)
 					if h.Get("Retry-After") != "1" || h.Get("X-RateLimit-Limit") != "5" {
@@ -390,7 +370,7 @@ func TestConcurrency(t *testing.T) {
 		sitetest.Eventually(t, "all may pass again", func() bool {
 			status := 0
 			for range size {
-				status, _ = ask(t.Context(), urls[0]+"/")
+				status, _ = sitetest.Ask(t.Context(), urls[0]+"/")
 			}
 			return status == 200
 		})
@@ -411,15 +391,15 @@ func TestConcurrentZone(t *testing.T) {
 		"reverse_proxy "+upstream)
 	var running sync.WaitGroup
 	for range 2 {
-		running.Go(func() { ask(t.Context(), s.URL("/slow")) })
+		running.Go(func() { sitetest.Ask(t.Context(), s.URL("/slow")) })
 		<-arrived
 	}
-	if status, h := ask(t.Context(), s.URL("/")); status != 429 || h.Get("Retry-After") != "1" {
+	if status, h := sitetest.Ask(t.Context(), s.URL("/")); status != 429 || h.Get("Retry-After") != "1" {
 		t.Errorf("a third got %d, %v", status, fieldstest.In(h))
 	}
 	close(release)
 	running.Wait()
-	sitetest.Eventually(t, "none is", func() bool { status, _ := ask(t.Context(), s.URL("/")); return status == 200 })
+	sitetest.Eventually(t, "none is", func() bool { status, _ := sitetest.Ask(t.Context(), s.URL("/")); return status == 200 })
 }
 
 // TestDeniedRequestsHoldNothing guards that a request holds nothing which a later limit
@@ -434,7 +414,7 @@ func TestDeniedRequestsHoldNothing(t *testing.T) {
 			if i == 0 {
 				want = 200
 			}
-			if status, _ := ask(t.Context(), s.URL("/")); status != want {
+			if status, _ := sitetest.Ask(t.Context(), s.URL("/")); status != want {
 				t.Fatalf("%s: request %d got %d", accounting, i, status)
 			}
 		}
@@ -470,12 +450,12 @@ func TestConcurrencyOfUpgrades(t *testing.T) {
 		return conn
 	}
 	first, _ := open(), open()
-	if status, _ := ask(t.Context(), s.URL("/")); status != 429 {
+	if status, _ := sitetest.Ask(t.Context(), s.URL("/")); status != 429 {
 		t.Errorf("got %d beside two upgraded connections", status)
 	}
 	first.Close()
 	sitetest.Eventually(t, "a closed connection is not in progress", func() bool { return level(t, "inflight").Held == 1 })
-	if status, _ := ask(t.Context(), s.URL("/")); status != 200 {
+	if status, _ := sitetest.Ask(t.Context(), s.URL("/")); status != 200 {
 		t.Errorf("got %d beside one upgraded connection", status)
 	}
 }
@@ -511,7 +491,7 @@ func TestActualCost(t *testing.T) {
 		{"/?cost=-3", [3]int64{50, 0, 50}},
 		{"/?cost=1000000", [3]int64{20000 - 286, 0, 20000 - 277}}, // a debt of the size at most
 	} {
-		status, _ := ask(t.Context(), s.URL(tc.path))
+		status, _ := sitetest.Ask(t.Context(), s.URL(tc.path))
 		var got [3]int64
 		for i, name := range []string{"tokens", "bytes", "good"} {
 			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
@@ -522,7 +502,7 @@ func TestActualCost(t *testing.T) {
 			t.Errorf("%s, status %d: charged %d, want %d", tc.path, status, got, tc.want)
 		}
 	}
-	if status, _ := ask(t.Context(), s.URL("/")); status != 429 {
+	if status, _ := sitetest.Ask(t.Context(), s.URL("/")); status != 429 {
 		t.Errorf("got %d in debt", status)
 	}
 	if warnings := s.Log("warn", sitetest.OwnLogger); len(warnings) == 0 || !strings.Contains(warnings[0].Text(), "actual cost") {
@@ -572,7 +552,7 @@ func TestBytesUpAndDown(t *testing.T) {
 				left -= tc.up + tc.down
 			}
 			sitetest.Eventually(t, fmt.Sprintf("%s of %d and %d leaves %d", tc.method, tc.up, tc.down, left), func() bool {
-				_, header := ask(t.Context(), urls[(i+1)%len(urls)]+"/left")
+				_, header := sitetest.Ask(t.Context(), urls[(i+1)%len(urls)]+"/left")
 				return header.Get("X-RateLimit-Remaining") == strconv.FormatInt(max(left, 0), 10)
 			})
 		}
@@ -803,7 +783,7 @@ func TestSettlementsSurvivePause(t *testing.T) {
 				clients.Go(func() {
 					for !stop.Load() {
 						began := time.Now().UnixNano()
-						status, _ := ask(t.Context(), s.URL(""))
+						status, _ := sitetest.Ask(t.Context(), s.URL(""))
 						switch from := paused.Load(); {
 						case status != http.StatusTooManyRequests:
 							answers.Add(1)
@@ -885,7 +865,7 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 			other := "http://" + sitetest.StartProcess(t, sitetest.Config{Admin: "localhost:0", Global: tc.to, Site: site})
 			var running sync.WaitGroup
 			for range 2 {
-				running.Go(func() { ask(context.Background(), s.URL("/slow")) })
+				running.Go(func() { sitetest.Ask(context.Background(), s.URL("/slow")) })
 				<-arrived
 			}
 			client := http.Client{Transport: caddytest.FreshConnections("")}

@@ -243,7 +243,7 @@ func TestTokensInParallel(t *testing.T) {
 		most.Store(0)
 		redistest.Together(t, 50, func(i int) {
 			for range 3 {
-				ask(t.Context(), urls[i%len(urls)])
+				sitetest.Ask(t.Context(), urls[i%len(urls)])
 			}
 		})
 		if passed.Load() != 10 || most.Load() > 10 {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -15,9 +16,9 @@ func TestTroubleshooting(t *testing.T) {
 	redis := redistest.StartProxy(t, redistest.Start(t).Addr)
 	const one = "rate_limit {\nlimit site {\nrate 60/1m\ntrack_top 100\n}\n}\nrespond ok"
 	const login = "rate_limit {\nlimit site {\nrate 60/1m\nlimit login {\nmatch path /login\nrate 3/1m\nban 10m\n}\n}\n}\nrespond ok"
-	var shown []codeBlock
-	for _, b := range codeBlocks(t, "docs/troubleshooting.md") {
-		if strings.HasPrefix(b.code, "$ caddy rate-limit ") {
+	var shown []doctest.Block
+	for _, b := range doctest.Blocks(t, "docs/troubleshooting.md") {
+		if strings.HasPrefix(b.Code, "$ caddy rate-limit ") {
 			shown = append(shown, b)
 		}
 	}
@@ -45,33 +46,33 @@ func TestTroubleshooting(t *testing.T) {
 		return strings.TrimSpace(spaces.ReplaceAllString(numbers.ReplaceAllString(line, "0"), " "))
 	}
 	for i, b := range shown {
-		t.Run(b.place, func(t *testing.T) {
-			s, a := startWithAdmin(t, cases[i].Config)
+		t.Run(b.Place, func(t *testing.T) {
+			s, a := sitetest.StartWithAdmin(t, cases[i].Config)
 			for n := range cases[i].requests {
 				if cases[i].then != nil && n == cases[i].requests-20 {
 					cases[i].then()
 				}
 				s.Get(cases[i].path)
 			}
-			command, lines, _ := strings.Cut(b.code, "\n")
+			command, lines, _ := strings.Cut(b.Code, "\n")
 			args := strings.Fields(strings.ReplaceAll(strings.TrimPrefix(command, "$ caddy rate-limit "), "'X-Forwarded-For: ", "'X-Forwarded-For:"))
 			for j := range args {
 				args[j] = strings.Trim(args[j], "'")
 			}
 			if args[0] == "check" || args[0] == "explain" {
 				text := "{\n" + cases[i].Global + "\n}\nhttp://localhost:8080 {\n" + cases[i].Site + "\n}\n"
-				args = append(args, "--config", configFile(t, text))
+				args = append(args, "--config", sitetest.ConfigFile(t, text))
 			} else {
-				args = append(args, "--address", a.addr)
+				args = append(args, "--address", a.Addr)
 			}
-			printed := runCommand(t, args...)
+			printed := sitetest.RunCommand(t, args...)
 			found := make(map[string]bool)
-			for line := range strings.Lines(printed.out) {
+			for line := range strings.Lines(printed.Out) {
 				found[same(line)] = true
 			}
 			for line := range strings.Lines(lines) {
 				if line = same(line); !found[line] {
-					t.Errorf("%q is not printed:\n%s%s", line, printed.out, printed.errors)
+					t.Errorf("%q is not printed:\n%s%s", line, printed.Out, printed.Errors)
 				}
 			}
 		})

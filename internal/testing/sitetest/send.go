@@ -161,3 +161,23 @@ func Dial(t testing.TB, addr string) net.Conn {
 	}
 	return conn
 }
+
+// Ask sends a request on a connection of its own and returns the status and the whole
+// answer's fields, or 0 if there is none.
+func Ask(ctx context.Context, target string, header ...string) (int, http.Header) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+	if err != nil {
+		return 0, nil
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	if err != nil {
+		return 0, nil
+	}
+	defer res.Body.Close()
+	_, _ = io.Copy(io.Discard, res.Body)
+	return res.StatusCode, res.Header
+}

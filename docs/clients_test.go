@@ -1,4 +1,4 @@
-package behaviour
+package docs
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -50,19 +51,19 @@ func TestClientExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	examples := 0
-	for _, b := range codeBlocks(t, "docs/clients.md") {
-		p, ok := clientPrograms[b.language]
+	for _, b := range doctest.Blocks(t, "docs/clients.md") {
+		p, ok := clientPrograms[b.Language]
 		if !ok {
-			t.Errorf("%s: no test runs %q", b.place, b.language)
+			t.Errorf("%s: no test runs %q", b.Place, b.Language)
 			continue
 		}
 		examples++
-		t.Run(b.language, func(t *testing.T) {
+		t.Run(b.Language, func(t *testing.T) {
 			if _, err := exec.LookPath(p.run[0]); err != nil && (p.run[0] == "python3" || p.run[0] == "node") {
 				t.Skipf("there is no %s", p.run[0])
 			}
 			file := filepath.Join(t.TempDir(), p.file)
-			if err := os.WriteFile(file, []byte(p.before+b.code+p.after), 0o600); err != nil {
+			if err := os.WriteFile(file, []byte(p.before+b.Code+p.after), 0o600); err != nil {
 				t.Fatal(err)
 			}
 
@@ -88,7 +89,7 @@ func TestClientExamples(t *testing.T) {
 				first := len(statuses) == 0
 				mu.Unlock()
 				if first {
-					if status, _ := ask(r.Context(), target.JoinPath(r.URL.Path).String()); status != http.StatusOK {
+					if status, _ := sitetest.Ask(r.Context(), target.JoinPath(r.URL.Path).String()); status != http.StatusOK {
 						t.Errorf("filling the bucket: got %d", status)
 					}
 				}
@@ -97,7 +98,7 @@ func TestClientExamples(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*sitetest.Patience) // go may have to compile all of net/http
 			defer cancel()
 			cmd := exec.CommandContext(ctx, p.run[0], append(p.run[1:], file)...)
-			cmd.Env = append(os.Environ(), "URL=http://"+front+"/"+b.language, "GOCACHE="+goCache)
+			cmd.Env = append(os.Environ(), "URL=http://"+front+"/"+b.Language, "GOCACHE="+goCache)
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
 			if err := cmd.Run(); err != nil {

@@ -1,4 +1,4 @@
-package behaviour
+package docs
 
 import (
 	"bufio"
@@ -28,6 +28,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -47,38 +48,6 @@ func documents(t *testing.T) []string {
 		"deploy/README.md")
 }
 
-// codeBlock is a block of code in a document.
-type codeBlock struct {
-	place    string // file:line of the first line of code
-	language string // empty if the document names none
-	code     string // without the block's indentation
-}
-
-// fenced matches a block of code: its indentation, its language, and the code.
-var fenced = regexp.MustCompile("(?ms)^( *)```([a-z]*)\n(.*?)^ *```$")
-
-// codeBlocks returns the blocks of code in a document.
-func codeBlocks(t *testing.T, path string) []codeBlock {
-	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var blocks []codeBlock
-	for _, i := range fenced.FindAllSubmatchIndex(text, -1) {
-		indent := string(text[i[2]:i[3]])
-		blocks = append(blocks, codeBlock{
-			place:    fmt.Sprintf("%s:%d", path, 1+bytes.Count(text[:i[6]], []byte("\n"))),
-			language: string(text[i[4]:i[5]]),
-			code:     strings.ReplaceAll("\n"+string(text[i[6]:i[7]]), "\n"+indent, "\n")[1:],
-		})
-	}
-	if fences := bytes.Count(text, []byte("```")); fences != 2*len(blocks) {
-		t.Errorf("%s: found %d blocks of code between %d fences", path, len(blocks), fences)
-	}
-	return blocks
-}
-
 // TestDocumentedCode guards the examples in all documents. A block of
 // language `caddyfile` is valid, either as a whole file or as part of a site;
 // one of language `json` is valid as a configuration or as a handler. The other
@@ -91,20 +60,20 @@ func TestDocumentedCode(t *testing.T) {
 	}
 	found := make(map[string]int)
 	for _, path := range documents(t) {
-		for _, b := range codeBlocks(t, path) {
-			found[b.language]++
-			t.Run(fmt.Sprintf("%s %s", b.language, b.place), func(t *testing.T) {
+		for _, b := range doctest.Blocks(t, path) {
+			found[b.Language]++
+			t.Run(fmt.Sprintf("%s %s", b.Language, b.Place), func(t *testing.T) {
 				var err error
-				switch b.language {
+				switch b.Language {
 				case "caddyfile":
-					err = validateSnippet(withSecrets(t, b.code, secret))
+					err = validateSnippet(withSecrets(t, b.Code, secret))
 				case "json":
-					err = validateJSON(withSecrets(t, b.code, secret))
+					err = validateJSON(withSecrets(t, b.Code, secret))
 				case "sh":
-					err = validateShell(t, b.code)
+					err = validateShell(t, b.Code)
 				case "go":
-					if !strings.HasPrefix(b.place, "docs/clients.md:") { // see TestClientExamples
-						err = validateGo(t, b.code)
+					if !strings.HasPrefix(b.Place, "docs/clients.md:") { // see TestClientExamples
+						err = validateGo(t, b.Code)
 					}
 				case "yaml", "text": // see TestDocumentedConversions
 				case "", "console", "http": // see TestDocumentedSyntax, TestConsole and TestDocumentedFields
@@ -112,12 +81,12 @@ func TestDocumentedCode(t *testing.T) {
 				case "bash", "python", "javascript": // see TestClientExamples
 				case "nginx": // see TestRecipes and TestNginxExample
 				case "promql":
-					err = validateQuery(b.code)
+					err = validateQuery(b.Code)
 				default:
-					err = fmt.Errorf("no test checks blocks of language %q", b.language)
+					err = fmt.Errorf("no test checks blocks of language %q", b.Language)
 				}
 				if err != nil {
-					t.Errorf("%s: %v\n%s", b.place, err, b.code)
+					t.Errorf("%s: %v\n%s", b.Place, err, b.Code)
 				}
 			})
 		}
@@ -144,23 +113,23 @@ func TestSnippetsPassCheck(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		after := fenced.Split(string(page), -1)[1:] // the text after each block of code
-		for i, b := range codeBlocks(t, path) {
-			if b.language != "caddyfile" {
+		after := doctest.Fenced.Split(string(page), -1)[1:] // the text after each block of code
+		for i, b := range doctest.Blocks(t, path) {
+			if b.Language != "caddyfile" {
 				continue
 			}
 			checked++
 			beside, _, _ := strings.Cut(after[i], "\n#")
-			r := runCommand(t, "check", "--config", configFile(t, asSite(withSecrets(t, b.code, secret), "example.com")))
-			switch warns := r.status == 2; {
-			case r.errors != "" || !warns && !strings.HasPrefix(r.out, "No problems found.\n"):
-				t.Errorf("%s: status %d\n%s%s", b.place, r.status, r.out, r.errors)
+			r := sitetest.RunCommand(t, "check", "--config", sitetest.ConfigFile(t, asSite(withSecrets(t, b.Code, secret), "example.com")))
+			switch warns := r.Status == 2; {
+			case r.Errors != "" || !warns && !strings.HasPrefix(r.Out, "No problems found.\n"):
+				t.Errorf("%s: status %d\n%s%s", b.Place, r.Status, r.Out, r.Errors)
 			case warns && !strings.Contains(beside, said):
-				t.Errorf("%s: the text after it does not say that %s\n%s", b.place, said, r.out)
+				t.Errorf("%s: the text after it does not say that %s\n%s", b.Place, said, r.Out)
 			case warns:
 				excused++
 			case strings.Contains(beside, said):
-				t.Errorf("%s: the text after it says that %s, and it does not", b.place, said)
+				t.Errorf("%s: the text after it says that %s, and it does not", b.Place, said)
 			}
 		}
 	}
@@ -196,7 +165,7 @@ func validateShell(t *testing.T, code string) error {
 				return fmt.Errorf("the Makefile has no target %s", word)
 			case words[0] == "xcaddy" && strings.Contains(word, "/") && !bytes.HasPrefix(module, []byte("module "+word+"\n")):
 				return fmt.Errorf("this is not module %s", word)
-			case strings.TrimSpace(line) == watchCommand: // see TestRecipes
+			case strings.TrimSpace(line) == "caddy run --config Caddyfile --watch": // see TestRecipes
 			case words[0] == "caddy" && strings.HasPrefix(word, "--"):
 				if c := subcommand(words[2]); c == nil || c.Flag(word[2:]) == nil {
 					return fmt.Errorf("caddy rate-limit has no command %s with a flag %s", words[2], word)
@@ -252,14 +221,14 @@ func TestDocumentedSyntax(t *testing.T) {
 	t.Parallel()
 	var got []string
 	for _, path := range documents(t) {
-		for _, b := range codeBlocks(t, path) {
-			if b.language != "" {
+		for _, b := range doctest.Blocks(t, path) {
+			if b.Language != "" {
 				continue
 			}
-			if !strings.HasPrefix(b.code, "rate_limit [<matcher>]") || got != nil {
-				t.Fatalf("%s: the language of this block is missing", b.place)
+			if !strings.HasPrefix(b.Code, "rate_limit [<matcher>]") || got != nil {
+				t.Fatalf("%s: the language of this block is missing", b.Place)
 			}
-			for line := range strings.Lines(b.code) {
+			for line := range strings.Lines(b.Code) {
 				if words := strings.Fields(line); strings.HasPrefix(line, "\t") {
 					got = append(got, words[0])
 				}
@@ -285,19 +254,19 @@ func TestConsole(t *testing.T) {
 	date := regexp.MustCompile(`(?m)^Date: .*$`)
 	commands := 0
 	for _, path := range documents(t) {
-		for _, b := range codeBlocks(t, path) {
-			if b.language != "console" {
+		for _, b := range doctest.Blocks(t, path) {
+			if b.Language != "console" {
 				continue
 			}
-			command, want, _ := strings.Cut(b.code, "\n")
+			command, want, _ := strings.Cut(b.Code, "\n")
 			raw, err := curl(s, command)
 			if err != nil {
-				t.Errorf("%s: %v", b.place, err)
+				t.Errorf("%s: %v", b.Place, err)
 				continue
 			}
 			got := date.ReplaceAllString(strings.ReplaceAll(raw, "\r\n", "\n"), "Date:")
 			if want := date.ReplaceAllString(want, "Date:"); got != want {
-				t.Errorf("%s:\ngot\n%s\nwant\n%s", b.place, got, want)
+				t.Errorf("%s:\ngot\n%s\nwant\n%s", b.Place, got, want)
 			}
 			s.Clock.Advance(7 * time.Millisecond)
 			commands++
@@ -348,15 +317,15 @@ func curl(s *sitetest.Site, command string) (string, error) {
 func TestDocumentedFields(t *testing.T) {
 	examples := 0
 	for _, path := range documents(t) {
-		var before codeBlock
-		for _, b := range codeBlocks(t, path) {
-			if b.language == "http" {
+		var before doctest.Block
+		for _, b := range doctest.Blocks(t, path) {
+			if b.Language == "http" {
 				examples++
-				res := sitetest.Start(t, before.code).Get("/api/search", "X-Api-Key: alice")
-				for line := range strings.Lines(b.code) {
+				res := sitetest.Start(t, before.Code).Get("/api/search", "X-Api-Key: alice")
+				for line := range strings.Lines(b.Code) {
 					name, want, _ := strings.Cut(strings.TrimSpace(line), ": ")
 					if got := res.Header.Get(name); got != want {
-						t.Errorf("%s: %s: got %q, want %q", b.place, name, got, want)
+						t.Errorf("%s: %s: got %q, want %q", b.Place, name, got, want)
 					}
 				}
 			}
@@ -429,7 +398,7 @@ func TestDocumentedLinks(t *testing.T) {
 			}
 			if _, err := os.Stat(file); err != nil {
 				t.Errorf("%s: link to %s: %v", path, match[1], err)
-			} else if heading != "" && !slices.Contains(anchors(t, file), heading) {
+			} else if heading != "" && !slices.Contains(doctest.Anchors(t, file), heading) {
 				t.Errorf("%s: link to %s: no such heading", path, match[1])
 			}
 		}
@@ -448,7 +417,7 @@ func TestDocumentedTables(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rows := strings.Split(fenced.ReplaceAllStringFunc(string(text), func(block string) string {
+		rows := strings.Split(doctest.Fenced.ReplaceAllStringFunc(string(text), func(block string) string {
 			return strings.Repeat("\n", strings.Count(block, "\n")) // so that lines keep their numbers
 		}), "\n")
 		want := 0 // cells of the table that a line is in, 0 if it is in none
@@ -472,23 +441,6 @@ func TestDocumentedTables(t *testing.T) {
 	if tables < 50 {
 		t.Errorf("found only %d tables", tables)
 	}
-}
-
-// anchors returns the names by which links refer to the headings of a document.
-func anchors(t *testing.T, path string) []string {
-	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dropped := regexp.MustCompile(`[^a-z0-9 _-]`)
-	var names []string
-	for line := range strings.Lines(string(text)) {
-		if marks, title, ok := strings.Cut(strings.TrimSpace(line), " "); ok && strings.Trim(marks, "#") == "" {
-			names = append(names, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-"))
-		}
-	}
-	return names
 }
 
 // validateQuery returns an error if a query asks for a metric that there is not.
@@ -588,31 +540,31 @@ const sessionSite = `
 // TestSession guards that the session in docs/commands.md is what the commands
 // print, but for the numbers in it.
 func TestSession(t *testing.T) {
-	s, a := startWithAdmin(t, sitetest.Config{Site: sessionSite})
+	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: sessionSite})
 	for range 8 {
 		s.Get("/search")
 	}
 	s.From("127.0.0.2")
 	s.Get("/", "X-Tenant: acme")
 	// What is recorded does not show where the test has run.
-	config := configFile(t, "http://localhost:8080 {\n"+sessionSite+"\n}\n")
-	shown := strings.NewReplacer(config, "Caddyfile", " --address "+a.addr, "")
+	config := sitetest.ConfigFile(t, "http://localhost:8080 {\n"+sessionSite+"\n}\n")
+	shown := strings.NewReplacer(config, "Caddyfile", " --address "+a.Addr, "")
 
 	var session strings.Builder
 	for _, args := range [][]string{
 		{"explain", "--config", config, "-H", "X-Tenant: acme", "http://localhost:8080/search"},
 		{"check", "--config", config},
-		{"status", "--address", a.addr},
-		{"top", "--address", a.addr},
-		{"reset", "--address", a.addr, "api/search", "127.0.0.1", "--yes"},
-		{"peek", "--address", a.addr, "api/search", "127.0.0.1"},
+		{"status", "--address", a.Addr},
+		{"top", "--address", a.Addr},
+		{"reset", "--address", a.Addr, "api/search", "127.0.0.1", "--yes"},
+		{"peek", "--address", a.Addr, "api/search", "127.0.0.1"},
 	} {
-		r := runCommand(t, args...)
-		if r.status != 0 || r.errors != "" {
+		r := sitetest.RunCommand(t, args...)
+		if r.Status != 0 || r.Errors != "" {
 			t.Errorf("%q: %+v", args, r)
 		}
 		line := strings.ReplaceAll(strings.Join(args, " "), "X-Tenant: acme", "'X-Tenant: acme'")
-		session.WriteString("$ caddy rate-limit " + shown.Replace(line) + "\n" + strings.TrimSpace(r.out) + "\n\n")
+		session.WriteString("$ caddy rate-limit " + shown.Replace(line) + "\n" + strings.TrimSpace(r.Out) + "\n\n")
 	}
 	got := strings.TrimSpace(session.String()) + "\n"
 	file := filepath.Join("docs", "commands.md")

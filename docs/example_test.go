@@ -1,4 +1,4 @@
-package behaviour
+package docs
 
 import (
 	"encoding/base64"
@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -117,9 +118,9 @@ func validateJSON(code string) error {
 // by the limit in front, and the one behind counts what a user who knows theirs sends.
 func TestAuthenticationExample(t *testing.T) {
 	var site string
-	for _, b := range codeBlocks(t, "docs/keys.md") {
-		if strings.Contains(b.code, "basic_auth") {
-			_, site, _ = strings.Cut(b.code, "{")
+	for _, b := range doctest.Blocks(t, "docs/keys.md") {
+		if strings.Contains(b.Code, "basic_auth") {
+			_, site, _ = strings.Cut(b.Code, "{")
 			site = site[:strings.LastIndex(site, "}")]
 		}
 	}

@@ -1,0 +1,11 @@
+// Package docs has the tests of what documents say.
+package docs
+
+import (
+	"testing"
+
+	_ "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
+)
+
+func TestMain(m *testing.M) { sitetest.Main(m) }
