@@ -111,7 +111,7 @@ FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
 fuzz:
 	$(call FUZZ,3000) '^FuzzPlaceholderNumbers$$' ./internal/compile
-	$(call FUZZ,3000) '^FuzzCaddyfile$$' ./test/behaviour
+	$(call FUZZ,3000) '^FuzzCaddyfile$$' ./internal/directive
 	$(call FUZZ,3000) '^FuzzRate$$' ./internal/config/option
 	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
 	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/admin/adminapi

@@ -20,9 +20,6 @@ const (
 	µs = time.Microsecond
 )
 
-// wantAddress is what errors say of an address.
-const wantAddress = `is not valid; use a host, host:port, the path of a unix socket, or a redis://, rediss:// or unix:// URL`
-
 // provisionApp returns an app that is ready to start, until the test ends.
 func provisionApp(t *testing.T, config string) *ratelimit.App {
 	t.Helper()

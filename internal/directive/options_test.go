@@ -1,4 +1,4 @@
-package behaviour
+package directive_test
 
 import (
 	"cmp"
@@ -34,7 +34,7 @@ import (
 // configuration around them, which are at its three dots; "env" sets a variable.
 func TestOptions(t *testing.T) {
 	sitetest.SingleGoroutine(t)
-	files, err := filepath.Glob("test/behaviour/testdata/options/*.txt")
+	files, err := filepath.Glob("internal/directive/testdata/options/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found no files: %v", err)
 	}
@@ -397,7 +397,7 @@ func TestHints(t *testing.T) {
 // it is put into place, the configuration loads.
 func TestSuggestionsLoad(t *testing.T) {
 	sitetest.SingleGoroutine(t)
-	files, err := filepath.Glob("test/behaviour/testdata/options/*.txt")
+	files, err := filepath.Glob("internal/directive/testdata/options/*.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

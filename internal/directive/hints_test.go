@@ -1,4 +1,4 @@
-package behaviour
+package directive_test
 
 import (
 	"path/filepath"
@@ -44,7 +44,7 @@ func hinted(hint string) (values []string) {
 // more, such as what else the option needs.
 func TestHintsAreValid(t *testing.T) {
 	sitetest.SingleGoroutine(t)
-	files, err := filepath.Glob("test/behaviour/testdata/options/*.txt")
+	files, err := filepath.Glob("internal/directive/testdata/options/*.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

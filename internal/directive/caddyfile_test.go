@@ -1,4 +1,4 @@
-package behaviour
+package directive_test
 
 import (
 	"bytes"
@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
-	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 )
@@ -22,7 +21,7 @@ import (
 // the Redis servers that it names.
 func TestAdapt(t *testing.T) {
 	const separator = "\n----------\n"
-	files, err := filepath.Glob("test/behaviour/testdata/*.caddyfiletest")
+	files, err := filepath.Glob("internal/directive/testdata/*.caddyfiletest")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found no files: %v", err)
 	}
@@ -96,7 +95,7 @@ func TestPlaceholdersAreAdapted(t *testing.T) {
 // Guards the parser against any text: it does not panic, and what it accepts
 // is JSON that our types take.
 func FuzzCaddyfile(f *testing.F) {
-	files, err := filepath.Glob("test/behaviour/testdata/*.caddyfiletest")
+	files, err := filepath.Glob("internal/directive/testdata/*.caddyfiletest")
 	if err != nil || len(files) == 0 {
 		f.Fatalf("found no files: %v", err)
 	}
