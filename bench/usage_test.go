@@ -7,63 +7,85 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// BenchmarkUsage sends a body of 4 MiB in pieces of 64 KiB over HTTP, from a handler that has what
-// the response costs read from it, beside one that does not: of-none is the ratio of their
-// rates. Text is what language models write, in events or whole; numbers are embeddings, which
-// are the most to read.
+// BenchmarkUsage sends a body of 4 MiB in pieces of 64 KiB through a Caddy that reads from it what
+// its request has cost, beside one without a limit: of-none is the ratio of their rates. Text is
+// what language models write, whole or in events; numbers are embeddings.
 func BenchmarkUsage(b *testing.B) {
 	const size, piece = 4 << 20, 64 << 10
 	fill := func(part, end string) []byte {
 		return []byte(strings.Repeat(part, size/len(part)) + end)
 	}
-	cost, err := new(usage.Plan).Parse(usage.Tokens)
+	word := `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}],"usage":null}` + "\n\n"
+	bodies := map[string][]byte{
+		"text":    fill(`{"choices":[{"message":{"content":"`+strings.Repeat(`some words of a text,\n`, 1000)+`"}}]}`+"\n", `{"usage":{"total_tokens":7}}`),
+		"events":  fill(word, "data: {\"usage\":{\"total_tokens\":7}}\n\n"),
+		"numbers": append([]byte(`{"data":[{"embedding":[0.1`), fill(",-0.023064255", `]}],"usage":{"total_tokens":7}}`)...),
+	}
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, name, _ := strings.Cut(r.URL.Path[1:], "/")
+		for rest := bodies[name]; len(rest) > 0; rest = rest[min(piece, len(rest)):] {
+			_, _ = w.Write(rest[:min(piece, len(rest))])
+		}
+	}))
+	defer upstream.Close()
+	addr := redistest.FreeAddr(b)
+	config, _, err := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}.Adapt([]byte(`{
+		admin off
+		persist_config off
+		log {
+			output discard
+		}
+		rate_limit {
+			memory {
+				persist off
+			}
+		}
+	}
+	http://`+addr+` {
+		rate_limit /tokens/* {
+			algorithm fixed_window
+			size 1000000000000
+			period month
+			actual_cost tokens
+		}
+		reverse_proxy `+upstream.Listener.Addr().String()+`
+	}`), nil)
 	if err != nil {
 		b.Fatal(err)
 	}
-	word := `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}],"usage":null}` + "\n\n"
-	for _, c := range []struct {
-		name string
-		body []byte
-	}{
-		{"text", fill(`{"choices":[{"message":{"content":"`+strings.Repeat(`some words of a text,\n`, 1000)+`"}}]}`+"\n", `{"usage":{"total_tokens":7}}`)},
-		{"events", fill(word, "data: {\"usage\":{\"total_tokens\":7}}\n\n")},
-		{"numbers", append([]byte(`{"data":[{"embedding":[0.1`), fill(",-0.023064255", `]}],"usage":{"total_tokens":7}}`)...)},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			send := func(read bool) task {
-				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-					body := cost.Plan().NewBody(w.Header())
-					for rest := c.body; len(rest) > 0; rest = rest[min(piece, len(rest)):] {
-						part := rest[:min(piece, len(rest))]
-						_, _ = w.Write(part)
-						if read {
-							body.Write(part)
-						}
-					}
-					body.End()
-					if n, found := cost.In(body); read && (!found || n != 7) {
-						wrong(b, "read %d, %t", n, found)
-					}
-				}))
-				b.Cleanup(server.Close)
+	if err := caddy.Load(config, true); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = caddy.Stop() }()
+	for _, name := range []string{"text", "events", "numbers"} {
+		b.Run(name, func(b *testing.B) {
+			get := func(path string) task {
 				return func() func(int) {
 					buf := make([]byte, piece)
 					return func(int) {
-						res, err := http.Get(server.URL)
+						res, err := http.Get("http://" + addr + path + name)
 						if err != nil {
 							wrong(b, "%v", err)
 							return
 						}
-						_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, res.Body, buf)
-						res.Body.Close()
+						defer res.Body.Close()
+						n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, res.Body, buf)
+						if err != nil || n != int64(len(bodies[name])) {
+							wrong(b, "%d bytes, %v", n, err)
+						}
 					}
 				}
 			}
-			b.SetBytes(int64(len(c.body)))
-			comparison{task: send(true), baselines: []baseline{{"none", send(false)}}, callers: 1, rates: true}.run(b)
+			b.SetBytes(int64(len(bodies[name])))
+			comparison{task: get("/tokens/"), baselines: []baseline{{"none", get("/none/")}}, callers: 1, rates: true}.run(b)
 		})
 	}
 }

@@ -32,3 +32,6 @@ var apis = []struct{ name, says string }{
 
 	{"llama.cpp", "tokens_evaluated tokens_predicted"},
 }
+
+// inNames are parts of all their names that are rare in other text, by their first letter too.
+var inNames = []string{"ken", "_count"}

@@ -27,7 +27,11 @@ const dataField = "data:"
 
 // write reads more.
 func (e *events) write(b []byte) {
-	for len(b) > 0 {
+	for skipped := false; len(b) > 0; {
+		if !skipped && e.between() {
+			skipped, b = true, e.skip(b)
+			continue
+		}
 		if e.cr {
 			if e.cr = false; b[0] == '\n' {
 				b = b[1:]
@@ -58,6 +62,23 @@ func (e *events) write(b []byte) {
 		e.cr = b[end] == '\r'
 		b = b[end+1:]
 	}
+}
+
+// between reports whether no event has begun, or none of its data.
+func (e *events) between() bool { return e.state == inField && e.n == 0 && !e.data && !e.cr }
+
+// skip skips the events that end in b, if none of them has any of the numbers, as most have none.
+func (e *events) skip(b []byte) []byte {
+	end := bytes.LastIndex(b, []byte("\n\n"))
+	if end < 0 || e.json.plan.mayBeIn(b[:end]) {
+		return b
+	}
+	for line := range bytes.Lines(b[:end]) {
+		if data, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte(dataField)); ok {
+			e.size += int64(len(bytes.TrimPrefix(data, []byte(" "))))
+		}
+	}
+	return b[end+2:]
 }
 
 // endLine ends a line. An empty one ends the event.

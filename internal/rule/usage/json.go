@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"math/bits"
 )
 
 // scanner finds numbers in JSON texts that follow one another. It takes them in pieces of any
@@ -64,7 +65,9 @@ func (s *scanner) write(b []byte) {
 			n = s.value(b)
 		case inObject:
 			n = s.object(b)
-		case inName, inString:
+		case inName:
+			n = s.name(b)
+		case inString:
 			n = s.string(b)
 		case inNumber:
 			n = s.number(b)
@@ -134,45 +137,55 @@ func (s *scanner) object(b []byte) int {
 	return len(b)
 }
 
-// string goes on to the end of a string, or of b.
-func (s *scanner) string(b []byte) int {
-	i := 0
-	if s.escape {
-		i, s.escape = 1, false
-	}
-	quote := -1
-	for i < len(b) {
-		if quote < i {
-			if quote = bytes.IndexByte(b[i:], '"'); quote < 0 {
-				quote = len(b)
-			} else {
-				quote += i
-			}
-		}
-		backslash := bytes.IndexByte(b[i:quote], '\\')
-		if backslash < 0 {
-			i = quote
-			break
-		}
-		i += backslash + 2
-	}
-	s.escape = i > len(b)
-	end := min(i, len(b))
-	if s.state == inName {
-		s.keep(b[:end])
-	}
-	if end == len(b) {
+// name goes on to the end of a name, or of b.
+func (s *scanner) name(b []byte) int {
+	end := s.endOfString(b)
+	if s.keep(b[:end]); end == len(b) {
 		return end
 	}
+	s.at, s.state = s.open[s.depth-1].child(s.kept()), inValue
+	return end + 1
+}
+
+// string goes on to the end of any other string, or of b.
+func (s *scanner) string(b []byte) int {
+	end := s.endOfString(b)
 	switch {
-	case s.state == inName:
-		s.at, s.state = s.open[s.depth-1].child(s.kept()), inValue
+	case end == len(b):
+		return end
 	case s.skip > 0:
 		s.state = inSkipped
 	default:
 		s.ended()
 	}
 	return end + 1
+}
+
+// endOfString returns the index of the quote that ends the string that b goes on with, or the
+// length of b.
+func (s *scanner) endOfString(b []byte) int {
+	for i := 0; ; i++ {
+		quote := bytes.IndexByte(b[i:], '"')
+		if quote < 0 {
+			s.escape = s.escapes(b)
+			return len(b)
+		}
+		if i += quote; !s.escapes(b[:i]) {
+			s.escape = false
+			return i
+		}
+	}
+}
+
+// escapes reports whether a string that goes on with b ends with a backslash which belongs to the
+// next character: with an odd number of them.
+func (s *scanner) escapes(b []byte) bool {
+	n := len(b)
+	for n > 0 && b[n-1] == '\\' {
+		n--
+	}
+	odd := (len(b)-n)%2 == 1
+	return odd != (n == 0 && s.escape)
 }
 
 // number goes on to the end of a number, or of b.
@@ -194,8 +207,7 @@ func (s *scanner) number(b []byte) int {
 	return n
 }
 
-// skipped goes on to the end of an object or array that no path leads through, or to the next
-// string within it.
+// skipped goes on to the end of an object or array that no path leads through, or of b.
 func (s *scanner) skipped(b []byte) int {
 	for i := 0; ; i++ {
 		if i += structural(b[i:]); i == len(b) {
@@ -203,8 +215,10 @@ func (s *scanner) skipped(b []byte) int {
 		}
 		switch b[i] {
 		case '"':
-			s.state = inString
-			return i + 1
+			if i += 1 + s.endOfString(b[i+1:]); i == len(b) {
+				s.state = inString
+				return i
+			}
 		case '{', '[':
 			s.skip++
 		case '}', ']':
@@ -226,8 +240,8 @@ func structural(b []byte) int {
 		x := binary.LittleEndian.Uint64(b[i:])
 		quote := x ^ '"'*ones
 		brace := (x | 0x26*ones) ^ 0x7f*ones // what all of {}[] become, and Y _ y
-		if ((quote-ones)&^quote|(brace-ones)&^brace)&tops != 0 {
-			break
+		if found := ((quote-ones)&^quote | (brace-ones)&^brace) & tops; found != 0 {
+			return i + bits.TrailingZeros64(found)/8
 		}
 	}
 	for ; i < len(b); i++ {

@@ -4,6 +4,7 @@
 package usage
 
 import (
+	"bytes"
 	"math/big"
 	"slices"
 	"strings"
@@ -17,6 +18,28 @@ type Plan struct {
 	root     node
 	size     int            // how many counters there are
 	counters map[string]int // by their paths
+	hints    [][]byte       // a text with any of the numbers contains one of these
+}
+
+// hint notes what texts contain that have a number of some name, or of names it is a part of.
+func (p *Plan) hint(name string) {
+	if len(p.hints) == 0 {
+		p.hints = [][]byte{[]byte(`\u`)} // any name may be escaped
+	}
+	if strings.Contains(name, "/") {
+		name = "" // which may be escaped in another way
+	}
+	for _, h := range p.hints {
+		if strings.Contains(name, string(h)) {
+			return
+		}
+	}
+	p.hints = append(p.hints, []byte(name))
+}
+
+// mayBeIn reports whether a text may have any of the numbers. It is far faster than to read it.
+func (p *Plan) mayBeIn(text []byte) bool {
+	return slices.ContainsFunc(p.hints, func(h []byte) bool { return bytes.Contains(text, h) })
 }
 
 // node is a place in a JSON text.
@@ -64,6 +87,9 @@ func IsCost(text string) bool {
 func (p *Plan) Parse(text string) (*Cost, error) {
 	c := &Cost{plan: p}
 	if text == Tokens {
+		for _, part := range inNames {
+			p.hint(part)
+		}
 		for _, api := range apis {
 			way, err := p.way(strings.Fields(api.says))
 			if err != nil {
@@ -133,6 +159,7 @@ func (p *Plan) counter(paths string) (int, error) {
 			at = next
 		}
 		at.counters = append(at.counters, p.size)
+		p.hint(names[len(names)-1])
 	}
 	if p.counters == nil {
 		p.counters = make(map[string]int)

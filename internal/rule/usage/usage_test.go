@@ -115,6 +115,12 @@ func TestCost(t *testing.T) {
 		{"json a", "id: 1\ndata:  {\"a\":2}", 2},
 		{"json a", "<p>{\"a\":1}</p>", -1},
 		{"json a", "", -1},
+		{"json a", "data: {\"\\u0061\":4}\n\ndata: {\"b\":1}\n\n", 4},
+		{"json a/b", "data: {\"a\\/b\":4}\n\ndata: {\"c\":1}\n\n", 4},
+		{"json a", "data: {\"b\":\ndata: 1}\n\nid: a\ndata: {\"a\":\n\ndata: {\"c\":1}\n\n", -1},
+		{"json a", "data: {\"b\":1}\r\n\r\ndata: {\"c\":\ndata: 1,\"a\":6}\n\ndata: {\"c\":1}\n\n", 6},
+		{"json a", `{"b":"` + strings.Repeat(`\\`, 99) + `\"","a":3}`, 3},
+		{"json a", `{"b":"` + strings.Repeat(`\\`, 99) + `","a":3}`, 3},
 		{"json usage.total", `{"usage":{"total":5}}`, 5},
 		{Tokens, `{"usage":{"input_tokens":3,"output_tokens":4,"total_tokens":8}}`, 8}, // and not 7
 	} {
@@ -199,9 +205,11 @@ func TestEstimate(t *testing.T) {
 		{"image/png", strings.Repeat("{", 400), 0, 100, "bodies of type image/png"},
 		{"multipart/byteranges; boundary=x", strings.Repeat("{", 400), 0, 100, "bodies of type multipart"},
 	} {
-		_, found, b := read(costOf(t, Tokens), http.Header{"Content-Type": {tc.kind}}, []byte(tc.body), 100)
-		if got := b.Estimate(tc.request); got != tc.want || found || !strings.Contains(b.Remedy(), tc.remedy) {
-			t.Errorf("%s: got %d, %t, %s; want %d", tc.kind, got, found, b.Remedy(), tc.want)
+		for _, size := range []int{1, 100, 1 << 20} {
+			_, found, b := read(costOf(t, Tokens), http.Header{"Content-Type": {tc.kind}}, []byte(tc.body), size)
+			if got := b.Estimate(tc.request); got != tc.want || found || !strings.Contains(b.Remedy(), tc.remedy) {
+				t.Errorf("%s in pieces of %d: got %d, %t, %s; want %d", tc.kind, size, got, found, b.Remedy(), tc.want)
+			}
 		}
 	}
 }
