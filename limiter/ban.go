@@ -28,6 +28,7 @@ func (m *Memory) Ban(_ context.Context, b Bucket, d time.Duration) error {
 	b, s, err := b.banned(d)
 	if err == nil {
 		m.raise(&b, s, clean)
+		m.sweep(m.clock().Microseconds())
 	}
 	return err
 }

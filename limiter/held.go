@@ -181,6 +181,7 @@ func (m *Memory) chargeBeside(b Bucket, charge int64) {
 	if p.entered {
 		m.makeRoom(&p, b.MaxKeys, b.keeps(), now)
 	}
+	m.sweep(now)
 }
 
 // units returns how many units p's bucket has.

@@ -98,6 +98,7 @@ func (m *Memory) Reset(_ context.Context, b Bucket) (Level, error) {
 		b = shared
 		s, v = m.empty(&b)
 	}
+	m.sweep(m.clock().Microseconds())
 	return b.inspected(s, v, m.holding.of(m.hash(&b))), nil
 }
 

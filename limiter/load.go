@@ -59,6 +59,7 @@ func (m *Memory) Load(r io.Reader) (Saved, error) {
 	m.kept.Store(n.kept.Load())
 	m.shared.Store(n.shared.Load())
 	m.savedAt.Store(l.now)
+	m.savedClear.Store(l.clear)
 	m.directory.Store(n.directory.Load())
 	return Saved{buckets, l.at}, nil
 }
@@ -71,6 +72,7 @@ type loader struct {
 	at     time.Time // when it was saved
 	end    int64     // the time when Save ended, on the clock of what is read
 	now    int64     // on the clock of the Memory
+	clear  int64     // when the last bucket will have drained, on that clock
 	behind int64     // what that clock is ahead of the other one; what has passed since counts as passed on both
 }
 
@@ -123,8 +125,9 @@ func (m *Memory) load(l *loader) (buckets int) {
 		p.usage.agree(maxKeys, keeps)
 	}
 	for n := l.count(savedBucket); n > 0 && !l.bad; n = l.count(savedBucket) {
+		at := place{partition: p}
 		for i := range n {
-			at := place{hash: uint64(l.get64()), partition: p} //nolint:gosec // bits
+			at = place{hash: uint64(l.get64()), partition: p} //nolint:gosec // bits
 			at.table = &p.tables[at.hash%tables]
 			if i == 0 && at.table.used == 0 {
 				at.table.rebuild(n, l.now) // they come in the order of a table, which is slow to fill one that grows
@@ -144,7 +147,11 @@ func (m *Memory) load(l *loader) (buckets int) {
 			if clear > l.now && (at.entries == nil || at.entries.Total > 0) {
 				m.put(&at, bucket.Level{Clear: clear, Rest: rest}, l.now)
 				buckets++
+				l.clear = max(l.clear, clear)
 			}
+		}
+		if at.table.used < n { // no room for those that have drained meanwhile
+			at.table.rebuild(at.table.used, l.now)
 		}
 	}
 	return buckets

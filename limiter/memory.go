@@ -34,6 +34,8 @@ type Memory struct {
 	maxKeys   atomic.Int64
 	savedAt   atomic.Int64 // when Save was last called, in µs on clock
 
+	savedClear atomic.Int64 // when the last of the buckets has drained that were saved then, in µs on clock
+
 	// For the stores that use this one as their fallback.
 	traffic *traffic
 	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
@@ -45,7 +47,7 @@ type Memory struct {
 	held    atomic.Int64  // number of buckets, without shared ones
 	kept    atomic.Int64  // number of those in limits that evict none
 	shared  atomic.Int64  // number of shared buckets
-	sweptAt atomic.Int64  // when a request last swept tables, in µs on clock
+	sweptAt atomic.Int64  // when tables were last swept by what changes buckets, in µs on clock: Unsaved goes by it
 	sweepAt atomic.Int64  // when Sweep was last called
 	next    atomic.Uint64 // which table to sweep next
 

@@ -57,6 +57,7 @@ func (m *Memory) Save(w io.Writer) (Saved, error) {
 	for _, p := range m.directory.Load().all { // in this order, they are made anew as they are
 		buckets += s.partition(p)
 	}
+	m.savedClear.Store(s.begun + s.left)
 	end := m.clock().Microseconds()
 	unix := m.unix(end)
 	s.buf = append(s.buf, 0)
@@ -68,14 +69,15 @@ func (m *Memory) Save(w io.Writer) (Saved, error) {
 	return Saved{buckets, time.UnixMicro(unix)}, s.err
 }
 
-// Unsaved returns the time until all buckets have drained, if any request was decided or any
-// bucket reset since the last Save or Load, and otherwise 0. If it is short, little would be
-// lost with this process.
+// Unsaved returns the time until all buckets have drained, and those that were saved or loaded
+// last, if any request was decided or any bucket reset since then, and otherwise 0. If it is
+// short, little would be lost with this process, and nothing that was reset would come back.
 func (m *Memory) Unsaved() (lasts time.Duration) {
 	if m.sweptAt.Load()+sweepEvery < m.savedAt.Load() {
 		return 0
 	}
 	now := m.clock().Microseconds()
+	lasts = time.Duration(max(m.savedClear.Load()-now, 0)) * time.Microsecond
 	for _, p := range m.directory.Load().all {
 		for i := range p.tables {
 			t := &p.tables[i]
@@ -95,6 +97,7 @@ type saver struct {
 	err   error
 	sum   uint32 // of what was written
 	begun int64
+	left  int64 // the longest of the times left
 	buf   []byte
 }
 
@@ -174,6 +177,7 @@ func (s *saver) table(p *partition, i int) (buckets int) {
 			}
 		}
 		buckets++
+		s.left = max(s.left, left)
 		s.put64(int64(hash)) //nolint:gosec // bits
 		s.put64(left)
 		s.put64(level.Rest)

@@ -290,15 +290,80 @@ func TestMemoryUnsaved(t *testing.T) {
 	if got := n.Unsaved(); got != 0 {
 		t.Errorf("loaded: %v", got)
 	}
-	now += 10e6
-	if _, err := m.Reset(context.Background(), b); err != nil {
-		t.Fatal(err)
-	}
-	taken(m, Bucket{Name: "b", Key: "k", Limit: Per(60, time.Hour), Cost: 1})
+	long := Bucket{Name: "c", Key: "k", Limit: Per(1, time.Hour), Cost: 1}
+	taken(m, long)
 	_, _ = m.Save(io.Discard)
 	now += 10e6
-	_, _ = m.Reset(context.Background(), b)
-	want("reset", 50*time.Second)
+	_, _ = m.Reset(context.Background(), long)
+	want("reset what was saved", time.Hour-10*time.Second)
+	now += 10e6
+	_, _ = m.Save(io.Discard)
+	want("saved without it", 0)
+	now += 10e6
+	taken(m, b)
+	want("charged after that", 170*time.Second)
+}
+
+// Guards that all that changes buckets makes saving worth it again, also if nothing is decided
+// meanwhile.
+func TestMemoryUnsavedChanges(t *testing.T) {
+	t.Parallel()
+	ctx, b := context.Background(), Bucket{Name: "a", Key: "k", Limit: Per(1, time.Hour).WithBurst(9), Cost: 1}
+	for name, change := range map[string]func(*Memory, *Held) error{
+		"decided": func(m *Memory, _ *Held) error { taken(m, b); return nil },
+		"settled": func(_ *Memory, held *Held) error { held.Settle(0, 5); return nil },
+		"reset":   func(m *Memory, _ *Held) error { _, err := m.Reset(ctx, b); return err },
+		"banned": func(m *Memory, _ *Held) error {
+			return m.Ban(ctx, Bucket{Name: "b", Key: "k", Limit: BanAfter(9, time.Second, time.Hour, time.Hour)}, time.Hour)
+		},
+	} {
+		now := int64(savedEpoch)
+		m := memoryAt(&now, now-1)
+		taken(m, b)
+		holds, held := b, new(Held)
+		holds.Hold = true
+		if _, err := m.Take(ctx, Request{Buckets: []Bucket{holds}, Held: held}, nil); err != nil {
+			t.Fatal(err)
+		}
+		now += 10e6
+		_, _ = m.Save(io.Discard)
+		now += 10e6
+		if before := m.Unsaved(); before != 0 {
+			t.Errorf("before it is %s: %v", name, before)
+		}
+		if err := change(m, held); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Unsaved(); got < 50*time.Minute {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// Guards that tables have no room for the buckets that have drained since they were saved.
+func TestMemorySavedWithoutDrained(t *testing.T) {
+	t.Parallel()
+	now := int64(savedEpoch)
+	m := memoryAt(&now, now-1)
+	for i := range 100_000 {
+		taken(m, Bucket{Name: "a", Key: fmt.Sprint(i), Limit: Per(60, time.Hour), Cost: 1 + int64(i%100/99)})
+	}
+	var file bytes.Buffer
+	if _, err := m.Save(&file); err != nil {
+		t.Fatal(err)
+	}
+	now += 90e6
+	n := memoryAt(&now, now-1)
+	if loaded, err := n.Load(&file); err != nil || loaded.Buckets != 1000 || n.Len() != 1000 {
+		t.Fatal(err, loaded, n.Len())
+	}
+	room := 0
+	for i := range n.directory.Load().all[0].tables {
+		room += len(n.directory.Load().all[0].tables[i].slots)
+	}
+	if room > 4000 {
+		t.Errorf("there is room for %d buckets", room)
+	}
 }
 
 // Guards that a Memory in use is not overwritten, and that what can't be read or written is told.

@@ -99,8 +99,8 @@ func (f *File) Use(opt Options) {
 	}
 	first := !f.used
 	f.used = true
-	if opt.Path == "" {
-		return
+	if opt.Path == "" || opt.Redis && f.lock == nil && !exists(opt.Path) {
+		return // with Redis, a directory that can't be written is no problem
 	}
 	owns := f.own()
 	if first {
@@ -240,10 +240,16 @@ func (f *File) read() (limiter.Saved, error) {
 // third one takes the place of the second.
 func setAside(path string) (string, error) {
 	aside := path + ".damaged"
-	if _, err := os.Lstat(aside); err == nil {
+	if exists(aside) {
 		aside += "-2"
 	}
 	return aside, os.Rename(path, aside)
+}
+
+// exists reports whether there is a file, or anything else.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // regular returns an error if there is no file, or if it is a directory, a device or the like.

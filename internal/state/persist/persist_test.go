@@ -321,6 +321,47 @@ func errorsJoin(errs ...error) error {
 	return nil
 }
 
+// Guards that with Redis nothing is made or locked, and nothing told, where there is no file: then
+// the directory may not even be one that can be written.
+func TestRedisNeedsNoFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	noDir := filepath.Join(dir, "file")
+	if err := os.WriteFile(noDir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(dir, "new", "buckets"), filepath.Join(noDir, "buckets")} {
+		p := start(t, newClock())
+		p.use(path, true)
+		p.take("k", 1)
+		p.tick(time.Minute)
+		p.Close()
+		p.wantLogged()
+	}
+	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
+		t.Error("the directory was made")
+	}
+}
+
+// Guards that what was reset does not come back after a crash, though nothing else is worth
+// writing the file then.
+func TestResetSurvivesKill(t *testing.T) {
+	t.Parallel()
+	path, clock := filepath.Join(t.TempDir(), "buckets"), newClock()
+	p := start(t, clock)
+	p.use(path, false)
+	p.take("k", 3)
+	p.tick(31 * time.Second)
+	if _, err := p.memory.Reset(context.Background(), hourly("k")); err != nil {
+		t.Fatal(err)
+	}
+	p.tick(31 * time.Second)
+	p.kill()
+	p = start(t, clock)
+	p.use(path, false)
+	p.wantUnits("k", 0)
+}
+
 // Guards that of two processes with one file both read it, one writes it, and the other goes on
 // when that one has ended.
 func TestTwoProcesses(t *testing.T) {
