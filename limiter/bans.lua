@@ -1,10 +1,10 @@
--- Bans whoever is denied too often. A charge is a denial of a bucket that this one
+-- Bans clients that are denied too often. A charge is a denial of a bucket that this one
 -- watches; the size-th begins a ban, and there is no room until that ends. The first ban
 -- takes period, the second phase, all later ones drip, which none exceeds. Its time is
 -- when all denials are forgotten: drip after the last one, or after the end of the ban.
 -- The rest is how many there were. bans.go has the same arithmetic.
 local function bans(what, clear, rest, _, at, size, period, drip, phase, other, _, _, otherRest)
-  if what == 'room' or what == 'beside' then
+  if what == 'room' or what == 'reported' then
     return clear - drip <= at and size or 0
 
   elseif what == 'add' then

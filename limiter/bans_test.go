@@ -44,7 +44,7 @@ func (m *bansModel) deny(now, after int64, durations []time.Duration) bool {
 // a plain model, in both stores.
 func TestBans(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 3, func(t *rapid.T) {
 		trace++
@@ -128,7 +128,7 @@ func levelNow(t rapid.TB, store Store, b Bucket) (l Level) {
 		l, err = s.Peek(context.Background(), b)
 	case *Redis:
 		l, err = s.Peek(context.Background(), b)
-	case *virtual:
+	case *clockedRedis:
 		l, err = s.Peek(context.Background(), b)
 	}
 	if err != nil {
@@ -137,8 +137,8 @@ func levelNow(t rapid.TB, store Store, b Bucket) (l Level) {
 	return l
 }
 
-// ask decides a request.
-func ask(t testing.TB, store Store, buckets ...Bucket) []Decision {
+// call decides a request.
+func call(t testing.TB, store Store, buckets ...Bucket) []Decision {
 	t.Helper()
 	d, err := store.Take(t.Context(), Request{Buckets: buckets}, nil)
 	if err != nil {
@@ -161,34 +161,34 @@ func TestBansOfManyNodes(t *testing.T) {
 	}
 	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: 10 * time.Millisecond, DripSize: 1}, Cost: 1}
 	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Hour), Cost: 1, Watches: 1}
-	ask := func(r *Redis) []Decision { return ask(t, r, limit, ban) }
+	call := func(r *Redis) []Decision { return call(t, r, limit, ban) }
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		for _, r := range nodes {
-			if d := ask(r)[1]; d.By != DecidedByRedis && !d.Denied {
+			if d := call(r)[1]; d.By != DecidedByRedis && !d.Denied {
 				return fmt.Errorf("%+v", d)
 			}
 		}
 		return nil
 	})
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if d := ask(nodes[0]); !d[1].Denied {
+		if d := call(nodes[0]); !d[1].Denied {
 			return fmt.Errorf("%+v", d)
 		}
 		return nil
 	})
 	time.Sleep(30 * time.Millisecond) // the limit itself has room again
 	for i, r := range nodes {
-		if d := ask(r); !d[0].Denied || d[0].RetryAfter < 59*time.Minute || !d[1].Denied || d[1].Began || d[1].RetryAfter < 59*time.Minute {
+		if d := call(r); !d[0].Denied || d[0].RetryAfter < 59*time.Minute || !d[1].Denied || d[1].Began || d[1].RetryAfter < 59*time.Minute {
 			t.Errorf("node %d does not know of the ban: %+v", i, d)
 		}
-		if d := ask(r); d[1].By != DecidedByCache || !d[1].Denied || !d[0].Denied || d[0].RetryAfter < 59*time.Minute {
+		if d := call(r); d[1].By != DecidedByCache || !d[1].Denied || !d[0].Denied || d[0].RetryAfter < 59*time.Minute {
 			t.Errorf("node %d asks again: %+v", i, d)
 		}
 	}
 	server.Kill()
 	denied := func(by Decider) error {
 		for i, r := range nodes {
-			if d := ask(r)[1]; !d.Denied || d.By != by || d.RetryAfter < 59*time.Minute {
+			if d := call(r)[1]; !d.Denied || d.By != by || d.RetryAfter < 59*time.Minute {
 				return fmt.Errorf("node %d: %+v", i, d)
 			}
 		}
@@ -198,7 +198,7 @@ func TestBansOfManyNodes(t *testing.T) {
 	server.Restart(t)
 	for i, r := range nodes { // which tells the server of it
 		redistest.WaitFor(t, 10*time.Second, func() error {
-			if d := ask(r)[1]; !d.Denied {
+			if d := call(r)[1]; !d.Denied {
 				t.Fatalf("node %d has forgotten the ban: %+v", i, d)
 			} else if d.By != DecidedByRedis {
 				return fmt.Errorf("node %d: %+v", i, d)
@@ -214,7 +214,7 @@ func TestBansOfManyNodes(t *testing.T) {
 	}
 	redistest.WaitFor(t, 10*time.Second, func() error {
 		for i, r := range nodes {
-			if d := ask(r); d[1].Denied {
+			if d := call(r); d[1].Denied {
 				return fmt.Errorf("node %d: %+v after the ban was lifted", i, d)
 			}
 			time.Sleep(20 * time.Millisecond)
@@ -233,14 +233,14 @@ func TestBansInOutage(t *testing.T) {
 	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
 	server.Kill()
 	redistest.WaitFor(t, 5*time.Second, func() error {
-		if d := ask(t, r, limit, ban); !d[1].Denied || d[1].By != DecidedByFallback {
+		if d := call(t, r, limit, ban); !d[1].Denied || d[1].By != DecidedByFallback {
 			return fmt.Errorf("%+v", d)
 		}
 		return nil
 	})
 	server.Restart(t)
 	redistest.WaitFor(t, 10*time.Second, func() error {
-		if d := ask(t, r, limit, ban); !d[1].Denied {
+		if d := call(t, r, limit, ban); !d[1].Denied {
 			t.Fatalf("the ban is forgotten: %+v", d)
 		}
 		if l, err := r.Peek(t.Context(), ban); err != nil || l.RetryAfter < 30*time.Second || l.RetryAfter > time.Minute {
@@ -250,16 +250,16 @@ func TestBansInOutage(t *testing.T) {
 	})
 }
 
-// TestBansIgnoreHeldUnits guards that parallel requests which do not fit beside each other
+// TestBansIgnoreHeldUnits guards that parallel requests which do not fit next to each other
 // are no reason for a ban.
 func TestBansIgnoreHeldUnits(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	login := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Hold: true}
 	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Minute), Cost: 1, Watches: 1}
 	for _, store := range []Store{v, m} {
 		var running []*Held
-		ask := func() []Decision {
+		call := func() []Decision {
 			held := new(Held)
 			d, err := store.Take(t.Context(), Request{Buckets: []Bucket{login, ban}, Held: held}, nil)
 			if err != nil {
@@ -270,16 +270,16 @@ func TestBansIgnoreHeldUnits(t *testing.T) {
 			}
 			return d
 		}
-		ask()
-		ask()
-		if d := ask(); !d[0].Denied || d[1].Denied {
+		call()
+		call()
+		if d := call(); !d[0].Denied || d[1].Denied {
 			t.Errorf("%T: %+v beside two requests in progress", store, d)
 		}
 		for _, held := range running {
 			held.Settle(0, 1)
 		}
 		heldNow(t, store, login)
-		if d := ask(); !d[0].Denied || !d[1].Began {
+		if d := call(); !d[0].Denied || !d[1].Began {
 			t.Errorf("%T: %+v when two have been counted", store, d)
 		}
 	}
@@ -288,20 +288,20 @@ func TestBansIgnoreHeldUnits(t *testing.T) {
 // TestBansOfDryRuns guards that a ban of a dry run denies nothing, and that what it watches
 // is not charged during it, as it would not be if it were no dry run.
 func TestBansOfDryRuns(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	limit := Bucket{Name: "login", Key: "k", Limit: Limit{Size: 2, DripInterval: time.Second, DripSize: 1}, Cost: 1, DryRun: true}
 	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Minute), Cost: 1, Watches: 1, DryRun: true}
 	other := Bucket{Name: "all", Key: "k", Limit: PerSecond(100), Cost: 1}
 	for range 3 {
 		for _, store := range []Store{v, m} {
-			ask(t, store, limit, ban, other)
+			call(t, store, limit, ban, other)
 		}
 	}
 	v.advance(t, 10*time.Second)
 	for _, store := range []Store{v, m} {
 		for range 2 {
-			if d := ask(t, store, limit, ban, other); !d[0].Denied || !d[1].Denied || d[1].Began || d[1].RetryAfter != 50*time.Second || Summarize(d).Denied {
+			if d := call(t, store, limit, ban, other); !d[0].Denied || !d[1].Denied || d[1].Began || d[1].RetryAfter != 50*time.Second || Summarize(d).Denied {
 				t.Errorf("%T: %+v", store, d)
 			}
 		}
@@ -311,7 +311,7 @@ func TestBansOfDryRuns(t *testing.T) {
 	}
 }
 
-// TestBansOverSlots guards bans beside limits of other keys, whose buckets are in other
+// TestBansOverSlots guards bans next to limits of other keys, whose buckets are in other
 // slots of a cluster and hold their units meanwhile.
 func TestBansOverSlots(t *testing.T) {
 	t.Parallel()
@@ -377,15 +377,15 @@ func TestBan(t *testing.T) {
 	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Minute, 2*time.Minute), Cost: 1, Watches: 1}
 	left := func(store Store) time.Duration {
 		t.Helper()
-		d := ask(t, store, limit, ban)
+		d := call(t, store, limit, ban)
 		return max(d[1].RetryAfter, 0).Round(time.Second)
 	}
-	place := func(r *Redis, d time.Duration) {
+	location := func(r *Redis, d time.Duration) {
 		t.Helper()
 		redistest.WaitFor(t, 5*time.Second, func() error { return r.Ban(t.Context(), ban, d) })
 	}
-	place(one, time.Hour)
-	place(one, time.Minute)
+	location(one, time.Hour)
+	location(one, time.Minute)
 	if a, b, c := left(one), left(two), left(bare); a != time.Hour || b != time.Hour || c != time.Hour {
 		t.Errorf("banned for %v, %v, %v", a, b, c)
 	}
@@ -396,7 +396,7 @@ func TestBan(t *testing.T) {
 		}
 		return nil
 	})
-	place(bare, time.Hour)
+	location(bare, time.Hour)
 	if a := left(two); a != time.Hour {
 		t.Errorf("banned for %v by a node without a fallback", a)
 	}

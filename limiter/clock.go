@@ -19,14 +19,14 @@ func newClock() func() time.Duration {
 // day has gone ahead of it.
 type clock struct{ ahead atomic.Int64 }
 
-// leastSlept is by how much the time of day has to get ahead at once to count: it is adjusted
+// minSleep is by how much the time of day has to get ahead at once to count: it is adjusted
 // to other clocks all the time.
-const leastSlept = time.Second
+const minSleep = time.Second
 
 // show returns the time on both, each given since the same moment.
 func (c *clock) show(monotonic, wall time.Duration) time.Duration {
 	ahead := c.ahead.Load()
-	for now := int64(wall - monotonic); now-ahead >= int64(leastSlept); ahead = c.ahead.Load() {
+	for now := int64(wall - monotonic); now-ahead >= int64(minSleep); ahead = c.ahead.Load() {
 		c.ahead.CompareAndSwap(ahead, now)
 	}
 	return monotonic + time.Duration(ahead)

@@ -79,7 +79,7 @@ func parseWritten(value string) (w written, ok bool) {
 // it was last charged, and clients wait no longer than they would have then. After
 // that the bucket drips, even while requests keep coming.
 func TestRedisClockSetBack(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	minutely := Limit{Size: 10, DripInterval: time.Minute, DripSize: 1}
 	for _, tc := range []struct {
 		name         string
@@ -140,7 +140,7 @@ func TestRedisClockSetBack(t *testing.T) {
 // which finds more in a bucket than its own limit ever adds, does not mistake that
 // for a clock that was set back; and what happens if the clock was set back.
 func TestRedisClockSetBackWithSeveralSizes(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	of := func(size, cost int64) Bucket {
 		return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Minute, DripSize: 1}, Cost: cost}
 	}
@@ -170,7 +170,7 @@ func TestRedisClockSetBackWithSeveralSizes(t *testing.T) {
 // of a new master, is ahead: a bucket admits up to one more bucketful, once, and
 // nothing more when the clock is set back again.
 func TestRedisClockSetAhead(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Minute, DripSize: 1}, Cost: 1}
 	flood := func() (n int) {
 		t.Helper()
@@ -196,7 +196,7 @@ func TestSizesShareBucket(t *testing.T) {
 	server := redistest.Start(t)
 	var now time.Duration
 	m := NewMemoryWithClock(func() time.Duration { return now })
-	v, other := newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")
+	v, other := newClockedRedis(t, server, "rl:"), newClockedRedis(t, server, "rl:")
 	v.start = other.start // both have the server's clock
 	v.flush(t)
 	for _, tc := range []struct {
@@ -237,7 +237,7 @@ func TestSizesShareBucket(t *testing.T) {
 // for it, and RetryAfter includes what the others have added.
 func TestDenyCacheOfSeveralSizes(t *testing.T) {
 	server := redistest.Start(t)
-	v := newVirtual(t, server, "rl:")
+	v := newClockedRedis(t, server, "rl:")
 	of := func(size, cost int64) Bucket {
 		return Bucket{Name: "b", Key: "k", Limit: Limit{Size: size, DripInterval: time.Minute, DripSize: 1}, Cost: cost}
 	}

@@ -136,7 +136,7 @@ z  z  z  z  z  z  z  z  z  z  z  z  z  z  z  z  Limit{}
 	alone := func(change func(b *Bucket)) use {
 		return take(0, func(b Bucket) []Bucket { return []Bucket{with(b, change)} })
 	}
-	// one is a bucket of one unit beside b.
+	// one is a bucket of one unit next to b.
 	one := func(b Bucket, change func(b *Bucket)) Bucket {
 		b.Name, b.Limit = b.Name+"/one", Per(1, days)
 		return with(b, change)
@@ -183,10 +183,10 @@ z  z  z  z  z  z  z  z  z  z  z  z  z  z  z  z  Limit{}
 
 	redis := newTestRedis(t, redistest.Start(t), func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	beginThere(t, redis, hourly(1))
-	cell := func(store Store, b Bucket, ask use) string {
+	cell := func(store Store, b Bucket, call use) string {
 		admitted := 0
 		for range 6 {
-			denied, err := ask(store, b)
+			denied, err := call(store, b)
 			if err != nil {
 				for _, letter := range slices.Sorted(maps.Keys(errors)) {
 					if text := err.Error(); strings.HasPrefix(text, "bucket ") && strings.Contains(text, errors[letter]) {

@@ -24,7 +24,7 @@ const (
 )
 
 // Lease lets a process decide from units that it has charged to the server at most d
-// before. It charges them ahead where the key is asked for often, and asks the server for
+// before. It charges them ahead where the key is requested often, and has the server decide
 // all other requests. In any time T, all processes together admit at most what the limit
 // allows in T + d; in windows, no more than the limit. d is from [MinConsistency] to
 // [MaxConsistency].
@@ -50,7 +50,7 @@ func consistencyOf(d time.Duration, sign int32) Consistency {
 // lease returns for how long units may be charged ahead of their use, or 0.
 func (c Consistency) lease() time.Duration { return time.Duration(max(c.within, 0)) * time.Microsecond }
 
-// IsLease reports whether c is that of a [Lease].
+// IsLease reports whether c is a [Lease].
 func (c Consistency) IsLease() bool { return c.within > 0 }
 
 // IsEventual reports whether c is [Eventual].
@@ -107,10 +107,10 @@ func (req *Request) validateWithoutFallback() error {
 	return nil
 }
 
-// errConsistency rejects a bucket that no process can decide on by itself.
+// errConsistency rejects a bucket that no process can decide on locally.
 var errConsistency = errors.New("a bucket with Hold, Watches, Borrows or Pool has to be exact")
 
-// local reports whether this process may decide req by itself: if it may on each bucket.
+// local reports whether this process may decide req locally: if it may on each bucket.
 func (req *Request) local() bool {
 	for i := range req.Buckets {
 		if req.Buckets[i].Consistency.within == 0 {

@@ -11,7 +11,7 @@ import (
 )
 
 // TestConsistencyIsValid guards which buckets have to be exact: a request is refused on which
-// a process may not decide by itself.
+// a process may not decide locally.
 func TestConsistencyIsValid(t *testing.T) {
 	const role, counted = "a bucket with Hold, Watches, Borrows or Pool has to be exact", "limits that count denied requests have to be exact"
 	limit := PerSecond(100)

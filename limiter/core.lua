@@ -1,9 +1,9 @@
 -- Decides requests against their limits. Each call of the script is one atomic step. A node
 -- is a process that calls the script; the server is the Redis that runs it.
 --
--- This file reads calls and writes replies. Where a line "--@ file" stands, that file is
+-- This file reads calls and writes replies. In place of a line "--@ file", that file is
 -- inserted; "--@ file: part" is what it has between a line "--# part" and the next such one.
--- These are no functions, as a function is made anew in each call, and what it uses of those
+-- These are no functions, as a function is made again in each call, and what it uses of those
 -- around it costs time.
 --
 --   decide      the operations that decide a request
@@ -31,16 +31,16 @@
 --          if levels are reported
 --            2 doubles the level that the node knows, which the server may have lost: its
 --                      time from now on, and its rest
---            1 double  how many units the node has in flight beside it, for which there
+--            1 double  how many units the node has in flight next to it, for which there
 --                      must be room too; with HOLDS also what its accounts here hold
 --            1 byte    1 if drips may come at other times here than in that level: the
---                      node found the bucket empty, or another server may have begun anew;
---                      2 if there is no such level, and the units take room beside what is
+--                      node found the bucket empty, or another server may have begun again;
+--                      2 if there is no such level, and the units take room in addition to what is
 --                      stored here: the node has admitted them and not reported yet
 --          with the flag HOLDS, except to look and to empty
 --            2 doubles the process and the number of the node's account, see held.lua
 --          to SETTLE and RENEW after that
---            3 doubles the account's receipt, and how many units its requests have let go and
+--            3 doubles the account's receipt, and how many units its requests have released and
 --                      been charged, in total
 --          to RENEW after that
 --            3 doubles the number of the account that it replaces; its receipt; and how many
@@ -62,7 +62,7 @@
 --          and to LEASE instead
 --            units     how many are leased
 --            0
---          After those of a whole group, four for each of its buckets that keep entries,
+--          After the numbers of a whole group, four for each of its buckets that keep entries,
 --          see log.lua.
 --
 -- An error of the server ends the call, without a reply: what was written before stays.
@@ -77,10 +77,10 @@
 -- takes it for known.
 local ALL = 0    -- charge all buckets if all have room, otherwise none
 local EACH = 1   -- charge each bucket that has room
-local SETTLE = 2 -- let go held units, and charge others instead, unless they have lapsed; see held.lua. Without HOLDS, charge the cost
+local SETTLE = 2 -- release held units, and charge others instead, unless they have lapsed; see held.lua. Without HOLDS, charge the cost
 local RENEW = 3  -- hold units, the cost, and no others of this node, also if the server has lost them
 local LEASE = 4  -- charge a share of the room to a node, which uses it later: the cost at most
-local REPORT = 5 -- charge what a node has admitted by itself, whether there is room for it or not
+local REPORT = 5 -- charge what a node has admitted on its own, whether there is room for it or not
 local PROBE = 6  -- see whether the server accepts writes: write the key back unchanged; the time in the reply is 0 if it has no value
 local REMOVE = 7 -- remove buckets that a node has evicted, unless they hold more than the level that it reports
 local PEEK = 8   -- only look at the buckets
@@ -116,7 +116,7 @@ for r = 1, #runs do
   local run = runs[r]
   local groups, buckets, what, reports, offset = read('>HHBB', run)
   local several = buckets > 1
-  --@ row.lua: what is asked
+  --@ row.lua: arguments
   for i = 1, buckets do
     local flags
     kind, flags, role, size, period, drip, phase, cost, offset = read('>BBBddddd', run, offset)
@@ -161,7 +161,7 @@ for r = 1, #runs do
       local taken = 0 -- by units because of which there is no room: they are reported as if they were charged
       if blocked then
         taken = held
-        if reports == 1 and account and reportedStart < 2 then -- those in flight, but for what this node's account has of them
+        if reports == 1 and account and reportedStart < 2 then -- those in flight, except for what this node's account has of them
           taken = taken + holds.missing(record, account, inFlight)
         elseif reports == 1 then
           taken = taken + inFlight
@@ -180,14 +180,14 @@ for r = 1, #runs do
           replies = replies + 2
         end
         if entries then
-          local beside = blocked and taken or (account and what <= EACH and fits or what >= PEEK) and held or 0
+          local reserved = blocked and taken or (account and what <= EACH and fits or what >= PEEK) and held or 0
           more = more or {}
-          for _, n in ipairs({entries.describe(entries, size, cost, beside, taken, period)}) do
+          for _, n in ipairs({entries.describe(entries, size, cost, reserved, taken, period)}) do
             more[#more + 1] = n
           end
         end
       end
-      if resets then -- not earlier: what is told of entries may be read from the key
+      if resets then -- not earlier: what is reported of entries may be read from the key
         call('SET', keys[key + i], '', 'PX', 1)
       end
     end

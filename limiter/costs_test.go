@@ -23,8 +23,8 @@ func TestSizes(t *testing.T) {
 		{Of: "Bucket", Size: unsafe.Sizeof(Bucket{}), Ceiling: 120, Why: "one is copied for each bucket of a request, and cleared after it"},
 		{Of: "Decision", Size: unsafe.Sizeof(Decision{}), Ceiling: 56, Why: "one is filled in for each bucket of a request"},
 		{Of: "outcome", Size: unsafe.Sizeof(outcome{}), Ceiling: 56, Why: "one is filled in for each bucket of a request of several"},
-		{Of: "place", Size: unsafe.Sizeof(place{}), Ceiling: 72, Why: "one is filled in for each bucket of a request of several, and it is part of an asked"},
-		{Of: "asked", Size: unsafe.Sizeof(asked{}), Ceiling: 192, Why: "one is kept for each bucket of a request while Redis decides"},
+		{Of: "location", Size: unsafe.Sizeof(location{}), Ceiling: 72, Why: "one is filled in for each bucket of a request of several, and it is part of an asked"},
+		{Of: "bucketQuery", Size: unsafe.Sizeof(bucketQuery{}), Ceiling: 192, Why: "one is kept for each bucket of a request while Redis decides"},
 		{Of: "slot", Size: unsafe.Sizeof(slot{}), Ceiling: 24, Why: "one is kept for each bucket in this process, with the room of a table that is not full"},
 		{Of: "table", Size: unsafe.Sizeof(table{}), Ceiling: 64, Why: "a cache line: a larger one would share it with its neighbour"},
 	})

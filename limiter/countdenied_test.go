@@ -13,7 +13,7 @@ import (
 
 // TestCountDeniedFollowsDescription guards limits that count denied requests: every
 // number in every decision is what their descriptions give if a denial fills a leaky
-// bucket, whose drips begin anew, fills a fixed window until it ends, or is added to
+// bucket, whose drips start over, fills a fixed window until it ends, or is added to
 // a sliding window.
 func TestCountDeniedFollowsDescription(t *testing.T) {
 	t.Parallel()
@@ -114,10 +114,10 @@ var countingLimits = map[string]Limit{
 }
 
 // TestCountDeniedLocksOut guards what the option is for, in both stores: a client that
-// keeps asking is admitted once, but for a fixed window, which ends all the same; and
+// keeps asking is admitted once, except for a fixed window, which ends anyway; and
 // one that then waits for as long as it was told is admitted at that time.
 func TestCountDeniedLocksOut(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for name, l := range countingLimits {
 		for _, store := range []string{"Memory", "Redis"} {
 			t.Run(name+" in "+store, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestCountDeniedLocksOut(t *testing.T) {
 // by any of them counts once in each bucket that counts denied requests, even if that
 // had room, and in no other.
 func TestCountDeniedAmongOthers(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for name, store := range map[string]Store{
 		"Memory": NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond }), "Redis": v,
 	} {
@@ -179,7 +179,7 @@ func TestCountDeniedAmongOthers(t *testing.T) {
 }
 
 // TestCountDeniedAsksServer guards that a request which counts even if it is denied
-// is never denied without asking the server, whoever else was, and that operators who
+// is never denied without asking the server, whatever else was denied, and that operators who
 // look at its bucket are not told otherwise.
 func TestCountDeniedAsksServer(t *testing.T) {
 	r, _ := testNode(t, redistest.Start(t))
@@ -243,29 +243,29 @@ func TestCountDeniedInFallback(t *testing.T) {
 }
 
 // TestCountDeniedToldOfLog guards a server that is told of units in a log of which it
-// knows nothing, beside units in flight, which it has: a denied request that counted does
+// knows nothing, next to units in flight, which it has: a denied request that counted does
 // not make room for one more.
 func TestCountDeniedToldOfLog(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := logBucket(5, time.Hour, 3)
 	b.Limit.CountDenied = true
-	ask := func(size, cost int64, told ...localLevel) outcome {
+	call := func(size, cost int64, reported ...localLevel) outcome {
 		t.Helper()
 		b.Limit.Size, b.Cost = size, cost
-		o, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, told)
+		o, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, reported)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return o[0]
 	}
-	ask(5, 3) // its answer is still in flight
+	call(5, 3) // its answer is still in flight
 	known := localLevel{bucket.Ahead{Clear: 2*time.Hour.Microseconds() - b.Limit.of().SinceDrip(v.now), Rest: 2}, 3, own}
 	for range 2 {
-		if o := ask(3, 1, known); !o.denied {
+		if o := call(3, 1, known); !o.denied {
 			t.Errorf("with a smaller size %+v", o)
 		}
 	}
-	if o := ask(5, 1, known); !o.denied {
+	if o := call(5, 1, known); !o.denied {
 		t.Errorf("%+v, want it denied: 2 are known, and 3 in flight", o)
 	}
 }
@@ -274,7 +274,7 @@ func TestCountDeniedToldOfLog(t *testing.T) {
 // other slots: if it is denied there, it counts, and the units are charged; if it was
 // not decided, they are not.
 func TestCountDeniedHoldsUnits(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for name, l := range countingLimits {
 		l.Size = 4
 		b := Bucket{Name: "b", Key: "k", Limit: l, Cost: 1}
@@ -385,16 +385,16 @@ func TestCountDeniedKeepsLogsShort(t *testing.T) {
 // filled: a denied request with a smaller one, which counts as if the bucket were full
 // by its own size, takes none of what it holds.
 func TestCountDeniedOfSmallerSize(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	for name, store := range map[string]Store{"memory": m, "redis": v} {
 		b := Bucket{Name: name, Key: "k", Limit: Limit{Size: 2, DripInterval: time.Hour, DripSize: 3, CountDenied: true}, Cost: 2}
-		ask := func(size, cost int64) bool {
+		call := func(size, cost int64) bool {
 			b.Limit.Size, b.Cost = size, cost
 			v.advance(t, time.Microsecond)
 			return !decide(t, store, AccountingAtomic, b)[0].Denied
 		}
-		if !ask(2, 2) || ask(1, 1) || ask(2, 1) {
+		if !call(2, 2) || call(1, 1) || call(2, 1) {
 			t.Errorf("%s: a unit was admitted beside two of two", name)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 //
 // The second step is asynchronous: it is sent with the next batch, see ledger.go.
 //
-// A pool is a part of its own. It is asked once the others have been answered, and only
+// A pool is a part of its own. It is queried once the others have been answered, and only
 // if something is to be borrowed: requests that have room elsewhere take nothing from it,
 // not even for a moment, and its server is spared them.
 
@@ -26,8 +26,8 @@ import (
 type verdict uint8
 
 const (
-	verdictNone     verdict = iota // nothing was decided: the units are let go
-	verdictDenied                  // likewise, but they are charged where denied requests count
+	verdictNone     verdict = iota // nothing was decided: the units are released
+	verdictDenied                  // the same, but they are charged where denied requests count
 	verdictAdmitted                // they are charged
 )
 
@@ -108,7 +108,7 @@ func (p *part) add(b Bucket, index int) {
 func (p *part) denied() bool { return p.Request.denied(p.outcomes) }
 
 // reserveParts returns req with what is needed to hold the units of all buckets that may only be
-// charged together with those of other parts.
+// charged together with the units of other parts.
 func (r *Redis) reserveParts(req Request) Request {
 	req.Buckets = slices.Clone(req.Buckets)
 	held := new(Held)
@@ -134,11 +134,11 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Re
 	parts = slices.DeleteFunc(parts, func(p *part) bool { return p.pool })
 	parts = r.holdParts(end, parts)
 	outcomes := make([]outcome, len(req.Buckets))
-	failed, err := together(parts, outcomes)
+	failed, err := combine(parts, outcomes)
 	decidesHere := r.fallback != nil && !req.NoFallback
 	if len(pools) > 0 && (err == nil || decidesHere) {
 		pools = r.holdParts(end, req.poolsNeeded(pools, failed, outcomes))
-		poolsFailed, poolsErr := together(pools, outcomes)
+		poolsFailed, poolsErr := combine(pools, outcomes)
 		parts, failed, err = append(parts, pools...), append(failed, poolsFailed...), cmp.Or(err, poolsErr)
 	}
 	if err != nil && !decidesHere {
@@ -168,7 +168,7 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Re
 			p.unused = o.unused
 			if (denied || o.unused) && held && !o.denied && req.reservationOf(b) != nil && !b.Limit.CountDenied {
 				o.held -= b.Cost
-				if o.entries != nil { // there was room beside what others hold
+				if o.entries != nil { // there was room in addition to what others hold
 					o.entries.Again, o.entries.One = 0, 0
 				}
 			}
@@ -185,9 +185,9 @@ func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Re
 	return outcomes, nil
 }
 
-// together puts the outcomes of parts in their places in that of the whole request. It
+// combine puts the outcomes of parts in their places in the outcome of the whole request. It
 // returns the parts that no server has decided, and the error of one.
-func together(parts []*part, outcomes []outcome) (failed []*part, err error) {
+func combine(parts []*part, outcomes []outcome) (failed []*part, err error) {
 	for _, p := range parts {
 		if p.err != nil {
 			failed, err = append(failed, p), p.err
@@ -205,7 +205,7 @@ func together(parts []*part, outcomes []outcome) (failed []*part, err error) {
 func (r *Redis) holdParts(end redisscript.Deadline, parts []*part) []*part {
 	var wg sync.WaitGroup
 	for _, p := range parts {
-		wg.Go(func() { r.askPart(end, p) })
+		wg.Go(func() { r.callPart(end, p) })
 	}
 	wg.Wait()
 	all := make([]*part, 0, len(parts))
@@ -224,10 +224,10 @@ func (r *Redis) holdParts(end redisscript.Deadline, parts []*part) []*part {
 	return all
 }
 
-// askPart sends one part.
-func (r *Redis) askPart(end redisscript.Deadline, p *part) {
+// callPart sends one part.
+func (r *Redis) callPart(end redisscript.Deadline, p *part) {
 	p.query = r.query(p.Request, byte(p.Accounting))
-	_, p.outcomes, p.err = r.ask(end, p.query, nil)
+	_, p.outcomes, p.err = r.call(end, p.query, nil)
 	if p.err != nil {
 		return
 	}
@@ -236,7 +236,7 @@ func (r *Redis) askPart(end redisscript.Deadline, p *part) {
 	p.query = nil
 }
 
-// decideHere decides the parts that no server has decided. outcomes has those of the
+// decideHere decides the parts that no server has decided. outcomes has the outcomes of the
 // others, and gets theirs.
 func (r *Redis) decideHere(req Request, failed []*part, outcomes []outcome) {
 	here := req

@@ -14,7 +14,7 @@ local POOL = 255 -- charged if the request is admitted and one of those before i
 admitted, late = true, false
 local short = false -- whether a bucket lacks room for which the next pool may make up
 for i = 1, buckets do
-  --@ row.lua: asked
+  --@ row.lua: bucket
   --@ value.lua: read
   --@ value.lua: join
   late = late or account and record and holds.isLate(record, account)
@@ -26,10 +26,10 @@ for i = 1, buckets do
     blocked = not fits
   end
   if fits and need > 0 and near then
-    -- Nor may the level that the node knows lack room, beside what it has in flight and no account
-    -- holds, and what all accounts hold: 'beside' subtracts the former, and the latter is needed too.
-    local beside = account and holds.missing(record, account, inFlight) or inFlight
-    local left = algorithm('beside', near, reportedRest, beside, now, size, period, drip, phase, 0, 0, entries)
+    -- Nor may the level that the node knows lack room, next to what it has in flight and no account
+    -- holds, and what all accounts hold: 'reported' subtracts the former, and the latter is needed too.
+    local reserved = account and holds.missing(record, account, inFlight) or inFlight
+    local left = algorithm('reported', near, reportedRest, reserved, now, size, period, drip, phase, 0, 0, entries)
     fits = left >= need + held
     blocked = not fits
   end

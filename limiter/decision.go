@@ -31,8 +31,8 @@ type Decision struct {
 	Borrowed bool
 
 	// Whether the bucket is a Pool. It is never Denied: where it has no room, those that
-	// borrow from it deny. In a cluster, a pool is asked only if something is to be
-	// borrowed, and its numbers are those of an empty bucket if it was not.
+	// borrow from it deny. In a cluster, a pool is queried only if something is to be
+	// borrowed, and its numbers are the ones of an empty bucket if it was not.
 	Pool bool
 
 	exact bool // see rest
@@ -268,7 +268,7 @@ func (d *Decision) waitIn(l *bucket.Limit, cost int64) time.Duration {
 }
 
 // Delay returns how long the request has to wait that d admitted, from then on, if b's Limit
-// has room for so many delayed units, see [Limit.WithDelay]. If all of them wait, no more pass
+// has room for that many delayed units, see [Limit.WithDelay]. If all of them wait, no more pass
 // in any time than the limit without these units admits: first come, first served. It is 0 if
 // d denied.
 func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
@@ -282,7 +282,7 @@ func (b *Bucket) Delay(d *Decision, delayed int64) time.Duration {
 
 // SpendTime returns over what time to spend the units that d left, so as to keep to l: until
 // they have dripped out again or, in windows, until the present one ends. If none are left,
-// it is the time until one is. d was made for a limit like l but for its size, at the time of
+// it is the time until one is. d was made for a limit like l except for its size, at the time of
 // at, and admitted the request.
 func (l *Limit) SpendTime(d *Decision, at time.Time) time.Duration {
 	numbers := l.of()
@@ -291,9 +291,9 @@ func (l *Limit) SpendTime(d *Decision, at time.Time) time.Duration {
 		numbers = &complete
 	}
 	if d.Remaining == 0 {
-		told := *numbers
-		told.Size = d.Size
-		return d.waitIn(&told, 1)
+		shown := *numbers
+		shown.Size = d.Size
+		return d.waitIn(&shown, 1)
 	}
 	return numbers.SpendTime(d.Remaining, d.Clear, at.UnixMicro())
 }

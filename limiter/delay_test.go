@@ -19,7 +19,7 @@ import (
 // requests among them that may not wait. A request that can't wait is decided as if none did.
 func TestDelayKeepsBound(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	waited, never, full := 0, 0, 0
 	checkTraces(t, few(6), func(t *rapid.T) {
 		v.flush(t)

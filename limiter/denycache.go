@@ -131,7 +131,7 @@ func (d *denyCache) decide(req Request, now int64, dst []outcome) ([]outcome, bo
 // remember caches what a server has decided on req, which was sent at the given time
 // and has just been answered. The server read its clock somewhere in between. The denial
 // is cached as if that was when the request was sent, so not for too long; its times
-// are computed as if it was when the answer arrived, so that no client is told to
+// are computed as if it was when the answer arrived, so that no client has to
 // retry too early.
 func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock func() time.Duration) {
 	keep := false
@@ -169,8 +169,8 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 	}
 }
 
-// mayBeLetGo reports whether what b is told to hold includes units that are held, and so
-// may be let go at any time.
+// mayBeLetGo reports whether what b holds by its answer includes units that are held, and so
+// may be released at any time.
 func (o *outcome) mayBeLetGo(b *Bucket) bool { return o.blocked || (b.Hold || b.free()) && o.held > 0 }
 
 // get returns the entry for b, and whether there is a valid one.
@@ -203,17 +203,17 @@ func (d *denyCache) forget(b *Bucket, now int64) {
 	}
 }
 
-// put stores the entry e for b, which was answered at now. Without anew it only
+// put stores the entry e for b, which was answered at now. Without replace it only
 // replaces a valid entry.
-func (d *denyCache) put(b *Bucket, e cachedDenial, full, anew bool, now int64) {
+func (d *denyCache) put(b *Bucket, e cachedDenial, full, replace bool, now int64) {
 	slot, hash := d.slot(b)
 	e.hash = hash
 	slot.mu.Lock()
 	defer slot.mu.Unlock()
-	if !anew && (slot.hash != e.hash || slot.until <= now) {
+	if !replace && (slot.hash != e.hash || slot.until <= now) {
 		return
 	}
-	if !anew && !full {
+	if !replace && !full {
 		e.until = slot.until // or it would stay as long as requests keep coming
 	}
 	slot.cachedDenial = e

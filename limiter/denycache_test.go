@@ -121,7 +121,7 @@ func TestDenyCacheReset(t *testing.T) {
 // a call, with the same numbers to the microsecond.
 func TestDenyCacheAgreesWithServer(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen := struct{ steps, unasked, several, dear, never, each, dripped int }{}
 	agree := func(t *rapid.T) {
 		v.flush(t)
@@ -201,7 +201,7 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v,cost=%d", tc.limit, tc.cost), func(t *testing.T) {
 			const drips = 100
 			b := Bucket{Name: "b", Key: "k", Limit: tc.limit, Cost: tc.cost}
-			stores := [2]*virtual{newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")}
+			stores := [2]*clockedRedis{newClockedRedis(t, server, "rl:"), newClockedRedis(t, server, "rl:")}
 			start := max(stores[0].now, stores[1].now)
 			c := redistest.CommandCounter{Server: server}
 			stores[0].flush(t)
@@ -295,7 +295,7 @@ func TestDenyCacheAllowsForLatency(t *testing.T) {
 // decided at some time between sending the request and receiving the answer.
 func TestDenialsCountFromSendTime(t *testing.T) {
 	const rate, trip = 500 * time.Millisecond, 200 * time.Millisecond
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 1, DripInterval: rate, DripSize: 1}, Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
 	frozen, asked := v.clock(), false
@@ -330,7 +330,7 @@ func TestDenialsCountFromSendTime(t *testing.T) {
 // any cost: each gets the time when it would have room, or learns that it never
 // will.
 func TestDenyCacheHoldsForAnyCost(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Minute, DripSize: 1}, Cost: 10}
 	decide(t, v, AccountingAtomic, b)
 	v.advance(t, 500*time.Millisecond)
@@ -560,7 +560,7 @@ func TestDenyCacheInCluster(t *testing.T) {
 }
 
 // TestDenyCacheIsBounded guards what happens with more full buckets than the cache
-// has slots: cached ones are denied correctly, the server is asked about all
+// has slots: cached ones are denied correctly, the server decides all
 // others, and no more memory is used.
 func TestDenyCacheIsBounded(t *testing.T) {
 	d := newDenyCache(denySlots)

@@ -99,8 +99,8 @@ func TestDialFails(t *testing.T) {
 			reported := make(chan Event, 64)
 			r := mustNewRedis(t, RedisOptions{Addresses: []string{"a.invalid:1"}, Dial: dial, Fallback: NewMemory(), Report: func(e Event) { reported <- e }})
 			t.Cleanup(func() { _ = r.Close() })
-			deadline, told := time.After(20*time.Second), false
-			for !told || name == "timeout" && !gaveUp.Load() {
+			deadline, sawEvent := time.After(20*time.Second), false
+			for !sawEvent || name == "timeout" && !gaveUp.Load() {
 				if d := mustTake(t, r, Request{Buckets: []Bucket{hourly(1)}})[0]; d.By != DecidedByFallback {
 					t.Fatalf("%+v", d)
 				}
@@ -109,7 +109,7 @@ func TestDialFails(t *testing.T) {
 					if !strings.Contains(e.Reason+e.Err.Error(), name) {
 						t.Errorf("reported %+v", e)
 					}
-					told = true
+					sawEvent = true
 				case <-deadline:
 					t.Fatal("not reported")
 				case <-time.After(time.Millisecond):

@@ -16,8 +16,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// virtual is a Redis store whose script gets its time from the test.
-type virtual struct {
+// clockedRedis is a Redis store whose script gets its time from the test.
+type clockedRedis struct {
 	*Redis
 	now   int64 // µs; set it with at
 	start int64 // where the clock started
@@ -26,18 +26,18 @@ type virtual struct {
 	source string // of the script
 }
 
-// newVirtual returns a virtual store in the given server.
+// newClockedRedis returns a virtual store in the given server.
 //
 // Its keys still expire on the server's own clock, when they would on the virtual one.
 // That starts ten years ahead: no key expires while the test runs, and drained buckets
 // are found as the script left them, which must make no difference.
-func newVirtual(t testing.TB, server *redistest.Server, prefix string) *virtual {
+func newClockedRedis(t testing.TB, server *redistest.Server, prefix string) *clockedRedis {
 	t.Helper()
-	return newVirtualOf(t, server, prefix, takeSource)
+	return newClockedRedisOf(t, server, prefix, takeSource)
 }
 
-// newVirtualOf is newVirtual with another script.
-func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string) *virtual {
+// newVirtualOf is newClockedRedis with another script.
+func newClockedRedisOf(t testing.TB, server *redistest.Server, prefix, source string) *clockedRedis {
 	t.Helper()
 	const real, ours = "redis.call('TIME')", "redis.call('HMGET', 'clock', 's', 'us')"
 	if n := strings.Count(source, real); n != 1 {
@@ -48,7 +48,7 @@ func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string)
 	t.Cleanup(func() { _ = r.Close() })
 	r.ledger.running = true // not in the background, which does not know the clock
 	start := time.Now().AddDate(10, 0, 0).UnixMicro()
-	v := &virtual{
+	v := &clockedRedis{
 		Redis: r,
 		start: start,
 		admin: server.Client(),
@@ -62,7 +62,7 @@ func newVirtualOf(t testing.TB, server *redistest.Server, prefix, source string)
 
 // at sets the clock. If that is back in time, the deny cache is reset, because the
 // clock of a process never goes back.
-func (v *virtual) at(t rapid.TB, now int64) {
+func (v *clockedRedis) at(t rapid.TB, now int64) {
 	t.Helper()
 	if now < v.now {
 		v.denyCache = newDenyCache(64)
@@ -74,13 +74,13 @@ func (v *virtual) at(t rapid.TB, now int64) {
 }
 
 // advance moves the clock forward.
-func (v *virtual) advance(t rapid.TB, d time.Duration) {
+func (v *clockedRedis) advance(t rapid.TB, d time.Duration) {
 	t.Helper()
 	v.at(t, v.now+d.Microseconds())
 }
 
 // flush starts afresh: with no keys, and the clock at its start.
-func (v *virtual) flush(t rapid.TB) {
+func (v *clockedRedis) flush(t rapid.TB) {
 	t.Helper()
 	if err := v.admin.FlushDB(context.Background()).Err(); err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func (v *virtual) flush(t rapid.TB) {
 }
 
 // stored returns the stored value of each bucket, "" for one that is absent.
-func (v *virtual) stored(t rapid.TB, buckets []Bucket) []string {
+func (v *clockedRedis) stored(t rapid.TB, buckets []Bucket) []string {
 	t.Helper()
 	keys := make([]string, len(buckets))
 	for i := range buckets {
@@ -229,14 +229,14 @@ func drawMove(t *rapid.T, l Limit, last Decision, back bool) int64 {
 // keep brings a time on the virtual clock back into the fifty years after its
 // start: before that keys may expire, and after it numbers would exceed what a
 // time may be.
-func (v *virtual) keep(now int64) int64 {
+func (v *clockedRedis) keep(now int64) int64 {
 	const span = 50 * 365 * 24 * 3600 * 1e6
 	return v.start + ((now-v.start)%span+span)%span
 }
 
 // evaluate has the script answer q, a query about req, whose only bucket's outcome it
 // returns. It asks without all that a Redis store does besides.
-func (v *virtual) evaluate(t rapid.TB, req Request, q *query) outcome {
+func (v *clockedRedis) evaluate(t rapid.TB, req Request, q *query) outcome {
 	t.Helper()
 	reply, err := v.admin.Eval(context.Background(), v.source, q.Keys, string(q.appendGroup(nil))).Int64Slice()
 	if err != nil {
@@ -266,7 +266,7 @@ type described struct {
 // flag says, each with a bucket of its own, from the same moment on.
 func checkRedisTraces(t *testing.T, n int, draw func(*rapid.T) described) {
 	t.Helper()
-	v, trace := newVirtual(t, redistest.Start(t), "rl:"), 0
+	v, trace := newClockedRedis(t, redistest.Start(t), "rl:"), 0
 	checkTraces(t, n, func(t *rapid.T) {
 		d, last := draw(t), Decision{}
 		trace++
@@ -329,7 +329,7 @@ func TestRedisBuckets(t *testing.T) {
 func TestStoresAgree(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	v := newVirtual(t, server, "rl:")
+	v := newClockedRedis(t, server, "rl:")
 	seen := struct{ steps, both, admitted, denied, never, overfull, reset, slack, partly int }{}
 	agree := func(t *rapid.T) {
 		v.flush(t)
@@ -400,6 +400,6 @@ func TestStoresAgree(t *testing.T) {
 // TestSeed001Redis guards that Redis decides the example of seed 001 as in its
 // table.
 func TestSeed001Redis(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	testSeed001(t, v, func(d time.Duration) { v.advance(t, d) })
 }

@@ -13,7 +13,7 @@
 //		// refuse the request; d.RetryAfter says when to try again
 //	}
 //
-// Think of a bucket with a hole. It holds so many units at most: its size, which is the burst
+// Think of a bucket with a hole. It holds a limited number of units: its size, which is the burst
 // of a rate or the units of a window. Each admitted request pours in its cost, and units drip
 // out at the rate. A request whose cost no longer fits is denied and adds nothing. Drips are
 // counted from the request that found the bucket empty, and an empty bucket stays empty however
@@ -31,7 +31,7 @@
 // that the servers report, takes over from the last of them while a server is
 // unavailable, and reports its own levels when the server is back. So a single
 // process never admits more than its buckets allow, whatever happens to the
-// server, but for its clock: each step of that forward lets buckets drip. No request
+// server, except for its clock: each step of that forward lets buckets drip. No request
 // waits for longer than its timeout.
 //
 // All numbers of such a bucket are integers, times are microseconds, and nothing is rounded: in a

@@ -37,7 +37,7 @@ func TestAddressSwitchesBetweenServers(t *testing.T) {
 				opt.Fallback = NewMemory()
 			})
 			admitted := 0
-			ask := func(requests int) {
+			call := func(requests int) {
 				for range requests {
 					d, err := r.Take(context.Background(), Request{Buckets: []Bucket{hourly(size)}}, nil)
 					if err != nil {
@@ -55,11 +55,11 @@ func TestAddressSwitchesBetweenServers(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 			}
-			ask(first)
+			call(first)
 			to(b)
-			ask(second)
+			call(second)
 			to(a)
-			ask(2 * size)
+			call(2 * size)
 			if admitted != size {
 				t.Errorf("admitted %d, want %d", admitted, size)
 			}
@@ -76,7 +76,7 @@ func TestStoppedClock(t *testing.T) {
 		opt.Fallback, opt.Timeout = NewMemoryWithClock(frozen), 500*time.Millisecond
 	})
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: 100 * time.Millisecond, DripSize: 1}, Cost: 1}
-	ask := func(requests int) (admitted int) {
+	call := func(requests int) (admitted int) {
 		for range requests {
 			if !decide(t, r, AccountingAtomic, b)[0].Denied {
 				admitted++
@@ -84,7 +84,7 @@ func TestStoppedClock(t *testing.T) {
 		}
 		return admitted
 	}
-	if got := ask(10); got != 10 {
+	if got := call(10); got != 10 {
 		t.Fatalf("admitted %d, want 10", got)
 	}
 	time.Sleep(1100 * time.Millisecond) // Redis's clock goes on, and the bucket is empty
@@ -93,7 +93,7 @@ func TestStoppedClock(t *testing.T) {
 		t.Errorf("after the stop: denied %v, remaining %d, want 9", d.Denied, d.Remaining)
 	}
 	server.Kill()
-	if got := ask(20); got != 9 {
+	if got := call(20); got != 9 {
 		t.Errorf("admitted %d by the process, want 9", got)
 	}
 }

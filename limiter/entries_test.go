@@ -306,36 +306,36 @@ func TestLogInCluster(t *testing.T) {
 
 // TestLogDenialsAreRemembered guards that a flood on a full log costs the server
 // nothing until the first entry leaves, with the numbers that it would reply; that a
-// request of another cost, whose times are not known, is asked about; and that
+// request of another cost, whose times are not known, is decided by the server; and that
 // another bucket of the request does not keep it from being remembered.
 func TestLogDenialsAreRemembered(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := logBucket(3, 800*time.Millisecond, 1)
 	for i := range 3 {
 		v.advance(t, time.Duration(i)*100*time.Millisecond)
 		decide(t, v, AccountingAtomic, b)
 	}
-	ask := func(b Bucket, by Decider, denied bool, retry time.Duration) {
+	call := func(b Bucket, by Decider, denied bool, retry time.Duration) {
 		t.Helper()
 		d, err := v.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
 		if err != nil || d[0].By != by || d[0].Denied != denied || d[0].RetryAfter != retry {
 			t.Errorf("%+v, error %v, want a decision by %v, denied %t, for %v", d, err, by, denied, retry)
 		}
 	}
-	ask(b, DecidedByCache, true, 500*time.Millisecond)
+	call(b, DecidedByCache, true, 500*time.Millisecond)
 	v.advance(t, 200*time.Millisecond)
-	ask(b, DecidedByCache, true, 300*time.Millisecond)
+	call(b, DecidedByCache, true, 300*time.Millisecond)
 	two := b
 	two.Cost = 2
-	ask(two, DecidedByRedis, true, 400*time.Millisecond)
-	ask(two, DecidedByCache, true, 400*time.Millisecond)
+	call(two, DecidedByRedis, true, 400*time.Millisecond)
+	call(two, DecidedByCache, true, 400*time.Millisecond)
 	larger := b
 	larger.Limit.Size = 4
-	ask(larger, DecidedByRedis, false, 0)
+	call(larger, DecidedByRedis, false, 0)
 	v.advance(t, 300*time.Millisecond-time.Microsecond)
-	ask(b, DecidedByRedis, true, 100*time.Millisecond+time.Microsecond)
+	call(b, DecidedByRedis, true, 100*time.Millisecond+time.Microsecond)
 	v.advance(t, 100*time.Millisecond)
-	ask(b, DecidedByCache, true, time.Microsecond)
+	call(b, DecidedByCache, true, time.Microsecond)
 	v.advance(t, time.Microsecond)
-	ask(b, DecidedByRedis, false, 0)
+	call(b, DecidedByRedis, false, 0)
 }

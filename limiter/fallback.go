@@ -20,14 +20,14 @@ import (
 // the server last reported. Every admission of this process is either in that
 // level or in flight. It follows that:
 //
-//   - A request that is decided here must fit beside the level and everything in
+//   - A request that is decided here must fit next to the level and everything in
 //     flight. It makes the bucket dirty: the server does not know of it. So does a
 //     denial, because the server may have lost what the bucket was full of. All
 //     buckets become dirty when a server is found to have restarted.
 //   - All buckets become dirty when something is first sent to a store that keeps
 //     its buckets in another place than the one before, see takeLead.
 //   - A request for a dirty bucket reports the level that the bucket holds, and
-//     how many units are in flight beside it, for which there must be room too. If nothing
+//     how many units are in flight next to it, for which there must be room too. If nothing
 //     was decided here, both sides know the same charges, and their times differ only by
 //     network delay.
 //   - The answer makes the bucket clean, unless something was decided here while
@@ -41,9 +41,9 @@ import (
 //     removed from the server too, see removals.
 type fallback struct {
 	*traffic
-	memory  *Memory
-	timeout time.Duration // how late an answer may arrive
-	place   string        // identifies where the servers keep the buckets
+	memory   *Memory
+	timeout  time.Duration // how late an answer may arrive
+	location string        // identifies where the servers keep the buckets
 
 	removals removals
 }
@@ -65,10 +65,10 @@ type traffic struct {
 
 // newFallback returns a fallback to m for servers that may answer late by up to
 // timeout, and keep their buckets in the given place.
-func newFallback(m *Memory, timeout time.Duration, place string) *fallback {
+func newFallback(m *Memory, timeout time.Duration, location string) *fallback {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
-	f := &fallback{traffic: m.traffic, memory: m, timeout: timeout, place: place}
+	f := &fallback{traffic: m.traffic, memory: m, timeout: timeout, location: location}
 	m.traffic.open = append(m.traffic.open, f)
 	return f
 }
@@ -104,10 +104,10 @@ func (f *fallback) takeLead() bool {
 	case leader == f:
 		return true
 	case leader != nil && slices.Index(f.open, leader) > slices.Index(f.open, f):
-		return leader.place == f.place
+		return leader.location == f.location
 	}
 	f.memory.leader.Store(f) // first: from now on, what the Memory decides alone is marked
-	if leader == nil || leader.place != f.place {
+	if leader == nil || leader.location != f.location {
 		f.memory.epoch.Add(1)
 		for q := f.inFlight; q != nil; {
 			this := q
@@ -128,7 +128,7 @@ func (f *fallback) takeLead() bool {
 // leads reports what takeLead would, without taking the lead.
 func (f *fallback) leads() bool {
 	leader := f.memory.leader.Load()
-	return leader == f || leader != nil && leader.place == f.place
+	return leader == f || leader != nil && leader.location == f.location
 }
 
 // crossAll records that the answer to q does not include all that is known here.
@@ -146,13 +146,13 @@ func (f *fallback) locate(req Request, q *query) {
 		if i == 0 || b.Key != req.Buckets[i-1].Key {
 			key = f.memory.key.sum(b.Key)
 		}
-		f.memory.find(&q.buckets[i].place, b, key)
+		f.memory.find(&q.buckets[i].location, b, key)
 		q.buckets[i].partition.sized(b.Limit.Size)
 	}
 }
 
 // send records that a batch is about to be sent to a server. It adds the levels of
-// dirty buckets to the queries that ask about them.
+// dirty buckets to the queries about them.
 func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	if f == nil {
 		return
@@ -190,9 +190,9 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// localLevelOf returns what q is to report of p's bucket, about which it asks. q must not
+// localLevelOf returns what q is to report of p's bucket, which it queries. q must not
 // be in flight.
-func (f *fallback) localLevelOf(q *query, p *asked) localLevel {
+func (f *fallback) localLevelOf(q *query, p *bucketQuery) localLevel {
 	now := f.memory.clock().Microseconds()
 	s, dirty := f.memory.dirty(p, now)
 	fl := f.flights.of[p.hash]
@@ -201,7 +201,7 @@ func (f *fallback) localLevelOf(q *query, p *asked) localLevel {
 		// may still be in flight, and requests hold units that other servers, or this
 		// process alone, have admitted.
 		if (fl == nil || fl.lost == 0) && f.memory.holding.of(p.hash) == 0 {
-			// What has not been reported takes room beside what the server knows. A
+			// What has not been reported takes room in addition to what the server knows. A
 			// report is charged in any case.
 			if fl == nil || q.what == whatReport {
 				return localLevel{}
@@ -213,16 +213,16 @@ func (f *fallback) localLevelOf(q *query, p *asked) localLevel {
 	if q.account != nil && q.account.owed != nil {
 		s = f.memory.plus(p, s, min(q.account.unconfirmed(q), q.account.owed.buckets[0].cost), now)
 	}
-	told, drained := p.limit.Arriving(s.Ahead(now), f.timeout.Microseconds())
+	level, drained := p.limit.Arriving(s.Ahead(now), f.timeout.Microseconds())
 	if drained && dirty == unsure {
 		return localLevel{}
 	}
 	// A call that names an account reports what that holds too: the server counts no unit twice.
-	beside := f.memory.holding.of(p.hash)
+	others := f.memory.holding.of(p.hash)
 	if fl != nil {
-		beside += fl.unitsBeside(f, p.held != nil, p.limit.Size)
+		others += fl.unitsOfOthers(f, p.held != nil, p.limit.Size)
 	}
-	return localLevel{told, min(beside, p.limit.Size), dirty}
+	return localLevel{level, min(others, p.limit.Size), dirty}
 }
 
 // units returns the number of units in flight for a bucket, at most most.
@@ -255,7 +255,7 @@ func (f *fallback) join(q *query, outcomes []outcome) {
 	admitted, decides := !q.denied(outcomes), q.what != whatSettle && q.what != whatRenew
 	for i := range outcomes {
 		o, p := &outcomes[i], &q.buckets[i]
-		s, newest, beside := bucket.Level{}, false, clean
+		s, newest, others := bucket.Level{}, false, clean
 		if p.crossed = clean; q.counted {
 			fl := f.flights.of[p.hash]
 			p.crossed = fl.crossedBy(q)
@@ -278,9 +278,9 @@ func (f *fallback) join(q *query, outcomes []outcome) {
 			f.sinceReset(p.hash, p.charge())
 		}
 		if q.counted {
-			beside = f.flights.of[p.hash].crossedBeside(q, p.hash)
+			others = f.flights.of[p.hash].crossedByOthers(q, p.hash)
 		}
-		if f.memory.follow(p, s, f.timeout, newest, charged, beside, now) { // the servers of other queries in flight may not know of this charge
+		if f.memory.follow(p, s, f.timeout, newest, charged, others, now) { // the servers of other queries in flight may not know of this charge
 			f.flights.cross(p.hash, behind)
 		}
 	}
@@ -310,7 +310,7 @@ func (f *fallback) settled(q *query, outcomes []outcome, a settlement) {
 		p.held.charge = a.lapsed
 		f.chargeHere(p)
 	}
-	if outcomes == nil || !f.leads() || q.account.paid { // the level is that of another place, or has what is charged here later
+	if outcomes == nil || !f.leads() || q.account.paid { // the level is from another server, or has what is charged here later
 		f.end(q)
 		f.chargeOwed(q.account, known)
 	} else {
@@ -345,7 +345,7 @@ func (f *fallback) owe(t *account, units int64, server *redisscript.Server) {
 	f.owes(t.owed, units)
 }
 
-// owes counts so many more units of a query of that kind.
+// owes counts that many more units of a query of that kind.
 func (f *fallback) owes(owed *query, units int64) {
 	if owed == nil || units == 0 {
 		return
@@ -382,7 +382,7 @@ func (f *fallback) charged(q *query, n int64) {
 	f.costs(q, n)
 }
 
-// costs records that q asks for so many units of its one bucket.
+// costs records that q requests that many units of its one bucket.
 func (f *traffic) costs(q *query, n int64) {
 	p := &q.buckets[0]
 	if q.counted {
@@ -510,7 +510,7 @@ func (f *fallback) loseUnknown(k *reservation) {
 }
 
 // holds reports whether f's servers count q's units as held.
-func (f *fallback) holds(q *query) bool { return q.holder != nil && q.holder.place == f.place }
+func (f *fallback) holds(q *query) bool { return q.holder != nil && q.holder.location == f.location }
 
 // recount finds out whether servers count what k holds, and which.
 func (k *reservation) recount() {
@@ -550,7 +550,7 @@ func (f *fallback) charge(q *query) {
 }
 
 // chargeHere adds p's charge to the level here.
-func (f *fallback) chargeHere(p *asked) {
+func (f *fallback) chargeHere(p *bucketQuery) {
 	f.flights.cross(p.hash, f.memory.charge(p))
 	f.sinceReset(p.hash, p.charge())
 }
@@ -629,8 +629,8 @@ func (f *fallback) raise(b *Bucket, s bucket.Ahead) {
 // it answers, and has to be thought not to know of what is charged meanwhile.
 type emptying struct {
 	hash     uint64
-	units    int64 // charged since it was sent, but for those in flight
-	gathered int64 // likewise, to be reported
+	units    int64 // charged since it was sent, except for those in flight
+	gathered int64 // the same, to be reported
 }
 
 // resetting records that b is about to be emptied by its server.
@@ -664,7 +664,7 @@ func (f *fallback) wasReset(x *emptying) {
 	f.resets = slices.DeleteFunc(f.resets, func(other *emptying) bool { return other == x })
 }
 
-// empty empties a bucket, which its server has emptied by x, if not nil, but for what was
+// empty empties a bucket, which its server has emptied by x, if not nil, except for what was
 // charged since x was sent. Answers that are in flight may be from before that, so their
 // levels no longer count.
 func (f *fallback) empty(b *Bucket, x *emptying) {
@@ -677,7 +677,7 @@ func (f *fallback) empty(b *Bucket, x *emptying) {
 	hash := f.memory.hash(b)
 	f.flights.empty(hash)
 	if x != nil && x.units > 0 {
-		since := asked{limit: bucket.Limit(b.Limit), cost: x.units, place: f.memory.place(b), maxKeys: b.MaxKeys, keeps: b.keeps()}
+		since := bucketQuery{limit: bucket.Limit(b.Limit), cost: x.units, location: f.memory.location(b), maxKeys: b.MaxKeys, keeps: b.keeps()}
 		f.flights.cross(hash, f.memory.charge(&since))
 	}
 }

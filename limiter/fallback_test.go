@@ -15,7 +15,7 @@ import (
 
 // held returns the level of b in m.
 func held(m *Memory, b Bucket) bucket.Ahead {
-	p, now := m.place(&b), m.clock().Microseconds()
+	p, now := m.location(&b), m.clock().Microseconds()
 	s, _ := p.table.get(p.hash)
 	return s.At(now).Ahead(now)
 }
@@ -29,7 +29,7 @@ func takeInstead(m *Memory, req Request) []outcome {
 // of them is dirty in m.
 func dirtyLevels(m *Memory, buckets []Bucket) []localLevel {
 	f := &fallback{traffic: noTraffic, memory: m}
-	return toldFor(f, queryOf(f, Request{Buckets: buckets}))
+	return localLevelsFor(f, queryOf(f, Request{Buckets: buckets}))
 }
 
 // queryOf returns the query about req that a store with f would send.
@@ -42,14 +42,14 @@ func queryOf(f *fallback, req Request) *query {
 	return q
 }
 
-// toldFor returns what f would tell a server of q's buckets, nil if nothing.
-func toldFor(f *fallback, q *query) []localLevel {
-	told := make([]localLevel, len(q.buckets))
+// localLevelsFor returns what f would tell a server of q's buckets, nil if nothing.
+func localLevelsFor(f *fallback, q *query) []localLevel {
+	reported := make([]localLevel, len(q.buckets))
 	for i := range q.buckets {
-		told[i] = f.localLevelOf(q, &q.buckets[i])
+		reported[i] = f.localLevelOf(q, &q.buckets[i])
 	}
-	if slices.ContainsFunc(told, func(k localLevel) bool { return k.dirty != clean }) {
-		return told
+	if slices.ContainsFunc(reported, func(k localLevel) bool { return k.dirty != clean }) {
+		return reported
 	}
 	return nil
 }
@@ -66,25 +66,25 @@ func follow(m *Memory, b *Bucket, s bucket.Ahead) {
 // unsureOf returns the levels to send for buckets that a server may have lost. For
 // empty buckets nothing is sent.
 func unsureOf(levels ...bucket.Level) []localLevel {
-	var told []localLevel
+	var reported []localLevel
 	for _, s := range levels {
 		k := localLevel{Ahead: bucket.Ahead(s)}
 		if s != (bucket.Level{}) {
 			k.dirty = unsure
 		}
-		told = append(told, k)
+		reported = append(reported, k)
 	}
-	return told
+	return reported
 }
 
-// askTold has a server decide req, and sends it levels that the buckets have at
+// callWithLevels has a server decide req, and sends it levels that the buckets have at
 // least.
-func askTold(r *Redis, req Request, told []localLevel) ([]outcome, error) {
+func callWithLevels(r *Redis, req Request, reported []localLevel) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
-	for i := range told {
-		q.buckets[i].local = told[i]
+	for i := range reported {
+		q.buckets[i].local = reported[i]
 	}
-	_, outcomes, err := r.ask(inTime(), q, nil)
+	_, outcomes, err := r.call(inTime(), q, nil)
 	return outcomes, err
 }
 
@@ -121,7 +121,7 @@ func TestFollowKeepsHigherLevel(t *testing.T) {
 // TestScriptKeepsHigherLevel guards that the script uses the higher of the level
 // it is sent and its own, as above, whether it admits or denies.
 func TestScriptKeepsHigherLevel(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for _, tc := range fullerTests {
 		for _, other := range []bool{false, true} {
 			for _, admits := range []bool{false, true} {
@@ -153,7 +153,7 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 						}
 					}
 					req := Request{Buckets: []Bucket{b}}
-					got, err := askTold(v.Redis, req, unsureOf(owed))
+					got, err := callWithLevels(v.Redis, req, unsureOf(owed))
 					if err != nil || bucket.Level(got[0].Ahead) != want || got[0].denied == admits {
 						t.Errorf("decided %+v, error %v, want %+v", got, err, want)
 					}
@@ -171,17 +171,17 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 // its own, so that the delay adds nothing. If they may not, the later time counts, and
 // within one drip the smaller rest: the later level may hold fewer units.
 func TestScriptJoinsTimes(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	const ms = 1000
 	free := Limit{Size: 100, DripInterval: 100 * time.Millisecond, DripSize: 10}
 	aligned, window := free, FixedWindow(100, 100*time.Millisecond)
 	aligned.Aligned = true
 	clock := ClockWindow(100, 100*time.Millisecond, time.Unix(0, 0))
 	for _, tc := range []struct {
-		name               string
-		limit              Limit
-		own                bool
-		stored, told, want bucket.Level
+		name                   string
+		limit                  Limit
+		own                    bool
+		stored, reported, want bucket.Level
 	}{
 		{"the same drip", free, false, bucket.Level{Clear: 500 * ms, Rest: 2}, bucket.Level{Clear: 540 * ms, Rest: 7}, bucket.Level{Clear: 500 * ms, Rest: 2}},
 		{"the same drip, more units", free, false, bucket.Level{Clear: 500 * ms, Rest: 7}, bucket.Level{Clear: 540 * ms, Rest: 2}, bucket.Level{Clear: 500 * ms, Rest: 2}},
@@ -214,11 +214,11 @@ func TestScriptJoinsTimes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		told := unsureOf(tc.told)
+		reported := unsureOf(tc.reported)
 		if tc.own {
-			told[0].dirty = own
+			reported[0].dirty = own
 		}
-		got, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, told)
+		got, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, reported)
 		if err != nil || bucket.Level(got[0].Ahead) != tc.want {
 			t.Errorf("%s: %+v, %v, want %+v", tc.name, got, err, tc.want)
 		}
@@ -394,7 +394,7 @@ func TestDirtyBuckets(t *testing.T) {
 			t.Errorf("dirty %+v, want %+v", got, want)
 		}
 	}
-	ask := func(buckets ...Bucket) *query {
+	call := func(buckets ...Bucket) *query {
 		q := queryOf(f, Request{Buckets: buckets})
 		f.send(nil, callsOf(q))
 		return q
@@ -405,7 +405,7 @@ func TestDirtyBuckets(t *testing.T) {
 	check()
 	follow(m, &b, bucket.Ahead{Clear: hour})
 	check()
-	decide(t, m, AccountingAtomic, other) // by itself, not as a fallback
+	decide(t, m, AccountingAtomic, other) // on its own, not as a fallback
 	m.leader.Store(f)                     // whose servers know of that
 	check()
 	here(b)
@@ -413,31 +413,31 @@ func TestDirtyBuckets(t *testing.T) {
 	now += time.Minute
 	check(localLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 1}, 0, behind}, localLevel{})
 
-	before := ask(b)
+	before := call(b)
 	b.Cost = 1
 	here(b)
 	b.Cost = 3
 	check(localLevel{bucket.Ahead{Clear: 3*hour - minute, Rest: 0}, 0, behind}, localLevel{})
 	answer(before, bucket.Ahead{Clear: 4*hour - minute, Rest: 0}) // it was not sent what was decided meanwhile
 	check(localLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, behind}, localLevel{})
-	denied := ask(b)
+	denied := call(b)
 	here(b, b)
 	if f.flights.of[denied.buckets[0].hash].crossedBy(denied) == clean {
 		t.Error("the server is not told of a denial here")
 	}
 	f.drop(denied)
-	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
+	answer(call(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
 	check()
 
 	full := b
 	full.Cost = 9
 	here(full) // denied
 	check(localLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, unsure}, localLevel{})
-	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
+	answer(call(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
 	check()
 	f.restarted(nil)
 	check(localLevel{bucket.Ahead{Clear: 5*hour - minute, Rest: 1}, 0, own}, localLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
-	answer(ask(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
+	answer(call(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
 	check(localLevel{}, localLevel{bucket.Ahead{Clear: 2*hour - minute, Rest: 1}, 0, own})
 	now += 2 * time.Hour
 	check()
@@ -488,14 +488,14 @@ func TestDirtyBesideInFlight(t *testing.T) {
 	f := newFallback(m, 0, "")
 	b := hourly(5)
 	hour := time.Hour.Microseconds()
-	ask := func() *query {
+	call := func() *query {
 		q := queryOf(f, Request{Buckets: []Bucket{b}})
 		f.send(nil, callsOf(q))
 		return q
 	}
-	first := ask()
+	first := call()
 	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
-	second := ask()
+	second := call()
 	if got := second.buckets[0].local; got.Clear != hour || got.inFlight != 1 || got.dirty == clean {
 		t.Fatalf("told %+v", got)
 	}
@@ -508,7 +508,7 @@ func TestDirtyBesideInFlight(t *testing.T) {
 	if got := dirtyLevels(m, []Bucket{b}); len(got) != 1 || got[0].Clear != 3*hour {
 		t.Errorf("after the first answer dirty %+v, want all three units", got)
 	}
-	f.answered(ask(), []outcome{{Ahead: bucket.Ahead{Clear: 4 * hour}}})
+	f.answered(call(), []outcome{{Ahead: bucket.Ahead{Clear: 4 * hour}}})
 	if got := dirtyLevels(m, []Bucket{b}); got != nil {
 		t.Errorf("when the server knows all, dirty %+v", got)
 	}

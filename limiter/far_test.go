@@ -30,12 +30,12 @@ import (
 // each simulation runs in a bubble of package synctest. What is left to chance is which
 // keys share a slot of a table.
 
-// farLoad is what clients ask for: requests at random times, each at a random node.
+// farLoad is what clients send: requests at random times, each at a random node.
 type farLoad struct {
 	name  string
 	about string // in words
 	limit Limit
-	keys  uint64        // of which the first is asked for most, by Zipf
+	keys  uint64        // of which the first is requested most, by Zipf
 	rate  int           // requests a second, of all nodes and keys together
 	lasts time.Duration // of simulated time
 	waves time.Duration // if not 0, nobody asks in every other such time
@@ -90,7 +90,7 @@ type farServer struct {
 // newFarServer connects to server.
 func newFarServer(t *testing.T, server *redistest.Server) *farServer {
 	t.Helper()
-	v := newVirtual(t, server, "rl:")
+	v := newClockedRedis(t, server, "rl:")
 	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func (f *far) newNode() *farNode {
 	n.store = newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: f.network.rtt + farTimeout})
 	n.store.denyCache = newDenyCache(1 << 9)
 	n.store.leases.made.Do(func() { n.store.leases.slots = make([]leaseSlot, 1<<9) })
-	n.store.fallback = newFallback(NewMemoryWithClock(n.store.clock), n.store.timeout, n.store.place)
+	n.store.fallback = newFallback(NewMemoryWithClock(n.store.clock), n.store.timeout, n.store.location)
 	n.store.fallback.removals.send = n.store.remove
 	n.store.client = n
 	return n
@@ -315,7 +315,7 @@ func (f *far) run() {
 			crashes++
 		}
 		n, key := f.nodes[f.random.IntN(len(f.nodes))], zipf.Uint64()
-		requests.Go(func() { f.ask(n, key) })
+		requests.Go(func() { f.call(n, key) })
 	}
 	requests.Wait()
 	for _, n := range slices.Concat(f.nodes, f.failed) {
@@ -329,8 +329,8 @@ func (f *far) run() {
 	f.check()
 }
 
-// ask has a node decide a request for a key.
-func (f *far) ask(n *farNode, key uint64) {
+// call has a node decide a request for a key.
+func (f *far) call(n *farNode, key uint64) {
 	b := Bucket{Name: "b", Key: strconv.FormatUint(key, 10), Limit: f.load.limit, Cost: 1}
 	ideal, err := f.ideal.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 	if err != nil {
@@ -405,7 +405,7 @@ func exceeds(l Limit, times []int64, slack int64) (over int64) {
 	return over
 }
 
-// farLimit returns a limit of so many requests a second, at once too.
+// farLimit returns a limit of that many requests a second, at once too.
 func farLimit(n int64) Limit {
 	return Limit{Size: n, DripInterval: time.Second / time.Duration(n), DripSize: 1}
 }
@@ -445,7 +445,7 @@ func TestLeasesSpareWaits(t *testing.T) {
 
 // TestFar guards the bounds of limits that are decided far from their server, in a
 // sample of what make far simulates: leases and reports admit no more than they may,
-// whatever is lost and whoever crashes; reports never have a request wait, and leases have
+// whatever is lost and whichever node crashes; reports never have a request wait, and leases have
 // fewer wait than exact decisions.
 func TestFar(t *testing.T) {
 	server := newFarServer(t, redistest.Start(t))

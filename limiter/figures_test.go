@@ -20,7 +20,7 @@ type step struct {
 // time on the store's clock, in both stores.
 func checkSteps(t *testing.T, l Limit, begin time.Time, steps []step) {
 	t.Helper()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	// The server's keys expire by its own clock: the example begins as long after
 	// the virtual clock's start as it takes for it to be the same moment of a window.
 	start := v.start - v.start%l.of().Rate() + begin.UnixMicro()%l.of().Rate() + l.of().Rate()

@@ -19,7 +19,7 @@ type flights struct {
 var spareFlights = sync.Pool{New: func() any { return new(flight) }}
 
 // flight is what is in flight for one bucket. A query counts once for each time that it
-// asks about the bucket.
+// queries the bucket.
 type flight struct {
 	queries   int // how many there are
 	gathering int // how many of them have not been sent, see report.go
@@ -47,7 +47,7 @@ type latest struct {
 }
 
 // isBefore reports whether the answer to q is newer, and is the latest now. A server answers
-// in the order in which it was asked. Another server's answer is newer if q was sent after the
+// in the order in which it was queried. Another server's answer is newer if q was sent after the
 // latest had been read.
 func (a *latest) isBefore(q *query, sent uint64) bool {
 	if q.order <= a.by && (q.server != a.server || q.order < a.order) {
@@ -81,7 +81,7 @@ func (x *flights) begin(q *query) {
 }
 
 // enter counts one of q's buckets.
-func (x *flights) enter(q *query, p *asked) {
+func (x *flights) enter(q *query, p *bucketQuery) {
 	fl := x.of[p.hash]
 	if fl == nil {
 		fl = spareFlights.Get().(*flight)
@@ -94,7 +94,7 @@ func (x *flights) enter(q *query, p *asked) {
 }
 
 // leave stops counting one of q's buckets.
-func (x *flights) leave(q *query, p *asked) {
+func (x *flights) leave(q *query, p *bucketQuery) {
 	fl := x.of[p.hash]
 	if fl.count(q, p, -1); fl.queries > 0 {
 		return
@@ -106,11 +106,11 @@ func (x *flights) leave(q *query, p *asked) {
 }
 
 // count adds one of q's buckets n times.
-func (fl *flight) count(q *query, p *asked, n int) {
+func (fl *flight) count(q *query, p *bucketQuery, n int) {
 	if fl.queries += n; q.began == unsent {
 		fl.gathering += n
 	}
-	if q.account == nil || q.stage == owing { // otherwise its units are those of other queries, see ledger.go
+	if q.account == nil || q.stage == owing { // otherwise its units belong to other queries, see ledger.go
 		fl.add(q, int64(n)*p.cost)
 	}
 	if q.lost {
@@ -153,12 +153,12 @@ func (fl *flight) heldBy(f *fallback) *total {
 	return &fl.held[len(fl.held)-1].total
 }
 
-// unitsBeside returns the number of units in flight, at most most, but for those that the
+// unitsOfOthers returns the number of units in flight, at most most, except for those that the
 // servers of f count as held: in any account or, if f's servers find its own account, in others.
-func (fl *flight) unitsBeside(f *fallback, ownTab bool, most int64) int64 {
+func (fl *flight) unitsOfOthers(f *fallback, ownTab bool, most int64) int64 {
 	n := fl.units
 	for i := range fl.held {
-		if h := &fl.held[i]; h.by.place == f.place && (!ownTab || h.by != f) {
+		if h := &fl.held[i]; h.by.location == f.location && (!ownTab || h.by != f) {
 			n.sub(h.total)
 		}
 	}
@@ -192,11 +192,11 @@ func (fl *flight) crossedBy(q *query) dirtiness {
 	return as
 }
 
-// crossedBeside returns how dirty the bucket stays when q is answered, because of other
+// crossedByOthers returns how dirty the bucket stays when q is answered, because of other
 // queries about it that are still in flight. Of one that was sent before something was
-// decided here, the server may know what this process does not, beside what q reported of
+// decided here, the server may know what this process does not, next to what q reported of
 // that, and the higher of the two levels is less than both.
-func (fl *flight) crossedBeside(q *query, hash uint64) dirtiness {
+func (fl *flight) crossedByOthers(q *query, hash uint64) dirtiness {
 	as := own
 	for as > clean && fl.crossed[as].left <= fl.crossed[as].times(q, hash) {
 		as--
@@ -204,7 +204,7 @@ func (fl *flight) crossedBeside(q *query, hash uint64) dirtiness {
 	return as
 }
 
-// times returns how often m counts q, which asks about the bucket with that hash.
+// times returns how often m counts q, which queries the bucket with that hash.
 func (m *meeting) times(q *query, hash uint64) (n int) {
 	if m.left == 0 || !m.met(q) {
 		return 0
@@ -223,7 +223,7 @@ type heldTotal struct {
 	total
 }
 
-// total is a sum of units, which is larger than an int64 if many requests ask for many.
+// total is a sum of units, which is larger than an int64 if many requests request many.
 type total struct{ high, low uint64 }
 
 // add adds n, which may be negative.

@@ -24,7 +24,7 @@ type flying struct {
 func TestFlightsCountWhatAListHas(t *testing.T) {
 	checkTraces(t, few(10), func(t *rapid.T) {
 		m := NewMemoryWithClock(frozen)
-		f, beside, there := newFallback(m, 0, "here"), newFallback(m, 0, "here"), newFallback(m, 0, "there")
+		f, others, there := newFallback(m, 0, "here"), newFallback(m, 0, "here"), newFallback(m, 0, "there")
 		var all []*flying
 		hash := rapid.Uint64Range(1, 3)
 		cost := rapid.SampledFrom([]int64{1, 2, 5, MaxUnits})
@@ -36,7 +36,7 @@ func TestFlightsCountWhatAListHas(t *testing.T) {
 					buckets = rapid.IntRange(1, 3).Draw(t, "buckets")
 				}
 				for range buckets {
-					p := asked{cost: cost.Draw(t, "cost")}
+					p := bucketQuery{cost: cost.Draw(t, "cost")}
 					p.hash = hash.Draw(t, "hash") // of which two may be the same
 					if q.stage != gathering {     // which is told once it is sent
 						p.local.dirty = rapid.SampledFrom([]dirtiness{clean, own}).Draw(t, "told")
@@ -57,7 +57,7 @@ func TestFlightsCountWhatAListHas(t *testing.T) {
 				case what == 0:
 					f.lose(q.query)
 				case what == 1 && q.stage == holding:
-					f.setHolder(q.query, rapid.SampledFrom([]*fallback{nil, f, beside, there}).Draw(t, "by"))
+					f.setHolder(q.query, rapid.SampledFrom([]*fallback{nil, f, others, there}).Draw(t, "by"))
 				case what == 2 && len(q.buckets) == 1:
 					f.costs(q.query, cost.Draw(t, "now"))
 				default:
@@ -139,7 +139,7 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 				if got := fl.emptied.met(q.query); got != q.emptied[i] {
 					t.Fatalf("bucket %d: a query has met that it was emptied: %t, want %t", hash, got, q.emptied[i])
 				}
-				if got, want := fl.crossedBeside(q.query, hash), worst(q); got != want {
+				if got, want := fl.crossedByOthers(q.query, hash), worst(q); got != want {
 					t.Fatalf("bucket %d: beside a query others were crossed by %d, want %d", hash, got, want)
 				}
 			}
@@ -151,10 +151,10 @@ func checkFlights(t *rapid.T, f *fallback, all []*flying) {
 		if n := f.units(hash, most); n != units {
 			t.Fatalf("bucket %d: %d units, want %d", hash, n, units)
 		}
-		if n := got.unitsBeside(f, false, most); n != unknown {
+		if n := got.unitsOfOthers(f, false, most); n != unknown {
 			t.Fatalf("bucket %d: %d units that servers here do not count, want %d", hash, n, unknown)
 		}
-		if n := got.unitsBeside(f, true, most); n != elsewhere {
+		if n := got.unitsOfOthers(f, true, most); n != elsewhere {
 			t.Fatalf("bucket %d: %d units that are in no other account here, want %d", hash, n, elsewhere)
 		}
 		if n := got.unsent.atMost(most); n != gathered {
@@ -179,7 +179,7 @@ func busy(b Bucket, n int, same bool) (*fallback, map[string]func()) {
 		f.send(nil, callsOf(queryOf(f, Request{Buckets: []Bucket{other}})))
 	}
 	req := Request{Buckets: []Bucket{b}}
-	ask := func() {
+	call := func() {
 		now += time.Hour // or the bucket would fill
 		q := queryOf(f, req)
 		f.send(nil, callsOf(q))
@@ -187,11 +187,11 @@ func busy(b Bucket, n int, same bool) (*fallback, map[string]func()) {
 		q.release()
 	}
 	return f, map[string]func(){
-		"answered": ask,
+		"answered": call,
 		"answered after a break": func() {
 			f.memory.raise(&b, bucket.Ahead{Clear: time.Hour.Microseconds()}, own)
 			f.flights.cross(f.memory.hash(&b), own)
-			ask()
+			call()
 		},
 		"outage": func() {
 			now += time.Hour
@@ -209,8 +209,8 @@ func TestTimedDecisionsDoNotWalkWhatIsInFlight(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 1 << 40, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	_, alone := busy(b, 0, false)
 	for _, same := range []bool{false, true} {
-		_, beside := busy(b, n, same)
-		for what, do := range beside {
+		_, others := busy(b, n, same)
+		for what, do := range others {
 			t.Run(fmt.Sprintf("%s, the same bucket %t", what, same), func(t *testing.T) {
 				took := func(do func()) time.Duration {
 					start := time.Now()
@@ -231,7 +231,7 @@ func TestTimedDecisionsDoNotWalkWhatIsInFlight(t *testing.T) {
 	}
 }
 
-// TestFlightsAllocateNothing guards that queries which come and go need no memory anew,
+// TestFlightsAllocateNothing guards that queries which come and go need no memory again,
 // however many others are in flight.
 func TestFlightsAllocateNothing(t *testing.T) {
 	singleGoroutine(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// flooded is a Memory on a clock that the test sets. Requests ask for single
+// flooded is a Memory on a clock that the test sets. Requests request single
 // units.
 type flooded struct {
 	t   testing.TB
@@ -26,8 +26,8 @@ func newFlooded(t testing.TB) *flooded {
 	return f
 }
 
-// ask reports whether b's next unit is admitted for the key.
-func (f *flooded) ask(b Bucket, key string) bool {
+// call reports whether b's next unit is admitted for the key.
+func (f *flooded) call(b Bucket, key string) bool {
 	b.Key = key
 	return !decide(f.t, f.m, AccountingAtomic, b)[0].Denied
 }
@@ -60,7 +60,7 @@ func TestFloodServesNewcomers(t *testing.T) {
 			fill := func(name string, of []int) {
 				for i := range of {
 					for range size {
-						f.ask(b, fmt.Sprint(name, i))
+						f.call(b, fmt.Sprint(name, i))
 					}
 				}
 			}
@@ -70,28 +70,28 @@ func TestFloodServesNewcomers(t *testing.T) {
 			returning, deniedAgain := 0, 0
 			for n := range flood * drips {
 				f.now = time.Duration(n) * time.Second / flood
-				f.ask(b, fmt.Sprint("flood", n/per))
+				f.call(b, fmt.Sprint("flood", n/per))
 				if n%(flood/4) == 0 {
 					for i := range active {
-						if f.ask(b, fmt.Sprint("active", i)) {
+						if f.call(b, fmt.Sprint("active", i)) {
 							active[i]++
 						}
 					}
 					newcomers++
-					if !f.ask(b, fmt.Sprint("new", newcomers)) {
+					if !f.call(b, fmt.Sprint("new", newcomers)) {
 						denied++
 					}
 				}
 				if n%flood == 0 {
 					returning++
-					if !f.ask(b, fmt.Sprint("returning", n/flood%15)) {
+					if !f.call(b, fmt.Sprint("returning", n/flood%15)) {
 						deniedAgain++
 					}
 				}
 				if n == 5*flood {
 					for i := range quiet {
 						for range size + 2 {
-							if f.ask(b, fmt.Sprint("quiet", i)) {
+							if f.call(b, fmt.Sprint("quiet", i)) {
 								quiet[i]++
 							}
 						}
@@ -145,7 +145,7 @@ func TestFloodOfOneLimit(t *testing.T) {
 	}
 	for i := range 5 * most {
 		f.now += 100 * time.Microsecond
-		if !f.ask(slow, fmt.Sprint("flood", i)) {
+		if !f.call(slow, fmt.Sprint("flood", i)) {
 			t.Fatalf("the flood's key %d was denied", i)
 		}
 	}
@@ -158,7 +158,7 @@ func TestFloodOfOneLimit(t *testing.T) {
 	}
 	other.Cost = 1
 	for i := range kept {
-		if !f.ask(other, fmt.Sprint("new", i)) || !f.ask(slow, fmt.Sprint("new", i)) {
+		if !f.call(other, fmt.Sprint("new", i)) || !f.call(slow, fmt.Sprint("new", i)) {
 			t.Fatalf("newcomer %d was denied", i)
 		}
 	}
@@ -182,12 +182,12 @@ func TestFloodDisplacesFullBucket(t *testing.T) {
 		f := newFlooded(t)
 		b := Bucket{Name: "b", Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: drip}, Cost: 1, MaxKeys: most}
 		for range size {
-			f.ask(b, "full")
+			f.call(b, "full")
 		}
 		asked := 0
 		for n := range 5 * most {
 			for range fill {
-				f.ask(b, fmt.Sprint(n))
+				f.call(b, fmt.Sprint(n))
 				asked++
 			}
 			b.Key = "full"
@@ -214,7 +214,7 @@ func TestSmallMaxKeys(t *testing.T) {
 		f := newFlooded(t)
 		b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most}
 		for i := range 20 * most {
-			if !f.ask(b, fmt.Sprint(i)) {
+			if !f.call(b, fmt.Sprint(i)) {
 				t.Fatalf("max keys %d: newcomer %d was denied", most, i)
 			}
 			if n := f.m.Len(); n > most || n < min(i+1, most) {
@@ -247,13 +247,13 @@ func TestLoweredMaxKeys(t *testing.T) {
 		decide(t, f.m, AccountingAtomic, b)
 	}
 	b.Cost, b.MaxKeys = 1, after
-	f.ask(b, "new")
+	f.call(b, "new")
 	if n := f.m.Len(); n < before-2*forgetAtOnce || n > before {
 		t.Errorf("%d buckets after one request, were %d", n, before)
 	}
 	for i := range before - after {
 		f.now += time.Millisecond
-		f.ask(b, fmt.Sprint("new", i))
+		f.call(b, fmt.Sprint("new", i))
 	}
 	if n := f.m.Len(); n != after {
 		t.Errorf("%d buckets, want %d", n, after)
@@ -391,13 +391,13 @@ func TestEmptyPartitionsAreDropped(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Second, DripSize: 1}, Cost: 1, MaxKeys: 10}
 	for i := range 20 {
-		f.ask(b, fmt.Sprint(i))
+		f.call(b, fmt.Sprint(i))
 	}
-	old := f.m.place(&b).partition
+	old := f.m.location(&b).partition
 	steady := Bucket{Name: "steady", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	for range 4000 {
 		f.now += 20 * time.Millisecond
-		f.ask(steady, "k")
+		f.call(steady, "k")
 	}
 	if n := len(f.m.directory.Load().all); n != 1 {
 		t.Errorf("%d limits have tables, want 1", n)
@@ -409,10 +409,10 @@ func TestEmptyPartitionsAreDropped(t *testing.T) {
 	late := b
 	late.Key = "late"
 	_, hash := f.m.locate(&late)
-	p := place{hash: hash, partition: old, table: &old.tables[hash%tables]}
+	p := location{hash: hash, partition: old, table: &old.tables[hash%tables]}
 	f.m.lock(&p)
 	p.table.mu.Unlock()
-	if p.partition == old || p.partition != f.m.place(&late).partition {
+	if p.partition == old || p.partition != f.m.location(&late).partition {
 		t.Error("the old tables are used again")
 	}
 
@@ -421,7 +421,7 @@ func TestEmptyPartitionsAreDropped(t *testing.T) {
 		b.Limit.DripInterval = time.Hour + time.Duration(i)*time.Millisecond
 		b.MaxKeys = 10_000
 		for range 1 + i%10 {
-			f.ask(b, "k")
+			f.call(b, "k")
 		}
 	}
 	for i := range shapes {
@@ -450,7 +450,7 @@ func TestPartitionDroppedConcurrently(t *testing.T) {
 	})
 	b := Bucket{Name: "b", Limit: Limit{Size: 1, DripInterval: time.Second, DripSize: 1}, Cost: 1}
 	random := rand.New(rand.NewPCG(3, 4))
-	dropped, last := 0, m.place(&b).partition
+	dropped, last := 0, m.location(&b).partition
 	for i, end := 0, time.Now().Add(time.Second); time.Now().Before(end); i++ {
 		b.Key = fmt.Sprint(i)
 		if i%2 == 0 {
@@ -469,7 +469,7 @@ func TestPartitionDroppedConcurrently(t *testing.T) {
 				break
 			}
 		}
-		if p := m.place(&b).partition; p != last {
+		if p := m.location(&b).partition; p != last {
 			dropped, last = dropped+1, p
 		}
 	}

@@ -14,13 +14,13 @@ import (
 // report is at most late old, so s is never too low. A higher level that is already
 // stored stays, unless the report is the newest and covers the same charges. With
 // charges, the report admits a charge. It is in s, but not in what was decided here while the
-// query was in flight: follow adds it to that, and reports whether it did. beside is how dirty
+// query was in flight: follow adds it to that, and reports whether it did. others is how dirty
 // the bucket stays because of others that are. A new bucket may displace another.
-func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, charges bool, beside dirtiness, now int64) (charged bool) {
-	m.lock(&p.place)
-	t := p.place.table
-	stored, dirty := m.read(&p.place)
-	if p.alone != p.place.mark().alone {
+func (m *Memory) follow(p *bucketQuery, s bucket.Level, late time.Duration, newest, charges bool, others dirtiness, now int64) (charged bool) {
+	m.lock(&p.location)
+	t := p.location.table
+	stored, dirty := m.read(&p.location)
+	if p.alone != p.location.mark().alone {
 		p.crossed = own
 	}
 	charged = charges && p.crossed >= behind
@@ -28,7 +28,7 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 	if charged {
 		known = m.plus(p, known, p.charge(), now)
 	}
-	switch newest = newest && max(dirty, p.local.dirty, p.crossed, beside) == clean; {
+	switch newest = newest && max(dirty, p.local.dirty, p.crossed, others) == clean; {
 	case s.Clear > now && (newest || known.Clear <= now):
 		known = s
 	case newest && known.Clear > now:
@@ -42,7 +42,7 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 	}
 	// The report includes all that was reported to the server, but not what was decided here
 	// meanwhile, or what was lost there.
-	dirty = max(p.crossed, beside)
+	dirty = max(p.crossed, others)
 	switch {
 	case p.limit.Aligned: // and its time may be a report's
 		dirty = min(dirty, behind)
@@ -53,11 +53,11 @@ func (m *Memory) follow(p *asked, s bucket.Level, late time.Duration, newest, ch
 	return charged
 }
 
-// plus returns the level s of p's bucket with so many units more. As this process alone has
+// plus returns the level s of p's bucket with that many units more. As this process alone has
 // admitted no more than a bucket holds, the sum is beyond a full one only if the server has
 // reported the charge before, in the answer to another request.
-func (m *Memory) plus(p *asked, s bucket.Level, units, now int64) bucket.Level {
-	l, size := &p.limit, p.place.partition.largest.Load() // other requests may have been admitted with it
+func (m *Memory) plus(p *bucketQuery, s bucket.Level, units, now int64) bucket.Level {
+	l, size := &p.limit, p.location.partition.largest.Load() // other requests may have been admitted with it
 	if s.Clear <= now {
 		s = bucket.Level{Clear: now}
 	}
@@ -66,23 +66,23 @@ func (m *Memory) plus(p *asked, s bucket.Level, units, now int64) bucket.Level {
 
 // enter stores the level of p's bucket. It unlocks its table, which must be
 // locked.
-func (m *Memory) enter(p *asked, s bucket.Level, dirty dirtiness, now int64) {
-	p.place.dirty, p.place.entered = dirty, false
-	m.put(&p.place, s, now)
+func (m *Memory) enter(p *bucketQuery, s bucket.Level, dirty dirtiness, now int64) {
+	p.location.dirty, p.location.entered = dirty, false
+	m.put(&p.location, s, now)
 	if p.key != "" {
-		p.place.table.name(p.hash, p.key)
+		p.location.table.name(p.hash, p.key)
 	}
-	p.place.table.mu.Unlock()
-	if p.place.entered {
-		m.makeRoom(&p.place, p.maxKeys, p.keeps, now)
+	p.location.table.mu.Unlock()
+	if p.location.entered {
+		m.makeRoom(&p.location, p.maxKeys, p.keeps, now)
 	}
 }
 
 // charge adds p's charge to its bucket, marks it as dirty, and returns how dirty it is.
-func (m *Memory) charge(p *asked) dirtiness {
-	m.lock(&p.place)
+func (m *Memory) charge(p *bucketQuery) dirtiness {
+	m.lock(&p.location)
 	now := m.clock().Microseconds()
-	stored, dirty := m.read(&p.place)
+	stored, dirty := m.read(&p.location)
 	if dirty = max(dirty, behind); stored.Clear <= now {
 		dirty = own
 	}
@@ -92,7 +92,7 @@ func (m *Memory) charge(p *asked) dirtiness {
 
 // raise raises the level of b's bucket to s, if that is higher, and its dirtiness to as.
 func (m *Memory) raise(b *Bucket, s bucket.Ahead, as dirtiness) {
-	p := m.place(b)
+	p := m.location(b)
 	m.lock(&p)
 	now := m.clock().Microseconds()
 	m.look(&p, b, now)
@@ -106,11 +106,11 @@ func (m *Memory) raise(b *Bucket, s bucket.Ahead, as dirtiness) {
 
 // dirty returns the level of p's bucket at now, and its dirtiness, and notes in p what the Memory
 // has decided alone up to now.
-func (m *Memory) dirty(p *asked, now int64) (s bucket.Level, dirty dirtiness) {
-	m.lock(&p.place)
-	defer p.place.table.mu.Unlock()
-	s, dirty = m.read(&p.place)
-	if p.alone = p.place.mark().alone; s.Clear <= now {
+func (m *Memory) dirty(p *bucketQuery, now int64) (s bucket.Level, dirty dirtiness) {
+	m.lock(&p.location)
+	defer p.location.table.mu.Unlock()
+	s, dirty = m.read(&p.location)
+	if p.alone = p.location.mark().alone; s.Clear <= now {
 		return bucket.Level{Clear: now}, clean
 	}
 	return s, dirty
@@ -123,11 +123,11 @@ type tableMark struct {
 }
 
 // mark returns the mark of p's table.
-func (p *place) mark() *tableMark { return &p.partition.marks[p.hash%tables] }
+func (p *location) mark() *tableMark { return &p.partition.marks[p.hash%tables] }
 
 // read returns the level that is stored of p's bucket, whose table is locked, and its
 // dirtiness. All buckets of a table that is of an older epoch become dirty first.
-func (m *Memory) read(p *place) (bucket.Level, dirtiness) {
+func (m *Memory) read(p *location) (bucket.Level, dirtiness) {
 	if mark, epoch := p.mark(), m.epoch.Load(); mark.epoch != epoch {
 		mark.epoch = epoch
 		for i := range p.table.slots {
@@ -143,7 +143,7 @@ func (m *Memory) read(p *place) (bucket.Level, dirtiness) {
 // decidesAlone records that the Memory decides on p's bucket, whose table is locked, as a Store
 // of its own: servers that lead do not know of it, and neither do their answers that are on
 // their way.
-func (m *Memory) decidesAlone(p *place) {
+func (m *Memory) decidesAlone(p *location) {
 	if m.leader.Load() != nil {
 		p.dirty = own
 		p.mark().alone++

@@ -36,7 +36,7 @@ func (m *Memory) room(u *usage) int64 {
 
 // makeRoom evicts buckets if there are too many after the one at p was added.
 // maxKeys and keeps are that bucket's options for its limit. No lock may be held.
-func (m *Memory) makeRoom(p *place, maxKeys int, keeps bool, now int64) {
+func (m *Memory) makeRoom(p *location, maxKeys int, keeps bool, now int64) {
 	if p.partition.id.rate != otherNames {
 		p.partition.usage.agree(maxKeys, keeps)
 	}

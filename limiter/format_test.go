@@ -47,7 +47,7 @@ const formatStart = 2_000_000_000_000_000
 //
 // If a stored value has changed so that the last release does not read it, or this version does
 // not read what that has stored, change format in keys.go and docs/upgrading.md. In any case,
-// record it anew: go test -run TestFormat ./limiter -record
+// record it again: go test -run TestFormat ./limiter -record
 func TestFormat(t *testing.T) {
 	const path = "testdata/format.txt"
 	recorded, err := os.ReadFile(path)
@@ -56,7 +56,7 @@ func TestFormat(t *testing.T) {
 	}
 	want := strings.Split(strings.TrimSpace(string(recorded)), "\n\n")
 	server := redistest.Start(t)
-	v := newVirtual(t, server, "rl:")
+	v := newClockedRedis(t, server, "rl:")
 	var all []string
 	for _, shape := range []struct {
 		name  string

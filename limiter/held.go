@@ -23,7 +23,7 @@ type settling struct {
 }
 
 // Settle ends that the bucket with the given index in the Request holds units, and
-// charges so many of them, which need not be as many: 0 lets them go. More than the
+// charges that many of them, which need not be as many: 0 releases them. More than the
 // bucket has room for overfills it, by its size at most. It does nothing if the bucket
 // holds none, as after a denial, or was settled before. Settle does not wait: what a
 // server has to do is sent with the next requests.
@@ -62,9 +62,9 @@ func (h *Held) hold(i int, buckets []Bucket, settle func(charge int64)) {
 // charger is a store that charges n units of b, whether there is room for them or not.
 type charger interface{ chargeLater(b Bucket, n int64) }
 
-// keepLater has req.Held charge the buckets that hold nothing of the request, on which these
+// deferCharges has req.Held charge the buckets that hold nothing of the request, on which these
 // are the decisions, in the store that made them.
-func (req *Request) keepLater(decisions []Decision, in charger) {
+func (req *Request) deferCharges(decisions []Decision, in charger) {
 	if !req.later || Summarize(decisions).Denied {
 		return
 	}
@@ -91,16 +91,16 @@ func (req *Request) holds() bool {
 	return false
 }
 
-// heldHere counts the units that are held in a Memory, by the hash of their bucket.
+// heldUnitsHere counts the units that are held in a Memory, by the hash of their bucket.
 // They end with their process, so nothing lapses.
-type heldHere struct {
+type heldUnitsHere struct {
 	buckets atomic.Int64 // how many have units that are held
 	mu      sync.Mutex
 	units   map[uint64]int64
 }
 
 // of returns how many units of a bucket are held.
-func (h *heldHere) of(hash uint64) int64 {
+func (h *heldUnitsHere) of(hash uint64) int64 {
 	if h.buckets.Load() == 0 {
 		return 0
 	}
@@ -110,7 +110,7 @@ func (h *heldHere) of(hash uint64) int64 {
 }
 
 // add holds n units of a bucket more, or fewer. The lock of its table must be held.
-func (h *heldHere) add(hash uint64, n int64) {
+func (h *heldUnitsHere) add(hash uint64, n int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.units == nil {
@@ -130,20 +130,20 @@ func (m *Memory) anyHeld() bool {
 
 // heldElsewhere appends how many units of each of the buckets requests hold in servers, or
 // may be charged there. No table may be locked.
-func (m *Memory) heldElsewhere(places []place, buckets []Bucket, dst []int64) []int64 {
+func (m *Memory) heldElsewhere(locations []location, buckets []Bucket, dst []int64) []int64 {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
-	for i := range places {
-		dst = append(dst, m.traffic.units(places[i].hash, buckets[i].Limit.Size))
+	for i := range locations {
+		dst = append(dst, m.traffic.units(locations[i].hash, buckets[i].Limit.Size))
 	}
 	return dst
 }
 
 // hold has h settle what p's bucket, the i-th of req, now holds.
-func (m *Memory) hold(req Request, i int, p *place) {
+func (m *Memory) hold(req Request, i int, p *location) {
 	b := req.Buckets[i]
 	m.holding.add(p.hash, b.Cost)
-	req.Held.hold(i, req.Buckets, func(charge int64) { m.chargeBeside(b, charge) })
+	req.Held.hold(i, req.Buckets, func(charge int64) { m.settleHeld(b, charge) })
 }
 
 // chargeLater implements charger.
@@ -151,12 +151,12 @@ func (m *Memory) chargeLater(b Bucket, n int64) {
 	if b.ShareKey != "" {
 		m.share(&b, clean)
 	}
-	m.chargeBeside(b, n)
+	m.settleHeld(b, n)
 }
 
-// chargeBeside lets go what is held of b, its cost, and charges so much instead.
-func (m *Memory) chargeBeside(b Bucket, charge int64) {
-	p := m.place(&b)
+// settleHeld releases what is held of b, its cost, and charges that much instead.
+func (m *Memory) settleHeld(b Bucket, charge int64) {
+	p := m.location(&b)
 	m.lock(&p)
 	now := m.clock().Microseconds()
 	m.holding.add(p.hash, -b.Cost)
@@ -185,7 +185,7 @@ func (m *Memory) chargeBeside(b Bucket, charge int64) {
 }
 
 // units returns how many units p's bucket has.
-func (p *place) units(b *Bucket, now int64) int64 {
+func (p *location) units(b *Bucket, now int64) int64 {
 	if p.exact {
 		return int64(p.entries.Total)
 	}

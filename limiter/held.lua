@@ -1,6 +1,6 @@
 -- Units are held for a request whose outcome is not known yet: it has other buckets in
--- other slots, or what it costs depends on its response. They take room beside the
--- level, but nothing of them drips. In the end they are settled: let go, and charged then
+-- other slots, or what it costs depends on its response. They take room in addition to the
+-- level, but nothing of them drips. In the end they are settled: released, and charged then
 -- if the request counts. Nothing is ever taken out of a level again: it is unknown how
 -- much of it has dripped.
 --
@@ -10,18 +10,18 @@
 --   receipt          when a hold opened it, or 0 if a renewal did
 --   seen             when its process was last heard of
 --   held             how many units it holds
---   ended, charged   how many units its requests have let go and been charged since it was
+--   ended, charged   how many units its requests have released and been charged since it was
 --                    opened, in total
 --
 -- A process settles by sending these totals. The greater ones count, so it does not matter
 -- how often or in which order they arrive: a process sends them until it is answered.
--- What names an account that is not there, or was opened anew, changes nothing: its units have
+-- What names an account that is not there, or was reopened, changes nothing: its units have
 -- lapsed, or were lost with the server's data.
 --
 -- A process that is in doubt about its account, and every one now and then, replaces its
 -- accounts by a new one, which says what it holds now. It repeats that too until it is
 -- answered: an account with receipt 0 has been renewed. A call that arrives after one with a higher number
--- is late: it does nothing, since that one has counted what it asks for.
+-- is late: it does nothing, since that one has counted what it requests.
 --
 -- An account is removed when it holds nothing, but a renewed one stays, so that it is known
 -- which calls are late. When nothing has been heard of its process for LAPSE, it is removed
@@ -29,7 +29,7 @@
 local LAPSE, FIELDS = 15000000, 7
 local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 
--- What is asked of an account is a list, as it is read from the call, see core.lua. The first
+-- An update of an account is a list, as it is read from the call, see core.lua. The first
 -- two name the account; the next three are what SETTLE and RENEW say of it; the last three are
 -- for the account before, which RENEW replaces.
 local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4, 5, 6, 7, 8
@@ -106,9 +106,9 @@ local function find(record, process, number)
 end
 
 -- isLate reports whether a call that names an account is late.
-local function isLate(record, asked)
+local function isLate(record, update)
   for _, account in ipairs(record or {}) do
-    if account[PROCESS] == asked[PROCESS] and account[NUMBER] > asked[NUMBER] then
+    if account[PROCESS] == update[PROCESS] and account[NUMBER] > update[NUMBER] then
       return true
     end
   end
@@ -116,11 +116,11 @@ local function isLate(record, asked)
 end
 
 -- open returns the named account of a record, which is made if it is not there, and the record.
-local function open(record, asked, receipt)
+local function open(record, update, receipt)
   record = record or {}
-  local account = find(record, asked[PROCESS], asked[NUMBER])
+  local account = find(record, update[PROCESS], update[NUMBER])
   if not account then
-    account = {asked[PROCESS], asked[NUMBER], receipt, now, 0, 0, 0}
+    account = {update[PROCESS], update[NUMBER], receipt, now, 0, 0, 0}
     record[#record + 1] = account
   end
   account[SEEN] = now
@@ -128,13 +128,13 @@ local function open(record, asked, receipt)
 end
 
 -- hold adds units to an account, and returns the record and the account's receipt.
-local function hold(record, asked, units)
-  local account, all = open(record, asked, now)
+local function hold(record, update, units)
+  local account, all = open(record, update, now)
   account[HELD] = min(account[HELD] + units, HORIZON)
   return all, account[RECEIPT]
 end
 
--- total raises the totals of an account, and returns how many units that lets go and charges.
+-- total raises the totals of an account, and returns how many units that releases and charges.
 local function total(account, ended, charged)
   local gone, charge = max(ended - account[ENDED], 0), max(charged - account[CHARGED], 0)
   account[HELD], account[ENDED], account[CHARGED] = max(account[HELD] - gone, 0), account[ENDED] + gone, account[CHARGED] + charge
@@ -142,49 +142,49 @@ local function total(account, ended, charged)
 end
 
 -- settle raises the totals of the account with a receipt, and returns whether it is there, and
--- how many units that lets go and charges. asked has its process, its number, the receipt and
+-- how many units that releases and charges. update has its process, its number, the receipt and
 -- the totals.
-local function settle(record, asked)
-  local account, i = find(record, asked[PROCESS], asked[NUMBER])
-  if not account or account[RECEIPT] ~= asked[RECEIPT] then
+local function settle(record, update)
+  local account, i = find(record, update[PROCESS], update[NUMBER])
+  if not account or account[RECEIPT] ~= update[RECEIPT] then
     return false, 0, 0
   end
   account[SEEN] = now
-  local gone, charge = total(account, asked[ENDED_NOW], asked[CHARGED_NOW])
+  local gone, charge = total(account, update[ENDED_NOW], update[CHARGED_NOW])
   if account[HELD] == 0 and account[RECEIPT] ~= 0 then
     table.remove(record, i)
   end
   return true, gone, charge
 end
 
--- renew replaces the accounts of a process by a new one with so many units, unless it is that
--- already. asked has what settle asks of the new one, with receipt 0; and the number and the
+-- renew replaces the accounts of a process by a new one with that many units, unless it is that
+-- already. update has what settle needs of the new one, with receipt 0; and the number and the
 -- receipt of the one before, with how many units its requests have been charged. It returns
 -- the record; whether that account was there; and what settle returns besides.
-local function renew(record, asked, units)
-  local account, all = open(record, asked, now)
+local function renew(record, update, units)
+  local account, all = open(record, update, now)
   local known, gone, charge = true, 0, 0
   if account[RECEIPT] ~= 0 then
-    local old = find(all, asked[PROCESS], asked[NUMBER_BEFORE])
-    known = old ~= nil and old[RECEIPT] == asked[RECEIPT_BEFORE]
+    local old = find(all, update[PROCESS], update[NUMBER_BEFORE])
+    known = old ~= nil and old[RECEIPT] == update[RECEIPT_BEFORE]
     if known then
-      gone, charge = old[HELD], max(asked[CHARGED_BEFORE] - old[CHARGED], 0)
+      gone, charge = old[HELD], max(update[CHARGED_BEFORE] - old[CHARGED], 0)
     end
     for i = #all, 1, -1 do
-      if all[i][PROCESS] == asked[PROCESS] and all[i][NUMBER] < asked[NUMBER] then
+      if all[i][PROCESS] == update[PROCESS] and all[i][NUMBER] < update[NUMBER] then
         table.remove(all, i)
       end
     end
     account[RECEIPT], account[HELD] = 0, min(account[HELD] + units, HORIZON)
   end
-  local gone2, charge2 = total(account, asked[ENDED_NOW], asked[CHARGED_NOW])
+  local gone2, charge2 = total(account, update[ENDED_NOW], update[CHARGED_NOW])
   return all, known, gone + gone2, charge + charge2
 end
 
 -- missing returns how many of the units that a node has in flight are in no account of its process.
-local function missing(record, asked, inFlight)
+local function missing(record, update, inFlight)
   for _, account in ipairs(record or {}) do
-    inFlight = inFlight - (account[PROCESS] == asked[PROCESS] and account[HELD] or 0)
+    inFlight = inFlight - (account[PROCESS] == update[PROCESS] and account[HELD] or 0)
   end
   return max(inFlight, 0)
 end

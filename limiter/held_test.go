@@ -82,14 +82,14 @@ func (h *heldBucket) open(process, number, now int64) *heldTab {
 	return t
 }
 
-// raise raises the totals of an account, and returns what that lets go and charges.
+// raise raises the totals of an account, and returns what that releases and charges.
 func (t *heldTab) raise(to totals) (gone, charge int64) {
 	gone, charge = max(to.ended-t.ended, 0), max(to.charged-t.charged, 0)
 	t.held, t.ended, t.charged = max(t.held-gone, 0), t.ended+gone, t.charged+charge
 	return gone, charge
 }
 
-// settle settles by an account, and returns what that lets go and charges, and whether the account was
+// settle settles by an account, and returns what that releases and charges, and whether the account was
 // there.
 func (h *heldBucket) settle(process int64, name accountName, to totals, now int64) (gone, charge int64, ok bool) {
 	t := h.find(process, name.number)
@@ -104,7 +104,7 @@ func (h *heldBucket) settle(process int64, name accountName, to totals, now int6
 	return gone, charge, true
 }
 
-// renew renews an account, and returns what that lets go and charges, and whether the one before
+// renew renews an account, and returns what that releases and charges, and whether the one before
 // was there.
 func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int64, ok bool) {
 	ok = true
@@ -120,7 +120,7 @@ func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int6
 	return gone + moreGone, charge + moreCharge, ok
 }
 
-// room reports whether a request of the given cost fits beside what is held.
+// room reports whether a request of the given cost fits next to what is held.
 func (h *heldBucket) room(l Limit, now, cost int64) bool {
 	cost += h.ledger.units()
 	return cost <= l.Size && l.of().Wait(h.Level, cost, now) == 0
@@ -180,14 +180,14 @@ func entriesOf(req Request) (n int) {
 	return n
 }
 
-// TestHeldUnits guards held units that are let go or charged, against a plain model:
+// TestHeldUnits guards held units that are released or charged, against a plain model:
 // held units take room and do not drip, and units that are not settled are charged once
 // their generation and the next have passed. Those of other times, or of a bucket that
 // was lost, are never settled at their expense. Other requests come in between. No more
 // than the bucket's bound is ever held or charged.
 func TestHeldUnits(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 10, func(t *rapid.T) {
 		v.flush(t)
@@ -297,11 +297,11 @@ func TestHeldUnits(t *testing.T) {
 	}
 }
 
-// lossyNode is a store of its own beside a virtual one, with the same server: a process
+// lossyNode is a store of its own next to a virtual one, with the same server: a process
 // whose calls may get lost, or run when it has given them up.
 type lossyNode struct {
 	*Redis
-	v       *virtual
+	v       *clockedRedis
 	sha     string                                // of the script
 	fate    func() (arrives, late, answered bool) // what becomes of a call
 	took    func()                                // lets the time pass that a call takes: no receipt is given twice
@@ -317,7 +317,7 @@ type delayedCall struct {
 var errLost = errors.New("the answer never came")
 
 // newLossyNode returns a node with the given clock.
-func newLossyNode(t testing.TB, v *virtual, clock func() time.Duration) *lossyNode {
+func newLossyNode(t testing.TB, v *clockedRedis, clock func() time.Duration) *lossyNode {
 	t.Helper()
 	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
 	if err != nil {
@@ -367,7 +367,7 @@ func (n *lossyNode) arrive() (forgotten bool) {
 	return forgotten
 }
 
-// crash has n begin anew, as another process.
+// crash has n start over, as another process.
 func (n *lossyNode) crash() {
 	n.ledger.all, n.ledger.process = nil, n.ledger.process+1
 }
@@ -400,7 +400,7 @@ func (n *lossyNode) Close() error { return nil }
 func TestHeldUnitsOfManyNodes(t *testing.T) {
 	t.Parallel()
 	singleGoroutine(t)
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	elapsed := int64(0) // on the nodes' clocks, which are not set back
 	var all []*lossyNode
 	for range 8 {
@@ -593,7 +593,7 @@ func TestHeldUnitsOfManyNodes(t *testing.T) {
 // allows.
 func TestHeldUnitsNeverOverAdmit(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)
 		limit := Limit{
@@ -615,8 +615,8 @@ func TestHeldUnitsNeverOverAdmit(t *testing.T) {
 		var admitted []int64
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			v.at(t, v.now+rapid.SampledFrom([]int64{0, 1, 900, 1000, 999_000, 1_000_000, 5_000_000, 11_000_000}).Draw(t, "gap"))
-			ask := func(q *query) []outcome {
-				_, got, err := v.ask(inTime(), q, nil)
+			call := func(q *query) []outcome {
+				_, got, err := v.call(inTime(), q, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -624,12 +624,12 @@ func TestHeldUnitsNeverOverAdmit(t *testing.T) {
 			}
 			switch rapid.IntRange(0, 3).Draw(t, "what") {
 			case 0:
-				if !ask(v.query(req, 0))[0].denied {
+				if !call(v.query(req, 0))[0].denied {
 					admitted = append(admitted, v.now)
 				}
 			case 1, 2:
 				q := asTab(v.query(toHold(req), 0))
-				if got := ask(q); !got[0].denied {
+				if got := call(q); !got[0].denied {
 					holding = append(holding, open{q, got, rapid.Bool().Draw(t, "admitted")})
 					if holding[len(holding)-1].admitted {
 						admitted = append(admitted, v.now)
@@ -644,7 +644,7 @@ func TestHeldUnitsNeverOverAdmit(t *testing.T) {
 						as = verdictAdmitted
 					}
 					settleAs(h.query, as, h.outcomes)
-					ask(h.query)
+					call(h.query)
 					holding = slices.Delete(holding, i, i+1)
 				}
 			}

@@ -49,7 +49,7 @@ func beginThere(t testing.TB, r *Redis, b Bucket) (h inProgress) {
 	return h
 }
 
-// awaitDown asks for b until r takes its server for down.
+// awaitDown takes b until r considers its server down.
 func awaitDown(t testing.TB, r *Redis, b Bucket) {
 	t.Helper()
 	redistest.WaitFor(t, 5*time.Second, func() error {
@@ -69,13 +69,13 @@ func heldNow(t rapid.TB, store Store, b Bucket) int64 {
 }
 
 // TestHold guards requests whose cost is known at their end, against a plain model: they
-// are admitted if they fit beside what was charged and what others hold, and are charged
+// are admitted if they fit next to what was charged and what others hold, and are charged
 // at their end, by what they cost then. Those that hold nothing are admitted while there is
-// room for any, and charged all the same. Both stores decide alike, and renewals keep what
+// room for any, and charged anyway. Both stores decide alike, and renewals keep what
 // is held however long requests take.
 func TestHold(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 5, func(t *rapid.T) {
@@ -233,7 +233,7 @@ func TestHoldIsNeverExceeded(t *testing.T) {
 // every 5 s, and so for 10 to 15 s from the crash. Another's requests that go on keep theirs.
 func TestHeldUnitsOfCrashedNode(t *testing.T) {
 	server := redistest.Start(t)
-	v, dies := newVirtual(t, server, "rl:"), newVirtual(t, server, "rl:")
+	v, dies := newClockedRedis(t, server, "rl:"), newClockedRedis(t, server, "rl:")
 	v.start = dies.start
 	dies.clock = v.clock
 	b := Bucket{Name: "running", Key: "k", Limit: Concurrency(3), Cost: 1}
@@ -374,7 +374,7 @@ func TestHoldThroughStores(t *testing.T) {
 			}
 			a, b := redis("a:"), redis("b:")
 			bucket := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
-			ask := func(i int, store Store, admitted bool) inProgress {
+			call := func(i int, store Store, admitted bool) inProgress {
 				t.Helper()
 				d, h := begin(t, store, bucket)
 				if d.Denied == admitted {
@@ -386,7 +386,7 @@ func TestHoldThroughStores(t *testing.T) {
 			var running []inProgress
 			for i, store := range stores {
 				for range 2 {
-					running = append(running, ask(i, store, true))
+					running = append(running, call(i, store, true))
 				}
 				for _, r := range []*Redis{a, b} {
 					r.ledger.lock()
@@ -399,7 +399,7 @@ func TestHoldThroughStores(t *testing.T) {
 				}
 			}
 			for i, store := range stores {
-				ask(i, store, false)
+				call(i, store, false)
 			}
 			for _, h := range running[1:] {
 				h.held.Settle(0, 0)
@@ -407,9 +407,9 @@ func TestHoldThroughStores(t *testing.T) {
 			for i, store := range stores {
 				var more []inProgress
 				for range 9 {
-					more = append(more, ask(i, store, true))
+					more = append(more, call(i, store, true))
 				}
-				ask(i, store, false)
+				call(i, store, false)
 				for _, h := range more {
 					h.held.Settle(0, 0)
 				}
@@ -420,7 +420,7 @@ func TestHoldThroughStores(t *testing.T) {
 
 // TestMovedRequestsAreChargedOnce guards the charges of requests that began with another store
 // than the one that goes on with their buckets: its servers learn of them once, whichever
-// server answers first, and whether or not the bucket is asked about meanwhile.
+// server answers first, and whether or not the bucket is queried meanwhile.
 func TestMovedRequestsAreChargedOnce(t *testing.T) {
 	t.Parallel()
 	const late, requests = 50 * time.Millisecond, 3
@@ -668,7 +668,7 @@ func TestHoldUntilClosed(t *testing.T) {
 }
 
 // TestOutageLeavesNoTabs guards the memory of a process that goes through many keys while
-// its server is down: what has ended, which no server was asked for, is kept by nothing but
+// its server is down: what has ended, which no server has heard of, is kept by nothing but
 // its Memory.
 func TestOutageLeavesNoTabs(t *testing.T) {
 	t.Parallel()
@@ -902,7 +902,7 @@ func TestHoldInLog(t *testing.T) {
 }
 
 // TestLateAnswerOfSomeHeldUnits guards requests of which one bucket is held and another is
-// charged at once, whose answer comes too late: what was held is let go, and nothing else.
+// charged at once, whose answer comes too late: what was held is released, and nothing else.
 func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -938,7 +938,7 @@ func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
 }
 
 // TestRemainingBesideHeld guards what a denial tells to remain that is only due to units which
-// others hold, or which this process has in flight: the room beside those, for all algorithms.
+// others hold, or which this process has in flight: the room in addition to those, for all algorithms.
 func TestRemainingBesideHeld(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -950,7 +950,7 @@ func TestRemainingBesideHeld(t *testing.T) {
 			"memory":   NewMemory(),
 			"redis":    newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = "a:" }),
 			"told":     newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix, opt.Fallback = "b:", NewMemory() }),
-			"fallback": NewMemory(), // which decides by itself
+			"fallback": NewMemory(), // which decides locally
 		} {
 			b := Bucket{Name: name, Key: "k", Limit: limit, Cost: 8}
 			if kind == "fallback" {
@@ -990,11 +990,11 @@ func TestHoldNeedsHeld(t *testing.T) {
 // TestDryRun guards that dry runs change no decision: of two equal traces of requests,
 // one with a dry run besides, all else is decided alike in both stores, with buckets of all
 // kinds: such as hold units, ban, and borrow. And that a plain dry run decides as if it
-// alone were enforced beside the others.
+// alone were enforced next to the others.
 func TestDryRun(t *testing.T) {
 	t.Parallel()
 	singleGoroutine(t)
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {
 		trace++
@@ -1143,7 +1143,7 @@ func TestDryRun(t *testing.T) {
 }
 
 // TestHoldCountsEachUnitOnce guards requests of a node that tells its server what it knows,
-// since that may have lost it: what it holds, and what it has asked for just now, takes room
+// since that may have lost it: what it holds, and what it has requested just now, takes room
 // once, whether or not the server still has it.
 func TestHoldCountsEachUnitOnce(t *testing.T) {
 	t.Parallel()
@@ -1158,7 +1158,7 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 				r := newRedis(RedisOptions{Addresses: []string{proxy.Addr}, Timeout: 10 * time.Second, Fallback: NewMemory()}, takeScript)
 				t.Cleanup(func() { _ = r.Close() })
 				b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
-				together := func(n int) (admitted int64) {
+				combine := func(n int) (admitted int64) {
 					var count atomic.Int64
 					redistest.Together(t, n, func(int) {
 						if d, _ := begin(t, r, b); !d.Denied {
@@ -1167,7 +1167,7 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 					})
 					return count.Load()
 				}
-				if n := together(first); n != first {
+				if n := combine(first); n != first {
 					t.Fatalf("%d of %d were admitted at first", n, first)
 				}
 				if losesData {
@@ -1178,7 +1178,7 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 				if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
 					t.Fatal(err)
 				}
-				if n := together(1); n != 1 { // by which the loss is found
+				if n := combine(1); n != 1 { // by which the loss is found
 					t.Error("one that fits was denied")
 				}
 				r.ledger.lock()
@@ -1186,7 +1186,7 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 					account.lose()
 				}
 				r.ledger.unlock()
-				if n := together(size); n != size-first-1 {
+				if n := combine(size); n != size-first-1 {
 					t.Errorf("%d were admitted beside %d, want %d", n, first+1, size-first-1)
 				}
 			})

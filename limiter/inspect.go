@@ -19,7 +19,7 @@ type Level struct {
 
 	// The units that this process has leased and not used, which the server counts among
 	// Units; and those that it has admitted and the server does not know of. Both are only
-	// told of this process, see Redis.PeekHere.
+	// reported of this process, see Redis.PeekHere.
 	Leased, Unreported int64
 
 	// The units that the bucket has room for, given the size of the Limit.
@@ -104,27 +104,27 @@ func (m *Memory) Reset(_ context.Context, b Bucket) (Level, error) {
 
 // levelOf returns the level of b's bucket.
 func (m *Memory) levelOf(b *Bucket) (bucket.Ahead, *bucket.EntriesLevel) {
-	return m.visit(b, func(*place, int64) {})
+	return m.visit(b, func(*location, int64) {})
 }
 
 // empty empties b's bucket and returns what it held.
 func (m *Memory) empty(b *Bucket) (bucket.Ahead, *bucket.EntriesLevel) {
-	return m.visit(b, func(p *place, now int64) {
+	return m.visit(b, func(p *location, now int64) {
 		p.table.slots[p.table.find(p.hash)].Level = bucket.Level{Clear: max(now, 1)} // as if it had drained just now
 		m.dropEntries(p.partition, p.hash)
 	})
 }
 
-// visit returns the level of b's bucket, and that of its log if it has one. If the
+// visit returns the level of b's bucket, and the one of its log if it has one. If the
 // bucket exists, visit calls do with its place, whose table is locked. It makes no
 // partition for a limit that has none.
-func (m *Memory) visit(b *Bucket, do func(p *place, now int64)) (bucket.Ahead, *bucket.EntriesLevel) {
+func (m *Memory) visit(b *Bucket, do func(p *location, now int64)) (bucket.Ahead, *bucket.EntriesLevel) {
 	part := m.directory.Load().partition(b.limitID())
 	if part == nil {
 		return bucket.Ahead{}, nil
 	}
 	hash := m.hash(b)
-	p := place{hash: hash, partition: part, table: &part.tables[hash%tables]}
+	p := location{hash: hash, partition: part, table: &part.tables[hash%tables]}
 	m.lock(&p)
 	defer p.table.mu.Unlock()
 	if !p.table.has(hash) {
@@ -162,10 +162,10 @@ func (r *Redis) Peek(ctx context.Context, b Bucket) (Level, error) {
 //
 // Other processes follow when Redis next decides a request of theirs for the
 // bucket: within a second, if they get any. One that gets none until Redis fails or
-// restarts goes by what it knew before.
+// restarts uses what it knew before.
 //
 // After an outage, a restart of the server or one of its cluster's failovers, each
-// process tells the server what it knows of a bucket with its next request, and so
+// process reports to the server what it knows of a bucket with its next request, and so
 // may put back what was reset shortly before or after.
 //
 // The error wraps [ErrUnavailable] if the server does not answer in time. Then it
@@ -211,7 +211,7 @@ func (r *Redis) sharedBy(b Bucket) (Bucket, bool) {
 
 // reset empties one bucket and returns what it held in Redis.
 //
-// A query in flight may tell the server what the bucket held, and so put it back.
+// A query in flight may report to the server what the bucket held, and so put it back.
 // So the server empties it a second time, when no such query is left.
 func (r *Redis) reset(ctx context.Context, b Bucket) (Level, error) {
 	level, err := r.resetOnce(ctx, b)
@@ -236,7 +236,7 @@ func (r *Redis) resetOnce(ctx context.Context, b Bucket) (Level, error) {
 	return level, err
 }
 
-// forget empties b's bucket in this process, but for what was charged since x was sent.
+// forget empties b's bucket in this process, except for what was charged since x was sent.
 func (r *Redis) forget(b *Bucket, x *emptying) {
 	r.fallback.empty(b, x)
 	r.denyCache.forget(b, r.clock().Microseconds())
@@ -253,7 +253,7 @@ func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error)
 	req := Request{Buckets: []Bucket{b}}
 	q := r.keys.query(req, what)
 	q.stage = ended
-	_, outcomes, err := r.ask(end, q, nil)
+	_, outcomes, err := r.call(end, q, nil)
 	if err != nil {
 		return Level{}, fmt.Errorf("%w: %w", ErrUnavailable, err) // q may still be in flight
 	}

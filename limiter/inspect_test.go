@@ -51,7 +51,7 @@ func reset(t testing.TB, r *Redis, b Bucket, want int64) {
 // back. What they say of room and waiting is what the next request then meets.
 func TestInspectAgreesWithArithmetic(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen := struct{ steps, room, none, never, slack, overfull, reset, back int }{}
 	checkTraces(t, 3, func(t *rapid.T) {
 		v.flush(t)
@@ -287,8 +287,8 @@ func TestResetOfDirtyBuckets(t *testing.T) {
 		if _, err := r.Reset(t.Context(), b); err != nil {
 			t.Fatal(err)
 		}
-		if told := dirtyLevels(m, []Bucket{b}); told != nil {
-			t.Errorf("told %+v", told)
+		if reported := dirtyLevels(m, []Bucket{b}); reported != nil {
+			t.Errorf("told %+v", reported)
 		}
 		if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].Remaining != size-1 {
 			t.Errorf("decided %+v", d)
@@ -416,7 +416,7 @@ func TestTimedResetReachesOtherProcesses(t *testing.T) {
 }
 
 // TestInspectSizes guards that one bucket is looked at, and reset, with whatever
-// Size it is asked about.
+// Size the caller gives.
 func TestInspectSizes(t *testing.T) {
 	server := redistest.Start(t)
 	r, m := testNode(t, server)
@@ -588,13 +588,13 @@ func TestInspectPermissions(t *testing.T) {
 // is reset: they are gone, and settling them afterwards changes nothing.
 func TestResetOfHeldUnits(t *testing.T) {
 	for _, as := range []verdict{verdictAdmitted, verdictNone} {
-		v := newVirtual(t, redistest.Start(t), "rl:")
+		v := newClockedRedis(t, redistest.Start(t), "rl:")
 		b := hourly(5)
 		b.Cost = 2
 		decide(t, v, AccountingAtomic, b)
 		req := Request{Buckets: []Bucket{b}}
 		q := asTab(v.query(toHold(req), 0))
-		_, held, err := v.ask(inTime(), q, nil)
+		_, held, err := v.call(inTime(), q, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -607,7 +607,7 @@ func TestResetOfHeldUnits(t *testing.T) {
 			t.Errorf("held %+v, want %+v, error %v", got, want, err)
 		}
 		settleAs(q, as, held)
-		if _, _, err := v.ask(inTime(), q, nil); err != nil {
+		if _, _, err := v.call(inTime(), q, nil); err != nil {
 			t.Fatal(err)
 		}
 		if got := peek(t, v.Redis, b); got != (Level{Remaining: 5}) {

@@ -13,7 +13,7 @@ import (
 // this process does, for every algorithm that keeps no entries.
 func TestRedisJoinsAsHere(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen := map[bucket.Algorithm]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
 		l := drawOperated(t)
@@ -32,35 +32,35 @@ func TestRedisJoinsAsHere(t *testing.T) {
 			}
 			return s
 		}
-		stored, told := draw("stored"), draw("told")
-		if stored.Clear <= now || told.Clear <= now || stored.Clear-now > bucket.Horizon || told.Clear-now > bucket.Horizon {
+		stored, reported := draw("stored"), draw("told")
+		if stored.Clear <= now || reported.Clear <= now || stored.Clear-now > bucket.Horizon || reported.Clear-now > bucket.Horizon {
 			return
 		}
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: l.Size + 1}
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(stored, now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		want := l.of().Join(stored, told, 0, true)
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{told.Ahead(now), 0, own}})
+		want := l.of().Join(stored, reported, 0, true)
+		outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{reported.Ahead(now), 0, own}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := outcomes[0].After(now); got != want {
-			t.Fatalf("%+v at %d: %+v, told %+v: %+v, want %+v", l, now, stored, told, got, want)
+			t.Fatalf("%+v at %d: %+v, told %+v: %+v, want %+v", l, now, stored, reported, got, want)
 		}
 		inFlight, cost := rapid.Int64Range(0, l.Size).Draw(t, "in flight"), rapid.Int64Range(1, l.Size).Draw(t, "cost")
 		b.Cost, b.Key = cost, "k2"
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(stored, now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		fits := l.of().Room(want, 0, now) >= cost && l.of().Room(told, inFlight, now) >= cost
-		if outcomes, err = askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{told.Ahead(now), inFlight, own}}); err != nil {
+		fits := l.of().Room(want, 0, now) >= cost && l.of().Room(reported, inFlight, now) >= cost
+		if outcomes, err = callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{reported.Ahead(now), inFlight, own}}); err != nil {
 			t.Fatal(err)
 		}
 		if outcomes[0].denied == fits {
-			t.Fatalf("%+v at %d: %+v, told %+v with %d in flight, cost %d: %+v, want admitted %t", l, now, stored, told, inFlight, cost, outcomes[0], fits)
+			t.Fatalf("%+v at %d: %+v, told %+v with %d in flight, cost %d: %+v, want admitted %t", l, now, stored, reported, inFlight, cost, outcomes[0], fits)
 		}
-		if stored != told {
+		if stored != reported {
 			seen[l.Algorithm]++
 		}
 	})

@@ -27,7 +27,7 @@ func newKeys(prefix, secret string) keys {
 	return k
 }
 
-// format is how the name of each key ends, to tell what is stored there from what another
+// format is how the name of each key ends, to distinguish what is stored there from what another
 // version stores in another format: of two versions that share a key, each would take the
 // values of the other for foreign, and overwrite them, which switches the limit off. The first
 // format has no mark. Let the next one have "~2": no other part of a name has a tilde there.
@@ -80,7 +80,7 @@ func digestOf(name string) (digest keyDigest) {
 	return digest
 }
 
-// appendRest appends the part of the name that tells b from other buckets of its
+// appendRest appends the part of the name that distinguishes b from other buckets of its
 // key.
 func (b *Bucket) appendRest(name []byte) []byte {
 	name = append(name, ':')

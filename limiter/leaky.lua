@@ -1,9 +1,9 @@
 -- A leaky bucket loses drip units every period: at the times phase + k·period by the
 -- clock or, with a phase of -1, counted from the first charge after it was empty. The
--- time of its level is that of the drip with which it runs empty, and the rest is the
+-- time of its level is the time of the drip with which it runs empty, and the rest is the
 -- number of units by which that drip falls short of a full one. leaky.go has the same arithmetic.
 local function leaky(what, clear, rest, n, at, size, period, drip, phase, other, otherStart, _, otherRest)
-  if what == 'room' or what == 'beside' then
+  if what == 'room' or what == 'reported' then
     if clear <= at then
       return size - n
     end

@@ -20,30 +20,30 @@ import (
 // Who leases how much follows from demand: what the key used in the last half of that
 // time. The server grants a quarter of its room at most, so that idle nodes cannot starve
 // busy ones, and a lease is renewed in the background once half of it is used. So keys
-// that are asked for rarely have none, and one that is asked for often, at any rate below
+// that are requested rarely have none, and one that is requested often, at any rate below
 // its limit, hardly waits.
 //
 // Over the limit there is nothing to lease: each drip is taken as it comes. Then units are
 // leased before there is room for them, up to half the time of the lease, or all of it where
 // answers take long. Each may be used from the time on at which there would have been room
-// for it, and until then the process denies by itself.
+// for it, and until then the process denies on its own.
 //
 // The rest of the limiter need not know: to the server and to the fallback, leased units
-// are charged like others. Nothing is given back, as nobody could tell how much of it has
+// are charged like others. Nothing is given back, as it is unknown how much of it has
 // dripped.
 
 // leaseSlots is the maximum number of buckets that have leases or are candidates. Of two
 // that fall into one slot, the earlier one stays while it is in use.
 const leaseSlots = 1 << 14
 
-// A server leases a share of the room at most, and no fewer units than what so many requests
+// A server leases a share of the room at most, and no fewer units than what that many requests
 // cost: see upkeep.lua.
 const (
 	leasedShare = 4
-	leastLeased = 2
+	minLease    = 2
 )
 
-// leases are those of one store.
+// leases are the leases of one store.
 type leases struct {
 	store *Redis
 	made  sync.Once
@@ -54,7 +54,7 @@ type leases struct {
 	usage map[string]*leaseCounters // by Bucket.Name
 }
 
-// LeaseUsage tells the outcome of the units that a process has leased for buckets of one
+// LeaseUsage is the outcome of the units that a process has leased for buckets of one
 // Name. Those that are neither used nor Held expired unused.
 type LeaseUsage struct {
 	Name    string
@@ -76,13 +76,13 @@ type lease struct {
 	hash     uint64
 	size     int64        // of the bucket: a unit that fits into a larger one may not fit into this one
 	grants   [2]grant     // the earlier first
-	reported bucket.Level // as the server last told it, to whichever request
+	reported bucket.Level // as the server last reported it, to any request
 
-	// How many units were asked for, in the present period of half the lease's time and
+	// How many units were requested, in the present period of half the lease's time and
 	// in the one before.
 	period          int64
 	before, present int64
-	asked           int64 // when the last were
+	lastDemand      int64 // when the last were
 
 	renewal uint64 // the number of the call that is to renew it, or 0
 	took    int64  // how long the last answer took
@@ -95,11 +95,11 @@ type lease struct {
 type grant struct {
 	units, used int64
 	within      int64 // for how long each may be used after it was charged
-	sent        int64 // when they were asked for: they were charged then or later
-	doubt       int64 // how much earlier than told says that may have been
+	sent        int64 // when they were requested: they were charged then or later
+	doubt       int64 // how much earlier than sent says that may have been
 	until       int64 // when none can be used any more
 
-	// If drips, the level with them, as it was told: as much of it as exceeds the size
+	// If drips, the level with them, as reported: as much of it as exceeds the size
 	// can't be used before it has dripped.
 	drips    bool
 	reported bucket.Level
@@ -129,7 +129,7 @@ func (g *grant) valid(l *Limit, now int64) int64 {
 }
 
 // take reports whether n units may be used at now for a request on b, and uses them unless
-// told only to look. It returns how many others may be used now, and how many are left, now or later.
+// only to look. It returns how many others may be used now, and how many are left, now or later.
 func (s *lease) take(b *Bucket, n, now int64, look bool) (others, left int64, ok bool) {
 	var usable, lefts [len(s.grants)]int64
 	all := int64(0)
@@ -154,14 +154,14 @@ func (s *lease) take(b *Bucket, n, now int64, look bool) (others, left int64, ok
 	return others, left, true
 }
 
-// demand notes that n units are asked for at now.
+// demand notes that n units are requested at now.
 func (s *lease) demand(half, n, now int64) {
 	s.turn(half, now)
 	s.present = min(s.present+min(n, s.size), MaxUnits)
-	s.asked = now
+	s.lastDemand = now
 }
 
-// wish returns how many units were asked for in the last half of the lease's time.
+// wish returns how many units were requested in the last half of the lease's time.
 func (s *lease) wish(half, now int64) int64 {
 	s.turn(half, now)
 	return s.present + int64(float64(s.before)*float64(half-now%half)/float64(half))
@@ -178,9 +178,9 @@ func (s *lease) turn(half, now int64) {
 	}
 }
 
-// isIdle reports whether nothing is left and nobody has asked lately.
+// isIdle reports whether nothing is left and it has had no requests lately.
 func (s *lease) isIdle(half, now int64) bool {
-	return s.hash == 0 || s.renewal == 0 && now >= s.grants[0].until && now >= s.grants[1].until && now-s.asked >= 2*half
+	return s.hash == 0 || s.renewal == 0 && now >= s.grants[0].until && now >= s.grants[1].until && now-s.lastDemand >= 2*half
 }
 
 // make makes the slots, once a lease is wanted.
@@ -226,7 +226,7 @@ func (ls *leases) decide(req Request, now int64, dst []outcome) ([]outcome, bool
 	several := len(req.Buckets) > 1
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
-		o, ok := ls.ask(b, now, several)
+		o, ok := ls.serve(b, now, several)
 		dst = append(dst, o)
 		unknown = unknown || !ok && !o.denied
 		denied = denied || o.denied && !b.DryRun
@@ -249,10 +249,10 @@ func (ls *leases) decide(req Request, now int64, dst []outcome) ([]outcome, bool
 	return dst, true
 }
 
-// ask reports whether enough units are leased for a request on b. Unless told only to look
+// serve reports whether enough units are leased for a request on b. Unless it is only to look
 // it uses them. o is the outcome then, or if there is no room before units that are leased
 // may be used.
-func (ls *leases) ask(b *Bucket, now int64, look bool) (o outcome, ok bool) {
+func (ls *leases) serve(b *Bucket, now int64, look bool) (o outcome, ok bool) {
 	slot := ls.of(b, now, false)
 	if slot == nil {
 		return o, false
@@ -275,7 +275,7 @@ func (ls *leases) ask(b *Bucket, now int64, look bool) (o outcome, ok bool) {
 // note notes the demand of req, which has been decided, and renews the leases that are due.
 // What another bucket has denied is no demand: otherwise a flood that this one never sees
 // would use it up. And nothing is leased if any bucket of req is not in demand: then a
-// server decides all the same, and what is leased of the others expires.
+// server decides anyway, and what is leased of the others expires.
 func (ls *leases) note(req Request, outcomes []outcome, now int64) {
 	all := req.Accounting == AccountingEach || !req.denied(outcomes)
 	serve, due := true, false
@@ -332,10 +332,10 @@ func (ls *leases) use(b *Bucket, now int64) bool {
 	return ok
 }
 
-// isWanted reports whether so many units of b are worth a lease. One request wants none,
+// isWanted reports whether that many units of b are worth a lease. One request wants none,
 // whatever it costs: it would have less room itself.
 func (s *lease) isWanted(b *Bucket, wish int64) bool {
-	least := b.leastLeased()
+	least := b.minLease()
 	return wish >= least && s.size/leasedShare >= least
 }
 
@@ -348,7 +348,7 @@ func (s *lease) canServe(b *Bucket, wish, now int64) bool {
 	return left > 0
 }
 
-// isDue reports whether so many units should be leased of b, given how many are left: of one
+// isDue reports whether that many units should be leased of b, given how many are left: of one
 // grant, and no more than half of it or of what is wanted; or where answers take long, than
 // may be used in twice that time.
 func (s *lease) isDue(b *Bucket, half, wish, now int64) bool {
@@ -357,12 +357,12 @@ func (s *lease) isDue(b *Bucket, half, wish, now int64) bool {
 	}
 	_, left, _ := s.take(b, 0, now, true)
 	used := int64(float64(wish) * min(2*float64(s.took)/float64(half), 1)) // while two answers come
-	return left <= max(min(wish, max(s.grants[1].units, b.leastLeased()))/2, used) && (s.grants[0].spent(b, now) || s.grants[1].spent(b, now))
+	return left <= max(min(wish, max(s.grants[1].units, b.minLease()))/2, used) && (s.grants[0].spent(b, now) || s.grants[1].spent(b, now))
 }
 
-// leastLeased returns the fewest units of b that are worth a lease, but no more than any
+// minLease returns the fewest units of b that are worth a lease, but no more than any
 // bucket holds.
-func (b *Bucket) leastLeased() int64 { return leastLeased * min(b.need(), MaxUnits) }
+func (b *Bucket) minLease() int64 { return minLease * min(b.need(), MaxUnits) }
 
 // ahead returns how long before there is room for them units are leased, in µs. A quarter
 // of that is leased at a time, and has to last until the next answer.
@@ -374,10 +374,10 @@ func (g *grant) spent(b *Bucket, now int64) bool {
 	return left == 0
 }
 
-// renew asks b's server to lease up to so many units, at most so long before there is room
+// renew has b's server lease up to that many units, at most so long before there is room
 // for them. It does not wait for the answer.
 func (ls *leases) renew(b Bucket, wish, ahead int64, renewal uint64) {
-	r, least := ls.store, b.leastLeased()
+	r, least := ls.store, b.minLease()
 	b.Cost = wish
 	q := r.query(Request{Buckets: []Bucket{b}}, whatLease)
 	q.least = least
@@ -452,7 +452,7 @@ func (ls *leases) renewed(b *Bucket, q *query, renewal uint64, sent int64, err e
 }
 
 // heard records the levels of buckets after req, which a server has decided, and has the
-// outcomes tell of what is leased. The server may have decided after the last renewal, or
+// outcomes say what is leased. The server may have decided after the last renewal, or
 // before, and then knew nothing of that: the bucket is fuller after the later of them.
 func (ls *leases) heard(req Request, outcomes []outcome) {
 	now := ls.store.clock().Microseconds()

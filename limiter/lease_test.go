@@ -18,7 +18,7 @@ import (
 
 // fleet is several nodes that share a server, on one virtual clock.
 type fleet struct {
-	*virtual
+	*clockedRedis
 	nodes []*Redis
 	clock atomic.Int64 // of the nodes, in µs, which read it in the background too
 }
@@ -27,7 +27,7 @@ type fleet struct {
 func (f *fleet) at(t rapid.TB, now int64) {
 	t.Helper()
 	f.clock.Store(now - f.start)
-	f.virtual.at(t, now)
+	f.clockedRedis.at(t, now)
 }
 
 // advance moves the clock forward.
@@ -39,12 +39,12 @@ func (f *fleet) advance(t rapid.TB, d time.Duration) {
 // newFleet returns a fleet of n nodes, each with a fallback.
 func newFleet(t testing.TB, server *redistest.Server, n int) *fleet {
 	t.Helper()
-	f := &fleet{virtual: newVirtual(t, server, "rl:")}
+	f := &fleet{clockedRedis: newClockedRedis(t, server, "rl:")}
 	for range n {
 		r := newRedis(RedisOptions{Addresses: []string{server.Socket}, KeyPrefix: "rl:", Timeout: 10 * time.Second}, newScript(f.source))
 		t.Cleanup(func() { _ = r.Close() })
 		r.clock = func() time.Duration { return time.Duration(f.clock.Load()) * time.Microsecond }
-		r.fallback = newFallback(NewMemoryWithClock(r.clock), time.Second, r.place)
+		r.fallback = newFallback(NewMemoryWithClock(r.clock), time.Second, r.location)
 		r.fallback.removals.send = r.remove
 		r.ledger.running = true
 		r.reports.running = true // sent by hand
@@ -294,7 +294,7 @@ func TestLeasesLeaveRoomForCosts(t *testing.T) {
 
 // TestLeasesOfOtherBuckets guards that a bucket is charged for what it admits, with little that
 // is leased and not used: not for requests that another bucket denies, nor if a server decides
-// on them all the same, as other buckets of theirs are asked for rarely.
+// on them anyway, as other buckets of theirs are requested rarely.
 func TestLeasesOfOtherBuckets(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, redistest.Start(t), 1)
@@ -337,7 +337,7 @@ func TestLeasesOfOtherBuckets(t *testing.T) {
 	}
 }
 
-// TestLeaseSlotsAreGivenUp guards that a bucket gets the place of one that nobody asks for
+// TestLeaseSlotsAreGivenUp guards that a bucket gets the place of one that gets no requests
 // any more, although its lease is for longer: here, of the same bucket with another size.
 func TestLeaseSlotsAreGivenUp(t *testing.T) {
 	f := newFleet(t, redistest.Start(t), 1)
@@ -365,7 +365,7 @@ func TestLeaseSlotsAreGivenUp(t *testing.T) {
 }
 
 // TestLeasesAheadOfRoom guards that a full bucket under a flood is leased drip by drip: a
-// node admits one request with each drip, as without leases, and asks the server for
+// node admits one request with each drip, as without leases, and has the server decide
 // several of them at once.
 func TestLeasesAheadOfRoom(t *testing.T) {
 	t.Parallel()

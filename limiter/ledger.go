@@ -39,9 +39,9 @@ func (n *ledger) mutex() *sync.Mutex {
 type account struct {
 	ledger *ledger
 	bucket Bucket
-	open   map[*reservation]struct{} // what is held, or has been asked for
+	open   map[*reservation]struct{} // what is held, or has been requested
 
-	asked     bool // whether a server may know of it, or of one that it stands for
+	mayExist  bool // whether a server may know of it, or of one that it represents
 	number    int64
 	receipt   int64  // -1 until a hold is admitted
 	totals           // since it was opened
@@ -59,11 +59,11 @@ type account struct {
 	heard time.Duration // when the last call was sent that the server has answered
 }
 
-// totals are how many units the requests of an account have let go and been charged.
+// totals are how many units the requests of an account have released and been charged.
 type totals struct{ ended, charged int64 }
 
 // maxTotal is up to where the script can count. An account with half of that is renewed, and
-// begins anew.
+// starts over.
 const maxTotal = 1<<53 - 1
 
 // add adds to the totals of t.
@@ -162,7 +162,7 @@ func (t *account) unconfirmed(q *query) (units int64) {
 }
 
 // of returns the account of k's bucket, and makes one if there is none. One of which nothing is
-// left begins anew.
+// left starts over.
 func (n *ledger) of(k *reservation) *account {
 	p := &k.query.buckets[0]
 	t := n.all[p.key]
@@ -179,7 +179,7 @@ func (n *ledger) of(k *reservation) *account {
 	}
 	if t.isIdle() {
 		t.begin()
-		t.asked, t.doubt, t.lost, t.renewal = false, false, false, nil
+		t.mayExist, t.doubt, t.lost, t.renewal = false, false, false, nil
 		t.heard = n.store.clock()
 	}
 	t.bucket = k.bucket
@@ -195,13 +195,13 @@ func (t *account) begin() {
 }
 
 // isIdle reports whether nothing is left of t to be settled. While its server does not
-// answer, that is so once all has ended that the server was never asked for: in an outage
+// answer, that is so once all has ended that the server has never heard of: in an outage
 // there would be an account for each key otherwise.
 func (t *account) isIdle() bool {
 	if len(t.open) > 0 || t.settling > 0 || t.renewal != nil && t.renewal.sent {
 		return false
 	}
-	return !t.asked && t.charged == t.confirmed.charged && (t.renewal == nil || t.renewal.owed == 0) || !t.doubt && t.renewal == nil && t.totals == t.confirmed
+	return !t.mayExist && t.charged == t.confirmed.charged && (t.renewal == nil || t.renewal.owed == 0) || !t.doubt && t.renewal == nil && t.totals == t.confirmed
 }
 
 // runs reports whether anything is held for certain.
@@ -214,7 +214,7 @@ func (t *account) runs() bool {
 	return false
 }
 
-// sending says in q, which is about to be sent, what it asks of its accounts.
+// sending says in q, which is about to be sent, what it requests of its accounts.
 func (n *ledger) sending(q *query) {
 	for i := range q.buckets {
 		p := &q.buckets[i]
@@ -228,7 +228,7 @@ func (n *ledger) sending(q *query) {
 				t.queued, t.sent, p.held.totals = false, t.totals, t.totals
 			}
 		} else {
-			n.asking(p.held.reservation)
+			n.requested(p.held.reservation)
 			p.held.number = p.held.reservation.number
 		}
 		p.held.process = n.process
@@ -236,13 +236,13 @@ func (n *ledger) sending(q *query) {
 	}
 }
 
-// asking records that a server is asked to hold k's units.
-func (n *ledger) asking(k *reservation) {
+// requested records that a server is asked to hold k's units.
+func (n *ledger) requested(k *reservation) {
 	if k.number != 0 { // it may have been sent before, or has been given up
 		return
 	}
 	t := n.of(k)
-	t.asked = true
+	t.mayExist = true
 	k.number, k.sent = t.number, n.store.clock()
 	t.open[k] = struct{}{}
 }
@@ -254,7 +254,7 @@ func (n *ledger) admitted(k *reservation, receipt int64) {
 	switch {
 	case k.number != t.number: // a renewal has counted it
 	case t.renewal != nil:
-		t.renewal.beside = true
+		t.renewal.grew = true
 	case t.receipt == receipt:
 		t.heard = max(t.heard, k.sent)
 	case t.receipt == 0 || t.runs(): // the server has lost the account, or it has lapsed
@@ -299,7 +299,7 @@ func (n *ledger) forget(k *reservation) {
 // its units.
 func (n *ledger) lost(k *reservation) {
 	n.lock()
-	n.asking(k) // it may still be sent, as one for this account
+	n.requested(k) // it may still be sent, as one for this account
 	t := k.account
 	n.forget(k)
 	t.doubt = t.doubt || k.number == t.number
@@ -314,7 +314,7 @@ func (n *ledger) decidedHere(k *reservation) {
 	k.running, t.doubt = true, true
 }
 
-// end lets go k's units, and charges so many.
+// end releases k's units, and charges that many.
 func (n *ledger) end(k *reservation, charge int64) { n.advance(n.ended(k, charge), false) }
 
 // ended is end before anything is sent. It returns the account that has something to send, if
@@ -336,7 +336,7 @@ func (n *ledger) ended(k *reservation, charge int64) *account {
 	}
 	k.query.buckets[0].held.charge = charge
 	k.running = false
-	if _, open := t.open[k]; open { // and was not let go, since the store is being closed
+	if _, open := t.open[k]; open { // and was not released, since the store is being closed
 		delete(t.open, k)
 		if k.counted {
 			t.add(k.cost(), 0)
@@ -376,5 +376,5 @@ func (r *Redis) hand(req Request, outcomes []outcome) {
 	}
 }
 
-// settle lets go what k's request holds, and charges so many units.
+// settle releases what k's request holds, and charges that many units.
 func (k *reservation) settle(charge int64) { k.store.ledger.end(k, charge) }

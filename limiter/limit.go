@@ -67,7 +67,7 @@ func ClockWindow(n int64, d time.Duration, start time.Time) Limit {
 }
 
 // SlidingWindow returns a Limit that admits n units in a time of d, as far as two
-// counters can tell: it estimates that the units of the last window, which began at
+// two counters can: it estimates that the units of the last window, which began at
 // a multiple of d since the Unix epoch by the store's clock, were spread evenly.
 // In a time of d it admits up to 2·n, like [ClockWindow], but only if they come
 // in two bursts far enough apart. n is from 1 to 2^24 − 1; d is a whole
@@ -129,9 +129,9 @@ func BanAfter(after int64, durations ...time.Duration) Limit {
 }
 
 // CountingDenied returns l, but requests that are denied count too, in the bucket that
-// denies them and in others of the request that have such a Limit. Then whoever keeps asking
-// stays locked out, and a RetryAfter only holds for those who do not ask before. A bucket
-// that denies a request is filled, and drips anew from then on; a fixed window is full until
+// denies them and in others of the request that have such a Limit. Then a client that keeps sending
+// requests stays locked out, and a RetryAfter only holds for clients that wait for it. A bucket
+// that denies a request is filled, and drips again from then on; a fixed window is full until
 // it ends, a sliding one counts the units, and one that warms up has no room for the time of
 // a unit at its full rate. A bucket that had room, although the request was denied by
 // another, is charged. No such request is denied without asking the server.
@@ -140,9 +140,9 @@ func (l Limit) CountingDenied() Limit {
 	return l
 }
 
-// WithDelay returns l, with room for so many units more that requests of the given cost are
+// WithDelay returns l, with room for that many units more that requests of the given cost are
 // admitted if they have to wait for at most d, and how many these are: none if such requests
-// can't wait, see the next paragraph. Whoever asks a store with this Limit has to wait for as
+// can't wait, see the next paragraph. A request to a store with this Limit has to wait for as
 // long as [Bucket.Delay] says.
 //
 // Requests can wait if l is made by [Per], [PerSecond], [PerMinute], [Every] or [WarmingUp],

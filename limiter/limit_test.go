@@ -509,7 +509,7 @@ func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row
 
 // testSeed001 makes requests about a millisecond apart to an empty store and
 // compares the results with the table that seed 001 prints from its second request
-// on. advance lets that time pass; it may do nothing if time passes by itself. The
+// on. advance lets that time pass; it may do nothing if time passes on its own. The
 // table's last row is printed 85 times in seed 001.
 func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
 	t.Helper()

@@ -89,10 +89,10 @@ func (l *Limiter) Wait(ctx context.Context, key string) error { return l.WaitN(c
 // before the deadline of ctx, or never; with that of ctx if it is done; and with those of
 // AllowN. Then nothing is charged, unless the Store was unavailable.
 //
-// There is no queue: whoever asks first once there is room is admitted, and WaitN asks
+// There is no queue: the first to try once there is room is admitted, and WaitN tries
 // again. So while others keep the bucket full, WaitN may wait without end; one of many
-// units starves beside requests of few, which take each unit as it drips. A limit with
-// [Limit.WithDelay] queues: it charges requests in the order in which they ask the Store,
+// units starves next to requests of few, which take each unit as it drips. A limit with
+// [Limit.WithDelay] queues: it charges requests in the order in which they reach the Store,
 // and [Bucket.Delay] says how long each has to wait.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	for {

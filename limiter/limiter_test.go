@@ -165,7 +165,7 @@ func TestZeroMeansOne(t *testing.T) {
 	clock := func() time.Duration { return time.Hour }
 	server := redistest.Start(t)
 	for name, store := range map[string]Store{
-		"memory": NewMemoryWithClock(clock), "redis": newVirtual(t, server, "v:"),
+		"memory": NewMemoryWithClock(clock), "redis": newClockedRedis(t, server, "v:"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			full := Limit{Size: 3, DripInterval: time.Hour, DripSize: 1}
@@ -237,7 +237,7 @@ func TestTimedLimiterWaits(t *testing.T) {
 		limit    Limit
 		cost     int64
 		deadline time.Duration // from now on
-		cancel   time.Duration // likewise; 0 if never
+		cancel   time.Duration // the same; 0 if never
 		want     error
 		least    time.Duration // how long it takes
 		most     time.Duration

@@ -125,9 +125,9 @@ func (m *Memory) load(l *loader) (buckets int) {
 		p.usage.agree(maxKeys, keeps)
 	}
 	for n := l.count(savedBucket); n > 0 && !l.bad; n = l.count(savedBucket) {
-		at := place{partition: p}
+		at := location{partition: p}
 		for i := range n {
-			at = place{hash: uint64(l.get64()), partition: p} //nolint:gosec // bits
+			at = location{hash: uint64(l.get64()), partition: p} //nolint:gosec // bits
 			at.table = &p.tables[at.hash%tables]
 			if i == 0 && at.table.used == 0 {
 				at.table.rebuild(n, l.now) // they come in the order of a table, which is slow to fill one that grows

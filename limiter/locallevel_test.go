@@ -19,7 +19,7 @@ func TestLocalLevels(t *testing.T) {
 		return newTestRedis(t, server, func(opt *RedisOptions) { opt.Addresses, opt.Fallback = []string{addr}, NewMemory() })
 	}
 	a, b, bucket := node(proxy.Addr), node(server.Addr), hourly(6)
-	ask := func(step string, r *Redis, denied bool, by Decider, remaining, here, there int64) {
+	call := func(step string, r *Redis, denied bool, by Decider, remaining, here, there int64) {
 		t.Helper()
 		decisions, err := r.Take(t.Context(), Request{Buckets: []Bucket{bucket}}, nil)
 		if err != nil {
@@ -36,11 +36,11 @@ func TestLocalLevels(t *testing.T) {
 			t.Errorf("%s: the server has %d units, want %d", step, l.Units, there)
 		}
 	}
-	ask("A asks", a, false, DecidedByRedis, 5, 1, 1)
-	ask("A asks again", a, false, DecidedByRedis, 4, 2, 2)
-	ask("B asks", b, false, DecidedByRedis, 3, 3, 3)
+	call("A asks", a, false, DecidedByRedis, 5, 1, 1)
+	call("A asks again", a, false, DecidedByRedis, 4, 2, 2)
+	call("B asks", b, false, DecidedByRedis, 3, 3, 3)
 	proxy.CutReplies("evalsha")
-	ask("the reply to A is lost", a, false, DecidedByFallback, 3, 3, 4)
+	call("the reply to A is lost", a, false, DecidedByFallback, 3, 3, 4)
 	proxy.Pass()
 	connected := func() {
 		t.Helper()
@@ -52,11 +52,11 @@ func TestLocalLevels(t *testing.T) {
 		})
 	}
 	connected()
-	ask("A tells 3", a, false, DecidedByRedis, 1, 5, 5)
+	call("A tells 3", a, false, DecidedByRedis, 1, 5, 5)
 	server.Kill()
 	server.Restart(t)
 	connected()
-	ask("B tells 3 to a server that has lost all", b, false, DecidedByRedis, 2, 4, 4)
-	ask("A tells 5", a, false, DecidedByRedis, 0, 6, 6)
-	ask("B asks a server that knows what A knows", b, true, DecidedByRedis, 0, 6, 6)
+	call("B tells 3 to a server that has lost all", b, false, DecidedByRedis, 2, 4, 4)
+	call("A tells 5", a, false, DecidedByRedis, 0, 6, 6)
+	call("B asks a server that knows what A knows", b, true, DecidedByRedis, 0, 6, 6)
 }

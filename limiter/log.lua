@@ -15,7 +15,7 @@
 -- length, and is the level of a sliding window, see sliding.lua. It is what nodes know
 -- of a log, and what they say. log.go says how they decide by it.
 --
--- So its algorithm is a sliding window's, but for what the log itself has, which
+-- So its algorithm is a sliding window's, except for what the log itself has, which
 -- follows the other arguments.
 --
 -- A long log is neither read nor written as a whole. Which entries have left the
@@ -120,7 +120,7 @@ local function fresh(key)
   return {write = write, describe = describe, key = key, text = BLANK, from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
 end
 
--- load reads the whole of a log, whose string will then be written anew, with the entries
+-- load reads the whole of a log, whose string will then be written again, with the entries
 -- that have been appended to it.
 local function load(log)
   if not log.whole then
@@ -181,7 +181,7 @@ local function summarize(log, period, phase)
   return clear, min((both - last) % COUNT, MOST) * COUNT + min(last + log.units, MOST)
 end
 
--- wait returns the time until so many units have left the window.
+-- wait returns the time until that many units have left the window.
 local function wait(log, units, period)
   if units <= 0 then
     return 0
@@ -207,7 +207,7 @@ local function wait(log, units, period)
 end
 
 -- join adds what a node knows, by its summary, and the log does not, and returns the
--- summary of both. Of each window the larger count counts, a window being that of the
+-- summary of both. Of each window the larger count counts, a window being the window of the
 -- server which ends next to the node's. If the node knows of more units, they become an
 -- entry, as late as they can have been: when the window ended by the node's reckoning,
 -- or now. That may be in the server's next window; then they count in both, and the log
@@ -225,7 +225,7 @@ end
 --                      clock; that of the summary; and of the window that is now
 --   last, before       what the node counts in its window, and in the one before
 --   shown, shown2      what the summary counts in these
---   mine, mine2        the same, but for units that an earlier join has put into both: the node
+--   mine, mine2        the same, except for units that an earlier join has put into both: the node
 --                      may mean others
 --   both, bothIn       how many those are, and until when the later of their windows counts
 local function join(log, clear, rest, theirs, counts, period, phase)
@@ -309,7 +309,7 @@ local function logged(what, clear, rest, n, at, size, period, drip, phase, other
   if log then
     if what == 'room' then
       return size - n - log.total
-    elseif what == 'beside' then -- what the node does not know may be the same units
+    elseif what == 'reported' then -- what the node does not know may be the same units
       return size - log.total - max(n - (log.unknown or 0), 0)
     elseif what == 'near' then
       return other
@@ -399,7 +399,7 @@ end
 
 -- describe returns the reply about a log besides its summary: the units it holds, with those that
 -- block the request, the time until it is empty, and the times until it has room for
--- cost units, at least one, and for one, when so many are held.
+-- cost units, at least one, and for one, when that many are held.
 function describe(log, size, cost, held, blocking, period)
   local units = log.total + held - size
   return log.total + blocking, log.newest and log.newest + period - now or 0,

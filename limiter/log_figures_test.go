@@ -65,7 +65,7 @@ func (z *zset) allow(t rapid.TB, now int64) bool {
 }
 
 // TestSlidingLogBesideRecipe guards the figures of seed 004 and what a sliding log
-// decides beside the recipe of seed 002, step by step: what is admitted alike, and,
+// decides next to the recipe of seed 002, step by step: what is admitted alike, and,
 // with the reason, what is not.
 func TestSlidingLogBesideRecipe(t *testing.T) {
 	at := func(minute, second int, more ...time.Duration) time.Duration {
@@ -128,7 +128,7 @@ func TestSlidingLogBesideRecipe(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			v := newVirtual(t, redistest.Start(t), "rl:")
+			v := newClockedRedis(t, redistest.Start(t), "rl:")
 			begin := v.start - v.start%3600e6 + 3600e6
 			recipe := &zset{client: v.admin, key: "recipe", interval: tc.interval, max: tc.max, distance: tc.distance, oneMember: true}
 			var now int64
@@ -162,7 +162,7 @@ func TestSlidingLogBesideRecipe(t *testing.T) {
 func TestSlidingLogIsRecipe(t *testing.T) {
 	t.Parallel()
 	singleGoroutine(t)
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen, trace := map[bool]int{}, 0
 	checkTraces(t, 5, func(t *rapid.T) {
 		l := SlidingLog(rapid.Int64Range(1, 8).Draw(t, "size"),

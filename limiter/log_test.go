@@ -206,7 +206,7 @@ func TestRedisLogs(t *testing.T) {
 // much memory a full log takes in Redis.
 func TestLogOfManyEntries(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	b := logBucket(bucket.MaxLogUnits, time.Minute, 1)
 	for i := range bucket.MaxLogUnits + 3000 {
@@ -233,7 +233,7 @@ func TestLogOfManyEntries(t *testing.T) {
 func TestLogTakesFewSteps(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	v := newVirtual(t, server, "rl:")
+	v := newClockedRedis(t, server, "rl:")
 	b := logBucket(bucket.MaxLogUnits, time.Minute, 1)
 	for range bucket.MaxLogUnits {
 		v.advance(t, 5*time.Millisecond)
@@ -269,11 +269,11 @@ func TestLogTakesFewSteps(t *testing.T) {
 }
 
 // TestLogSumsBeginAnew guards logs that have been in use for so long that the sums of
-// units in their entries begin anew: both stores still agree on every request.
+// units in their entries start over: both stores still agree on every request.
 func TestLogSumsBeginAnew(t *testing.T) {
 	t.Parallel()
 	const sums = 1 << 24
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	b := logBucket(bucket.MaxLogUnits, time.Second, 5000)
 	var sum, denied int64
@@ -314,10 +314,10 @@ func TestLogInsertsBeforeOthers(t *testing.T) {
 		decide(t, v, AccountingAtomic, b)
 	}
 	v.advance(t, time.Second)
-	told := bucket.Ahead(bucket.Counted((111 * time.Second).Microseconds(), 4, 4)) // three more than the server, in the first minute
+	reported := bucket.Ahead(bucket.Counted((111 * time.Second).Microseconds(), 4, 4)) // three more than the server, in the first minute
 	never := b
 	never.Cost = bucket.MaxLogUnits + 1
-	if _, err := askTold(v.Redis, Request{Buckets: []Bucket{never}}, []localLevel{{told, 0, unsure}}); err != nil {
+	if _, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{never}}, []localLevel{{reported, 0, unsure}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
@@ -342,13 +342,13 @@ func TestLogInsertsBeforeOthers(t *testing.T) {
 
 // newPagedVirtual returns a virtual store whose script reads logs in pages of two
 // entries, so that short logs are read and written in parts, as long ones are.
-func newPagedVirtual(t testing.TB) *virtual {
+func newPagedVirtual(t testing.TB) *clockedRedis {
 	t.Helper()
 	const page, small = "PAGE = 100 ", "PAGE = 2 "
 	if n := strings.Count(takeSource, page); n != 1 {
 		t.Fatalf("the script has %d sizes of pages", n)
 	}
-	return newVirtualOf(t, redistest.Start(t), "rl:", strings.Replace(takeSource, page, small, 1))
+	return newClockedRedisOf(t, redistest.Start(t), "rl:", strings.Replace(takeSource, page, small, 1))
 }
 
 // logBucket returns a bucket of a log.
@@ -606,7 +606,7 @@ func TestLogHoldsUnits(t *testing.T) {
 	v := newPagedVirtual(t)
 	b := logBucket(10, time.Minute, 4)
 	req := Request{Buckets: []Bucket{b}}
-	ask := func(q *query) outcome {
+	call := func(q *query) outcome {
 		t.Helper()
 		return v.evaluate(t, req, q)
 	}
@@ -622,7 +622,7 @@ func TestLogHoldsUnits(t *testing.T) {
 		decide(t, v, AccountingAtomic, b)
 		v.advance(t, 20*time.Second)
 		q := asTab(v.query(toHold(req), 0))
-		o := ask(q)
+		o := call(q)
 		if o.denied || o.held != 4 || o.receipt != v.now || *o.entries != (bucket.EntriesLevel{Units: 4, Clear: 40e6, Again: 40e6, One: 0}) {
 			t.Errorf("held: %+v, %+v", o, o.entries)
 		}
@@ -631,7 +631,7 @@ func TestLogHoldsUnits(t *testing.T) {
 			t.Errorf("the key expires at %v, error %v, want %v, when units would leave that are never settled", expires, err, least)
 		}
 		peek("held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 40 * time.Second, RetryAfter: 40 * time.Second})
-		again := ask(asTab(v.query(toHold(req), 0)))
+		again := call(asTab(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked || *again.entries != (bucket.EntriesLevel{Units: 8, Clear: 40e6, Again: 40e6, One: 0}) {
 			t.Errorf("a request that has no room beside held units: %+v, %+v", again, again.entries)
 		}
@@ -639,11 +639,11 @@ func TestLogHoldsUnits(t *testing.T) {
 		switch end {
 		case "committed":
 			settleAs(q, verdictAdmitted, []outcome{o})
-			ask(q)
+			call(q)
 			peek(end, Level{Units: 8, Remaining: 2, Clear: time.Minute, RetryAfter: 35 * time.Second})
 		case "released":
 			settleAs(q, verdictNone, []outcome{o})
-			ask(q)
+			call(q)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 35 * time.Second})
 		case "left":
 			v.advance(t, 10*time.Second-time.Microsecond)
@@ -653,7 +653,7 @@ func TestLogHoldsUnits(t *testing.T) {
 			v.advance(t, 35*time.Second)
 			peek(end, Level{Units: 4, Remaining: 6, Clear: 25 * time.Second})
 			settleAs(q, verdictAdmitted, []outcome{o})
-			if o := ask(q); o.entries.Units != 4 {
+			if o := call(q); o.entries.Units != 4 {
 				t.Errorf("settled too late: %+v", o.entries)
 			}
 			v.advance(t, 25*time.Second)
@@ -708,23 +708,23 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 		if known.Clear <= 0 {
 			return
 		}
-		tell := func() outcome {
+		report := func() outcome {
 			b.Cost = bucket.MaxLogUnits + 1 // never admitted, so nothing is charged
-			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(known), 0, unsure}})
+			outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(known), 0, unsure}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return outcomes[0]
 		}
 		before := there.units(l, v.now)
-		told := tell()
-		first, summary := told.entries, told.After(0)
+		shown := report()
+		first, summary := shown.entries, shown.After(0)
 		stored := v.stored(t, []Bucket{b})[0]
-		if again := tell().entries; *again != *first || v.stored(t, []Bucket{b})[0] != stored {
-			t.Fatalf("told %+v twice: %+v, then %+v", known, first, again)
+		if again := report().entries; *again != *first || v.stored(t, []Bucket{b})[0] != stored {
+			t.Fatalf("reported %+v twice: %+v, then %+v", known, first, again)
 		}
 		if _, last := known.Counts(); first.Units > before+known.Rest>>bucket.CountBits+last {
-			t.Fatalf("told %+v: %d units became %d", known, before, first.Units)
+			t.Fatalf("reported %+v: %d units became %d", known, before, first.Units)
 		}
 		if first.Units > before {
 			seen.added++
@@ -741,10 +741,10 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 				least = max(least, node.units(b.Limit, v.now))
 			}
 			if counts := b.Limit.of().Units(summary, v.now-from); counts < l.Units {
-				t.Fatalf("told %+v: the summary, %+v, counts %d of %d units at %d", known, summary, counts, l.Units, v.now-from)
+				t.Fatalf("reported %+v: the summary, %+v, counts %d of %d units at %d", known, summary, counts, l.Units, v.now-from)
 			}
 			if l.Units < least {
-				t.Fatalf("told %+v: holds %d at %d, want at least %d: %+v, %+v", known, l.Units, v.now-from, least, there.admitted, node.admitted)
+				t.Fatalf("reported %+v: holds %d at %d, want at least %d: %+v, %+v", known, l.Units, v.now-from, least, there.admitted, node.admitted)
 			}
 			if l.Clear == 0 {
 				break
@@ -762,7 +762,7 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 // later for the node, or by the time that a call takes, units of the earlier one may count
 // in both, but not for those of the later one.
 func TestLogTellsWindowsApart(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := logBucket(20, time.Second, bucket.MaxLogUnits+1) // never admitted, so nothing is charged
 	l := b.Limit
 	for _, late := range []int64{0, 83, 300_000} {
@@ -775,7 +775,7 @@ func TestLogTellsWindowsApart(t *testing.T) {
 			known = l.of().Add(known, units, bucket.Moment{Now: at, Unix: at})
 			held += units
 			for range 2 { // the second time it knows of them
-				outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{known.Ahead(at), 0, behind}})
+				outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{known.Ahead(at), 0, behind}})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -6,21 +6,21 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
 
-// A Memory that is a Store of its own keeps a log of units beside the slot of each
+// A Memory that is a Store of its own keeps a log of units next to the slot of each
 // bucket of a [SlidingLog]. The slot has the summary. A log counts only while the
 // summary is the one that was stored with it: once a Redis store has used the
-// Memory as its fallback, the log is made anew from the summary, with units as late
-// as they can have been. It is kept even if the request is denied: made anew for the next
+// Memory as its fallback, the log is made again from the summary, with units as late
+// as they can have been. It is kept even if the request is denied: made again for the next
 // one, its units would be later still, and the time to retry wrong.
 //
 // A log takes room: it counts as several buckets, according to its size. It never
-// takes that of others, which would then gain what they have used. Where there is
+// takes the room of others, which would then gain what they have used. Where there is
 // no room for it to grow, two neighbouring entries become one at the later time:
 // that is never too little, and with many entries hardly too much. So that a flood
 // of keys leaves logs some room, new keys evict others before their limit is full.
 
 // openEntries sets p's log, trimmed, and the summary that goes with it.
-func (m *Memory) openEntries(p *place, b *Bucket, now int64) {
+func (m *Memory) openEntries(p *location, b *Bucket, now int64) {
 	p.exact = true
 	switch p.entries = p.partition.entries[p.hash%tables][p.hash]; {
 	case p.level.Clear <= now:
@@ -35,12 +35,12 @@ func (m *Memory) openEntries(p *place, b *Bucket, now int64) {
 }
 
 // fitsEntries reports whether p's log has room for the request on b.
-func (p *place) fitsEntries(b *Bucket) bool {
+func (p *location) fitsEntries(b *Bucket) bool {
 	return b.need() <= b.Limit.Size && int64(p.entries.Total)+p.claimed <= b.Limit.Size-b.need() || b.free()
 }
 
 // settleEntries charges p's log, whether or not it has room.
-func (m *Memory) settleEntries(p *place, b *Bucket, now int64) {
+func (m *Memory) settleEntries(p *location, b *Bucket, now int64) {
 	if b.shared { // another key of the request may have just charged it
 		m.look(p, b, now)
 		m.openEntries(p, b, now)
@@ -52,7 +52,7 @@ func (m *Memory) settleEntries(p *place, b *Bucket, now int64) {
 	m.put(p, p.level, now)
 }
 
-// mayGrow reports whether a log of p may take the room of so many buckets more.
+// mayGrow reports whether a log of p may take the room of that many buckets more.
 func (m *Memory) mayGrow(p *partition, more int64) bool {
 	u := p.usage
 	if p.id.shared {
@@ -62,9 +62,9 @@ func (m *Memory) mayGrow(p *partition, more int64) bool {
 		(!u.keeps.Load() || m.kept.Load()+more <= m.maxKeys.Load()/2)
 }
 
-// keepEntries stores p's log, or removes that of p's bucket if p has none, and counts
+// keepEntries stores p's log, or removes the log of p's bucket if p has none, and counts
 // it. The lock of p's table must be held.
-func (m *Memory) keepEntries(p *place) {
+func (m *Memory) keepEntries(p *location) {
 	if p.entries == nil {
 		m.dropEntries(p.partition, p.hash)
 		return

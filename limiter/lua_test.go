@@ -10,7 +10,7 @@ import (
 )
 
 // TestLuaAlgorithmsStandAlone guards that the functions which each call of the script
-// makes anew use nothing of what is around them: with upvalues they cost up to a sixth
+// makes again use nothing of what is around them: with upvalues they cost up to a sixth
 // of a call. By itself, a function that uses any fails: it is a global then, which
 // servers refuse.
 func TestLuaAlgorithmsStandAlone(t *testing.T) {

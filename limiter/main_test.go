@@ -16,7 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// Tests whose names begin with TestTimed measure how long something takes. They may fail beside
+// Tests whose names begin with TestTimed measure how long something takes. They may fail next to
 // other load, so they are run by themselves: go test -run '^TestTimed' -parallel 1.
 
 func TestMain(m *testing.M) {

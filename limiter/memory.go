@@ -41,7 +41,7 @@ type Memory struct {
 	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
 	epoch   atomic.Uint64            // number of times that servers may have lost what they knew of all buckets, see read
 
-	holding heldHere
+	holding heldUnitsHere
 
 	_       [64]byte      // what is above is rarely written
 	held    atomic.Int64  // number of buckets, without shared ones
@@ -68,9 +68,9 @@ func NewMemory() *Memory {
 	return m
 }
 
-// NewMemoryWithClock returns an empty Memory that goes by a clock of the caller's, as in
+// NewMemoryWithClock returns an empty Memory that uses a clock of the caller's, as in
 // tests. clock returns the time since some fixed moment, which is the Unix epoch if any
-// Limit goes by the time of day or if the Memory is saved, and must never go back.
+// Limit uses the time of day or if the Memory is saved, and must never go back.
 func NewMemoryWithClock(clock func() time.Duration) *Memory {
 	m := &Memory{seed: maphash.MakeSeed(), key: newSipKey(), clock: clock, traffic: new(traffic)}
 	m.unix = func(now int64) int64 { return now }
@@ -101,7 +101,7 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 	} else {
 		dst = m.decide(req, dst)
 	}
-	req.keepLater(dst[from:], m)
+	req.deferCharges(dst[from:], m)
 	return dst, nil
 }
 
@@ -123,11 +123,11 @@ func (m *Memory) decide(req Request, dst []Decision) []Decision {
 // again: arrays for a few buckets on the stack have to be cleared as a whole each time,
 // and more buckets would make garbage.
 type scratch struct {
-	buckets  []Bucket
-	places   []place
-	held     []ordered
-	outcomes []outcome
-	inFlight []int64
+	buckets   []Bucket
+	locations []location
+	held      []ordered
+	outcomes  []outcome
+	inFlight  []int64
 }
 
 // scratches is a pool of them.
@@ -136,10 +136,10 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 // release returns w to the pool, without what it refers to.
 func (w *scratch) release() {
 	clear(w.buckets)
-	clear(w.places)
+	clear(w.locations)
 	clear(w.held)
 	clear(w.outcomes)
-	*w = scratch{w.buckets[:0], w.places[:0], w.held[:0], w.outcomes[:0], w.inFlight[:0]}
+	*w = scratch{w.buckets[:0], w.locations[:0], w.held[:0], w.outcomes[:0], w.inFlight[:0]}
 	scratches.Put(w)
 }
 
@@ -163,7 +163,7 @@ func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 		}
 		t.mu.Unlock()
 	} else {
-		p := place{hash: hash, partition: part, table: t}
+		p := location{hash: hash, partition: part, table: t}
 		if part.dead {
 			t.mu.Unlock()
 			m.lock(&p)
@@ -194,16 +194,16 @@ type standIn struct {
 // take decides req, which is valid, and appends the outcome for each bucket to
 // dst. With as, it marks buckets that hold something as dirty. w is memory for it.
 func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
-	w.places = m.places(req.Buckets, w.places[:0])
+	w.locations = m.locations(req.Buckets, w.locations[:0])
 	if as == nil {
 		if w.inFlight = w.inFlight[:0]; m.traffic.queries.Load() != 0 {
-			w.inFlight = m.heldElsewhere(w.places, req.Buckets, w.inFlight)
+			w.inFlight = m.heldElsewhere(w.locations, req.Buckets, w.inFlight)
 		}
 	}
-	w.held = lockAll(w.places, w.held[:0])
-	places := w.places
-	for i := range places {
-		if places[i].partition.dead {
+	w.held = lockAll(w.locations, w.held[:0])
+	locations := w.locations
+	for i := range locations {
+		if locations[i].partition.dead {
 			unlockAll(w.held)
 			return m.take(w, req, dst, as)
 		}
@@ -211,8 +211,8 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 	now := m.clock().Microseconds()
 	admitted := as == nil || !as.denied
 	var pools lending
-	for i := range places {
-		p, b := &places[i], &req.Buckets[i]
+	for i := range locations {
+		p, b := &locations[i], &req.Buckets[i]
 		m.look(p, b, now)
 		p.inFlight = m.holding.of(p.hash)
 		if as != nil {
@@ -234,7 +234,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		}
 		for j := 0; j < i && b.shared; j++ {
 			// Two keys may share a bucket: this one is charged after that one.
-			if q := &places[j]; q.fits && q.hash == p.hash {
+			if q := &locations[j]; q.fits && q.hash == p.hash {
 				p.level = b.Limit.of().Add(q.level, req.Buckets[j].Cost, m.moment(b.Limit.of(), now))
 				p.unsure = false
 				p.claimed += req.Buckets[j].Cost
@@ -251,18 +251,18 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		admitted = admitted && (!denies || b.DryRun)
 		if b.Watches > 0 && !p.fits {
 			for j := firstWatched(req.Buckets, i); j < i; j++ {
-				places[j].spared = true
+				locations[j].spared = true
 			}
 		}
 	}
-	for i := range places {
-		p, b := &places[i], &req.Buckets[i]
+	for i := range locations {
+		p, b := &locations[i], &req.Buckets[i]
 		peek := as != nil && as.peek
 		charge := p.fits && b.Cost > 0 && !p.spared && !peek && (admitted || req.Accounting == AccountingEach && !b.Hold && !b.Pool)
 		blocked := !p.fits && p.inFlight > 0 && p.fitsAlone(b, now)
 		switch {
 		case b.Watches > 0:
-			if from := firstWatched(req.Buckets, i); p.fits && watchedDenied(places[from:i], req.Buckets[from:i], now) {
+			if from := firstWatched(req.Buckets, i); p.fits && watchedDenied(locations[from:i], req.Buckets[from:i], now) {
 				if as != nil {
 					p.dirty = max(p.dirty, behind)
 					if !p.found {
@@ -301,19 +301,19 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 			Ahead: s.Ahead(now), denied: !p.fits || p.spared && !b.Pool, blocked: blocked, unused: p.spared && b.Pool, begun: as != nil && !p.found,
 		})
 		if p.exact {
-			beside := p.inFlight
-			if !p.fits && !blocked { // there is no room either when these are let go
-				beside = 0
+			others := p.inFlight
+			if !p.fits && !blocked { // there is no room either when these are released
+				others = 0
 			}
-			v := p.entries.Level(b.Limit.of(), b.need(), beside, now)
+			v := p.entries.Level(b.Limit.of(), b.need(), others, now)
 			*v = v.Plus(p.inFlight, b.Limit.of())
 			dst[len(dst)-1].entries = v
 		}
 	}
 	unlockAll(w.held)
 
-	for i := range places {
-		if p, b := &places[i], &req.Buckets[i]; p.entered {
+	for i := range locations {
+		if p, b := &locations[i], &req.Buckets[i]; p.entered {
 			m.makeRoom(p, b.MaxKeys, b.keeps(), now)
 		}
 	}
@@ -333,17 +333,17 @@ func firstWatched(buckets []Bucket, i int) int {
 
 // watchedDenied reports whether one of the buckets at places has no room for the request,
 // and not only because of units that are held.
-func watchedDenied(places []place, buckets []Bucket, now int64) bool {
-	for i := range places {
-		if !places[i].fits && !places[i].fitsAlone(&buckets[i], now) {
+func watchedDenied(locations []location, buckets []Bucket, now int64) bool {
+	for i := range locations {
+		if !locations[i].fits && !locations[i].fitsAlone(&buckets[i], now) {
 			return true
 		}
 	}
 	return false
 }
 
-// fitsAlone reports whether p's bucket has room for the request on b beside no others.
-func (p *place) fitsAlone(b *Bucket, now int64) bool {
+// fitsAlone reports whether p's bucket has room for the request on b next to no others.
+func (p *location) fitsAlone(b *Bucket, now int64) bool {
 	if p.exact {
 		return b.need() <= b.Limit.Size-int64(p.entries.Total) || b.free()
 	}
@@ -351,7 +351,7 @@ func (p *place) fitsAlone(b *Bucket, now int64) bool {
 }
 
 // look reads the level of p's bucket at now.
-func (m *Memory) look(p *place, b *Bucket, now int64) {
+func (m *Memory) look(p *location, b *Bucket, now int64) {
 	stored, dirty := m.read(p)
 	if stored.Clear <= now {
 		dirty = clean
@@ -360,9 +360,9 @@ func (m *Memory) look(p *place, b *Bucket, now int64) {
 	p.level = stored.At(now)
 }
 
-// settle charges p's bucket if told to, or counts a request that is denied if that is
+// settle charges p's bucket if charge, or counts a request that is denied if that is
 // wanted, and stores it if anything has changed.
-func (m *Memory) settle(p *place, b *Bucket, now int64, charge bool) {
+func (m *Memory) settle(p *location, b *Bucket, now int64, charge bool) {
 	switch {
 	case charge || p.fits && b.Limit.CountDenied:
 		p.level = b.Limit.of().Add(p.level, b.Cost, m.moment(b.Limit.of(), now))
@@ -387,8 +387,8 @@ func (m *Memory) moment(l *bucket.Limit, now int64) bucket.Moment {
 // been removed yet.
 func (m *Memory) Len() int { return int(m.held.Load() + m.shared.Load()) }
 
-// place is the location of one bucket of a request, and what was found there.
-type place struct {
+// location is where one bucket of a request is, and what was found there.
+type location struct {
 	hash      uint64
 	partition *partition
 	table     *table
@@ -404,34 +404,34 @@ type place struct {
 
 	// Of a bucket that has a log, which decides.
 	exact   bool
-	made    bool // whether the entries were made anew, from the summary
+	made    bool // whether the entries were made again, from the summary
 	entries *bucket.EntryLog
 	claimed int64 // what other keys of the request will have added
 }
 
-// places appends the locations of buckets to dst. Those of one request often have
+// locations appends the locations of buckets to dst. Those of one request often have
 // their key in common, so that is hashed once.
-func (m *Memory) places(buckets []Bucket, dst []place) []place {
+func (m *Memory) locations(buckets []Bucket, dst []location) []location {
 	key := uint64(0)
 	for i := range buckets {
 		b := &buckets[i]
 		if i == 0 || b.Key != buckets[i-1].Key {
 			key = m.key.sum(b.Key)
 		}
-		dst = append(dst, place{})
+		dst = append(dst, location{})
 		m.find(&dst[len(dst)-1], b, key)
 	}
 	return dst
 }
 
-// place returns the location of b.
-func (m *Memory) place(b *Bucket) (p place) {
+// location returns the location of b.
+func (m *Memory) location(b *Bucket) (p location) {
 	m.find(&p, b, m.key.sum(b.Key))
 	return p
 }
 
 // find sets p to the location of b, given the hash of its key.
-func (m *Memory) find(p *place, b *Bucket, key uint64) {
+func (m *Memory) find(p *location, b *Bucket, key uint64) {
 	p.partition = m.partition(b, b.limitHash(m.seed))
 	p.hash = mix(m.saltIn(p.partition, b), key)
 	p.table = &p.partition.tables[p.hash%tables]
@@ -454,13 +454,13 @@ func (m *Memory) saltIn(p *partition, b *Bucket) uint64 {
 // limitSalt is saltIn for any partition. It is slower.
 func (m *Memory) limitSalt(b *Bucket) uint64 { return b.mixLimit(m.key.sum(b.Name)) }
 
-// hash returns the identity of b as 64 bits. The key of the hash is secret, so nobody can aim
+// hash returns the identity of b as 64 bits. The key of the hash is secret, so no client can aim
 // at another client's bucket. The odds that any two of a million buckets collide by chance are
 // one in 37 million.
 func (m *Memory) hash(b *Bucket) uint64 { return mix(m.limitSalt(b), m.key.sum(b.Key)) }
 
 // put stores s as the level of the bucket at p.
-func (m *Memory) put(p *place, s bucket.Level, now int64) {
+func (m *Memory) put(p *location, s bucket.Level, now int64) {
 	s.Clear = max(s.Clear, 1) // 0 marks a free slot
 	more, entered := p.table.put(p.hash, s, p.dirty, now)
 	if entered {
@@ -518,10 +518,10 @@ type ordered struct {
 }
 
 // lockAll locks the tables of all places and appends them to dst.
-func lockAll(places []place, dst []ordered) []ordered {
+func lockAll(locations []location, dst []ordered) []ordered {
 	last, inOrder := uint64(0), true
-	for i := range places {
-		p := &places[i]
+	for i := range locations {
+		p := &locations[i]
 		order := p.partition.order*tables + p.hash%tables
 		inOrder = inOrder && order > last // partitions are often in the order of the request
 		last = order

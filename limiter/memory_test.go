@@ -208,7 +208,7 @@ func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 	var buckets []Bucket
 	for i := 0; len(buckets) < n; i++ {
 		b.Key = fmt.Sprint(i)
-		if m.place(&b).hash%tables < few {
+		if m.location(&b).hash%tables < few {
 			buckets = append(buckets, b)
 		}
 	}
@@ -363,7 +363,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 				continue
 			}
 			live++
-			p := m.place(&b)
+			p := m.location(&b)
 			if got, _ := p.table.get(p.hash); got != want.Level {
 				t.Fatalf("bucket of %s holds %+v, want %+v", b.Key, got, want)
 			}
@@ -470,7 +470,7 @@ func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 		if want := req.decisions(outcomes, nil); !slices.Equal(got, want) {
 			t.Fatalf("step %d, %+v: decided %+v, want %+v", step, b, got, want)
 		}
-		if got, want := one.place(&b).table, several.place(&b).table; got.used != want.used || !slices.Equal(got.slots, want.slots) {
+		if got, want := one.location(&b).table, several.location(&b).table; got.used != want.used || !slices.Equal(got.slots, want.slots) {
 			t.Fatalf("step %d, %+v: holds\n%+v, want\n%+v", step, b, got.slots, want.slots)
 		}
 		if got, want := dirtyLevels(one, req.Buckets), dirtyLevels(several, req.Buckets); !slices.Equal(got, want) {
@@ -775,7 +775,7 @@ func usedSlots(t testing.TB, m *Memory) int {
 func ownBuckets(m *Memory, buckets []Bucket) int {
 	own := 0
 	for i := range buckets {
-		p := m.place(&buckets[i])
+		p := m.location(&buckets[i])
 		if p.table.has(p.hash) {
 			own++
 		}

@@ -34,7 +34,7 @@ func TestMoveWithRequestsInFlight(t *testing.T) {
 			p.Delay(300 * time.Millisecond)
 			b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 			var admitted atomic.Int64
-			ask := func(r *Redis, b Bucket) {
+			call := func(r *Redis, b Bucket) {
 				t.Helper()
 				d, err := r.Take(context.Background(), Request{Buckets: []Bucket{b}}, nil)
 				if err != nil || d[0].By == DecidedByFallback {
@@ -45,11 +45,11 @@ func TestMoveWithRequestsInFlight(t *testing.T) {
 			}
 			another := b
 			another.Key = "another"
-			ask(old, another) // which is not delayed yet, perhaps
+			call(old, another) // which is not delayed yet, perhaps
 			admitted.Store(0)
 			var wg sync.WaitGroup
 			for range 7 {
-				wg.Go(func() { ask(old, b) })
+				wg.Go(func() { call(old, b) })
 			}
 			redistest.WaitFor(t, 5*time.Second, func() error {
 				if n := m.traffic.queries.Load(); n < 7 {
@@ -59,16 +59,16 @@ func TestMoveWithRequestsInFlight(t *testing.T) {
 			})
 			many := b
 			many.Cost = 4
-			ask(next, many)
+			call(next, many)
 			for range 7 {
-				ask(next, b)
+				call(next, b)
 			}
 			if n := admitted.Load(); n != 3 {
 				t.Errorf("%d admitted beside 7 in flight, want 3", n)
 			}
 			wg.Wait()
 			for range 7 {
-				ask(next, b)
+				call(next, b)
 			}
 			if n := admitted.Load(); n != 10 {
 				t.Errorf("%d admitted, want 10", n)

@@ -37,24 +37,24 @@ func TestMovesKeepCharges(t *testing.T) {
 				charged += charge
 				said("settle %d", charge)
 			}
-			maxPlaces, places := 2+history%3, 0
+			maxPlaces, locations := 2+history%3, 0
 			back := maxPlaces == 4 // to the same prefix, and requests begin in this process only
 			move := func() {
-				if places == maxPlaces {
+				if locations == maxPlaces {
 					return
 				}
 				if r, ok := store.(*Redis); ok {
 					old = append(old, r)
 				}
-				places++
-				place := places
+				locations++
+				location := locations
 				switch {
 				case back:
-					place = places % 2
+					location = locations % 2
 				case random.IntN(4) == 0:
-					place = 0
+					location = 0
 				}
-				if said("move to %d", place); place == 0 {
+				if said("move to %d", location); location == 0 {
 					if store = memory; back {
 						_ = old[len(old)-1].Close()
 					}
@@ -62,7 +62,7 @@ func TestMovesKeepCharges(t *testing.T) {
 				}
 				r := newRedis(RedisOptions{
 					Addresses: []string{proxy.Addr}, Timeout: 10 * time.Second, Fallback: memory,
-					KeyPrefix: fmt.Sprintf("%d:%d:", history, place),
+					KeyPrefix: fmt.Sprintf("%d:%d:", history, location),
 				}, takeScript)
 				t.Cleanup(func() { _ = r.Close() })
 				store = r

@@ -15,7 +15,7 @@ import (
 
 // TestLayersNameNoAlgorithm guards that what is built on algorithms names none of them:
 // an algorithm is its two files and a line in each of two lists, algorithm.go of package
-// bucket and algorithms.lua. The log of admissions that one of them keeps beside its level is
+// bucket and algorithms.lua. The log of admissions that one of them keeps next to its level is
 // what the layers call entries. Constructors of limits, which users call, may be anywhere;
 // numbers that only one algorithm has may not, as they would stand for its name. They are
 // named only where users make limits and bans: in limit.go and ban.go here, and where the
@@ -139,6 +139,6 @@ func TestLettersDiffer(t *testing.T) {
 		if other, ok := by[k.Letter]; ok {
 			t.Errorf("%v and %v both have the letter %q", other, bucket.Algorithm(i), k.Letter) //nolint:gosec // there are few
 		}
-		by[k.Letter] = bucket.Algorithm(i) //nolint:gosec // likewise
+		by[k.Letter] = bucket.Algorithm(i) //nolint:gosec // the same
 	}
 }

@@ -19,8 +19,8 @@ import (
 // operations.
 type operation struct {
 	what         byte
-	buckets      []asked // without keys
-	ahead, least int64   // to lease
+	buckets      []bucketQuery // without keys
+	ahead, least int64         // to lease
 }
 
 // drawOperated draws a limit of any algorithm and magnitude.
@@ -43,7 +43,7 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 	decides := op.what <= byte(AccountingEach)
 	tells := op.what == whatRemove || rapid.Bool().Draw(t, "tells")
 	for _, l := range limits {
-		p := asked{limit: bucket.Limit(l), cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
+		p := bucketQuery{limit: bucket.Limit(l), cost: rapid.SampledFrom([]int64{1, 1, 2, l.Size/9 + 1, l.Size/3 + 1, l.Size, min(l.Size+1, MaxUnits)}).Draw(t, "cost")}
 		if tells {
 			p.local = drawLevels(t, []Bucket{{Limit: l, Cost: 1}})[0]
 			if p.local.dirty == clean { // the node may know of units that the server does not
@@ -81,7 +81,7 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 // drawRoles draws what the buckets of a request are to each other, as far as a request may
 // have it: any number next to each other are plain ones, or one that watches and some before
 // it, or a pool and those before it that borrow.
-func drawRoles(t *rapid.T, buckets []asked) {
+func drawRoles(t *rapid.T, buckets []bucketQuery) {
 	for len(buckets) > 0 {
 		n := rapid.IntRange(1, len(buckets)).Draw(t, "of one kind")
 		these, last := buckets[:n], &buckets[n-1]
@@ -111,8 +111,8 @@ func drawTab(t *rapid.T, receipts []int64) *heldCost {
 	}
 }
 
-// on returns the query that asks for op on a key's buckets.
-func (op operation) on(v *virtual, key string) *query {
+// on returns the query that requests op on a key's buckets.
+func (op operation) on(v *clockedRedis, key string) *query {
 	req := Request{}
 	for i := range op.buckets {
 		req.Buckets = append(req.Buckets, Bucket{Name: fmt.Sprint("b", i), Key: key, Limit: Limit(op.buckets[i].limit), Cost: 1})
@@ -127,7 +127,7 @@ func (op operation) on(v *virtual, key string) *query {
 }
 
 // run has the script answer several queries in one call, with the given arguments.
-func (v *virtual) run(t rapid.TB, sha string, queries []*query, args ...any) (all [][]outcome) {
+func (v *clockedRedis) run(t rapid.TB, sha string, queries []*query, args ...any) (all [][]outcome) {
 	t.Helper()
 	var keys []string
 	for _, q := range queries {
@@ -158,11 +158,11 @@ func (v *virtual) run(t rapid.TB, sha string, queries []*query, args ...any) (al
 }
 
 // peeked returns what another node that knows nothing sees of the buckets of q.
-func (v *virtual) peeked(t rapid.TB, sha string, op operation, key string) []outcome {
+func (v *clockedRedis) peeked(t rapid.TB, sha string, op operation, key string) []outcome {
 	t.Helper()
 	op.buckets = slices.Clone(op.buckets)
 	for i := range op.buckets {
-		op.buckets[i] = asked{limit: op.buckets[i].limit, cost: op.buckets[i].cost}
+		op.buckets[i] = bucketQuery{limit: op.buckets[i].limit, cost: op.buckets[i].cost}
 	}
 	op.what = whatPeek
 	q := op.on(v, key)
@@ -175,12 +175,12 @@ func (v *virtual) peeked(t rapid.TB, sha string, op operation, key string) []out
 // something that is only answered would be known to nobody.
 func TestAnswersAreStored(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := [whatReset + 1]struct{ all, told, changed int }{}
+	seen := [whatReset + 1]struct{ all, reported, changed int }{}
 	checkTraces(t, few(6), func(t *rapid.T) {
 		v.flush(t)
 		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 4).Draw(t, "limits")
@@ -196,7 +196,7 @@ func TestAnswersAreStored(t *testing.T) {
 				p, was, is := &op.buckets[i], before[i], after[i]
 				seen[op.what].all++
 				if p.local.dirty != clean {
-					seen[op.what].told++
+					seen[op.what].reported++
 				}
 				if was.Ahead != is.Ahead {
 					seen[op.what].changed++
@@ -231,12 +231,12 @@ func TestAnswersAreStored(t *testing.T) {
 				if answer.receipt > 0 && p.held != nil && op.what != whatSettle {
 					receipts = append(receipts, answer.receipt)
 				}
-				beside := p.local.inFlight
+				others := p.local.inFlight
 				if p.held != nil && p.local.dirty != clean {
-					beside = max(beside-v.heldBy(q.Keys[i], p.held.process), 0)
+					others = max(others-v.heldBy(q.Keys[i], p.held.process), 0)
 				}
-				if beside += is.held; answer.blocked && beside > 0 { // told as if they were charged
-					is.Ahead = p.limit.Add(is.After(v.now), beside, bucket.Moment{Now: v.now, Unix: v.now}).Ahead(v.now)
+				if others += is.held; answer.blocked && others > 0 { // told as if they were charged
+					is.Ahead = p.limit.Add(is.After(v.now), others, bucket.Moment{Now: v.now, Unix: v.now}).Ahead(v.now)
 					is.Clear = min(is.Clear, bucket.Horizon)
 					if p.limit.KeepsEntries() {
 						continue
@@ -254,14 +254,14 @@ func TestAnswersAreStored(t *testing.T) {
 	t.Logf("%+v", seen)
 	for what, n := range seen {
 		changes := what != whatProbe && what != whatPeek
-		if n.all < 100 || n.told < 30 || changes && n.changed < 10 {
+		if n.all < 100 || n.reported < 30 || changes && n.changed < 10 {
 			t.Errorf("operation %d: %+v: the test covers too little", what, n)
 		}
 	}
 }
 
 // heldBy returns how many units a process holds of a bucket.
-func (v *virtual) heldBy(key string, process int64) (n int64) {
+func (v *clockedRedis) heldBy(key string, process int64) (n int64) {
 	w, _ := parseWritten(v.admin.Get(context.Background(), key).Val())
 	for _, account := range w.record {
 		if account.process == process && min(account.seen, v.now)+lapse.Microseconds() > v.now {
@@ -319,7 +319,7 @@ func (b *batch) keys() (keys []string) {
 
 // takeValues returns the values of keys, of which those that have been removed are gone from
 // then on, and of strings only.
-func (v *virtual) takeValues(t rapid.TB, keys []string) []any {
+func (v *clockedRedis) takeValues(t rapid.TB, keys []string) []any {
 	t.Helper()
 	values, err := v.admin.MGet(context.Background(), keys...).Result()
 	if err != nil {
@@ -338,7 +338,7 @@ func (v *virtual) takeValues(t rapid.TB, keys []string) []any {
 }
 
 // spoil puts something that is no bucket into keys.
-func (v *virtual) spoil(t *rapid.T, keys ...string) {
+func (v *clockedRedis) spoil(t *rapid.T, keys ...string) {
 	value := rapid.SampledFrom([]string{"", "x", strings.Repeat("\xff", 12), strings.Repeat("\x08", 25+56), strings.Repeat("l", 80)}).Draw(t, "value")
 	for _, key := range keys {
 		v.admin.Del(context.Background(), key)
@@ -356,7 +356,7 @@ func (v *virtual) spoil(t *rapid.T, keys ...string) {
 // roles, state and level that is told.
 func TestBatchesAreCallsOneByOne(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	// What is removed stays as it is until the batch has been compared.
 	sha, err := v.admin.ScriptLoad(t.Context(), strings.ReplaceAll(v.source, "'PX', 1)", "'PX', 1000000)")).Result()
 	if err != nil {
@@ -371,17 +371,17 @@ func TestBatchesAreCallsOneByOne(t *testing.T) {
 		for range rapid.IntRange(10, 30).Draw(t, "steps") {
 			v.at(t, v.keep(v.now+drawOperatedGap(t, limits[0])))
 			if rapid.IntRange(0, 19).Draw(t, "spoilt: 0") == 0 {
-				q := operation{buckets: []asked{{limit: bucket.Limit(limits[0])}}}
+				q := operation{buckets: []bucketQuery{{limit: bucket.Limit(limits[0])}}}
 				v.spoil(t, q.on(v, "0 apart").Keys[0], q.on(v, "0 together").Keys[0])
 			}
-			var apart, together batch
+			var apart, combine batch
 			for range rapid.IntRange(1, 3).Draw(t, "calls") {
 				op := drawOperation(t, limits[:rapid.IntRange(1, len(limits)).Draw(t, "buckets")], receipts[max(0, len(receipts)-3):])
 				first := rapid.IntRange(0, 2).Draw(t, "first key")
 				for k := range rapid.SampledFrom([]int{1, 1, 2, 4}).Draw(t, "groups") {
 					key := fmt.Sprint((first + k) % 3)
 					apart.add(op.on(v, key+" apart"))
-					together.add(op.on(v, key+" together"))
+					combine.add(op.on(v, key+" together"))
 				}
 			}
 			for _, q := range apart.queries {
@@ -405,21 +405,21 @@ func TestBatchesAreCallsOneByOne(t *testing.T) {
 					}
 				}
 			}
-			v.run(t, sha, together.queries, together.args...)
+			v.run(t, sha, combine.queries, combine.args...)
 			batches++
-			if len(together.args) < len(together.queries) {
+			if len(combine.args) < len(combine.queries) {
 				runs++
 			}
-			if len(together.args) > 1 {
+			if len(combine.args) > 1 {
 				mixed++
 			}
 			for k, q := range apart.queries {
-				if want, got := q.Reply, together.queries[k].Reply; !slices.Equal(got, want) {
+				if want, got := q.Reply, combine.queries[k].Reply; !slices.Equal(got, want) {
 					t.Fatalf("operation %d on %+v at %d, which is %d of %d in a batch: answered %d, by itself %d",
 						q.what, q.buckets, v.now, k+1, len(apart.queries), got, want)
 				}
 			}
-			if want, got := v.takeValues(t, apart.keys()), v.takeValues(t, together.keys()); !slices.Equal(got, want) {
+			if want, got := v.takeValues(t, apart.keys()), v.takeValues(t, combine.keys()); !slices.Equal(got, want) {
 				t.Fatalf("a batch of %d at %d: stored %q, the calls %q", len(apart.queries), v.now, got, want)
 			}
 		}

@@ -20,7 +20,7 @@ const (
 	// buckets one table is rebuilt within some tens of microseconds.
 	tables = 256
 
-	// maxPartitions is the maximum number of partitions, and maxShapes of those of
+	// maxPartitions is the maximum number of partitions, and maxShapes of the partitions of
 	// one Name. Further limits share one partition per Name; when there are too
 	// many Names, they all share one.
 	maxPartitions = 4096
@@ -163,7 +163,7 @@ func (m *Memory) partition(b *Bucket, salt uint64) *partition {
 		}
 	}
 	p := m.partitionOf(b.limitID())
-	if p.id.rate != otherNames { // a bucket that is only looked at never needs room, and Limits tells how much there is
+	if p.id.rate != otherNames { // a bucket that is only looked at never needs room, and Usage reports how much there is
 		p.usage.agree(b.MaxKeys, b.keeps())
 	}
 	return p
@@ -323,7 +323,7 @@ func (m *Memory) Sweep() {
 	}
 }
 
-// sweepTables removes drained buckets from the next tables, so many that sweepSteps
+// sweepTables removes drained buckets from the next tables, that many that sweepSteps
 // steps are all, and evicts buckets where there are too many since the maximum was
 // lowered.
 func (m *Memory) sweepTables(now int64, steps int) {

@@ -80,7 +80,7 @@ var panels = []struct {
 	},
 }
 
-// warmingUp returns the most requests that the limit that warms up admits in so many
+// warmingUp returns the most requests that the limit that warms up admits in that many
 // seconds from cold: the wait after each is the integral of a line over the permit
 // that it takes, of which there are ten. It falls from 3 s to 1 s after five of them.
 func warmingUp(seconds float64) int {
@@ -143,7 +143,7 @@ func play(t *testing.T, limit limiter.Limit, bound func(from, to int) int) histo
 
 // TestAlgorithmsPicture guards docs/algorithms.svg: it is what the algorithms decide
 // today, and none of them exceeds the bounds that the page gives. With -picture it
-// draws it anew.
+// draws it again.
 func TestAlgorithmsPicture(t *testing.T) {
 	var drawn []history
 	for _, p := range panels {
@@ -218,7 +218,7 @@ const (
 	cellWidth                         = plotLeft + plotWidth + 34
 	cellHeight                        = plotTop + plotHeight + plotGap + barsHeight + 42
 	legendHeight                      = 66
-	mostAdmitted, mostAsked           = 50, 10 // at the upper ends of the axes
+	maxAdmitted, maxRequested         = 50, 10 // at the upper ends of the axes
 )
 
 // pictureStyle has the colours on light and on dark ground.
@@ -264,7 +264,7 @@ func drawAlgorithms(all []history) string {
 // draw draws one panel with its upper left corner at left, top.
 func (h *history) draw(b *strings.Builder, title, options string, left, top int) {
 	x := func(at int) float64 { return float64(at) / float64(lasts) * plotWidth }
-	y := func(units int) float64 { return plotHeight - min(float64(units)/mostAdmitted, 1)*plotHeight }
+	y := func(units int) float64 { return plotHeight - min(float64(units)/maxAdmitted, 1)*plotHeight }
 	const foot = plotHeight + plotGap + barsHeight
 
 	fmt.Fprintf(b, `<g transform="translate(%d %d)">`+"\n", left+plotLeft, top+plotTop)
@@ -276,7 +276,7 @@ func (h *history) draw(b *strings.Builder, title, options string, left, top int)
 		steps(func(at int) float64 { return y(h.admitted[at] + h.room[at]) }, x),
 		px(y(h.admitted[lasts-1])),
 		backwards(func(at int) float64 { return y(h.admitted[at]) }, x))
-	for units := 0; units <= mostAdmitted; units += across {
+	for units := 0; units <= maxAdmitted; units += across {
 		fmt.Fprintf(b, `<path class="grid" d="M0 %sH%d"/><text class="soft" x="-8" y="%s" text-anchor="end">%d</text>`+"\n",
 			px(y(units)), plotWidth, px(y(units)+4), units)
 	}
@@ -296,7 +296,7 @@ func (h *history) draw(b *strings.Builder, title, options string, left, top int)
 		}
 		bar := func(d *strings.Builder, low, high int) {
 			if high > low {
-				up := func(n int) float64 { return foot - float64(n)/mostAsked*barsHeight }
+				up := func(n int) float64 { return foot - float64(n)/maxRequested*barsHeight }
 				fmt.Fprintf(d, "M%s %sV%sH%sV%sZ", px(x(from)+1), px(up(low)), px(up(high)), px(x(from+second)-1), px(up(low)))
 			}
 		}

@@ -33,7 +33,7 @@ func (l *lending) next(borrows, pool, fits bool) (denies, unused bool) {
 	return !fits, false
 }
 
-// elastic reports whether b denies nothing by itself.
+// elastic reports whether b denies nothing on its own.
 func (b *Bucket) elastic() bool { return b.Borrows || b.Pool }
 
 // errPools rejects a request in which it is not certain who lends, or that no store can
@@ -74,10 +74,10 @@ func (req *Request) markUnused(outcomes []outcome) {
 	}
 }
 
-// poolsNeeded returns those of the parts with pools that have to be asked: a bucket that
+// poolsNeeded returns the parts with pools that have to be queried: a bucket that
 // borrows had no room, or no server has decided on it, and nothing else denies the
-// request. outcomes has those of all other parts, and gets that of pools that are not
-// asked.
+// request. outcomes has the outcomes of all other parts, and gets the ones of pools that are not
+// queried.
 func (req *Request) poolsNeeded(pools, failed []*part, outcomes []outcome) (needed []*part) {
 	denied := req.denied(outcomes) // as if all pools had room
 	borrows := func(pool int) bool {
@@ -129,7 +129,7 @@ func (req *Request) lendHere(buckets []Bucket, indexes []int, outcomes []outcome
 const never time.Duration = math.MaxInt64 / 1000 * 1000
 
 // lend makes the Decisions on the pool with the given index, and on those that borrow from
-// it, what follows from them for the request. So far each tells whether there is room.
+// it, what follows from them for the request. So far each says whether there is room.
 func (req *Request) lend(pool int, outcomes []outcome, decisions []Decision) {
 	d := &decisions[pool]
 	wait := req.Buckets[pool].RoomIn(d) // until it has as much room

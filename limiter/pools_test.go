@@ -16,7 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// lender is a plain model of one bucket beside others: what was charged, and what is held.
+// lender is a plain model of one bucket next to others: what was charged, and what is held.
 type lender struct {
 	Bucket
 	bucket.Level
@@ -38,7 +38,7 @@ func (l *lender) wait(now int64) time.Duration {
 		return never
 	case l.fits(now):
 		return 0
-	case l.Hold && alone: // nobody knows when units are let go
+	case l.Hold && alone: // it is unknown when units are released
 		return retryBlocked
 	}
 	s = l.Limit.of().AtLeast(s, l.held, bucket.Moment{Now: now, Unix: now}) // as if it were charged now
@@ -55,7 +55,7 @@ func (l *lender) charge(n, now int64) {
 // either, for several that borrow from one pool, for several pools, and for dry runs.
 func TestPools(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {
 		trace++
@@ -108,7 +108,7 @@ func TestPools(t *testing.T) {
 					switch {
 					case !charged:
 						cost = 0
-					case cost == 0: // nothing was held, and it is charged all the same
+					case cost == 0: // nothing was held, and it is charged anyway
 						cost = 1
 					}
 					for s := range stores {
@@ -264,15 +264,15 @@ func TestPoolsOverSlots(t *testing.T) {
 		pool.Name += accounting.String()
 		own = onNode(t, r, nodes, nodes.Nodes[0], own)
 		pool = onNode(t, r, nodes, nodes.Nodes[1], pool)
-		beside := hourly(20) // of the same key as the pool
-		beside.Name, beside.Key = "beside"+accounting.String(), pool.Key
+		others := hourly(20) // of the same key as the pool
+		others.Name, others.Key = "beside"+accounting.String(), pool.Key
 		other := hourly(20)
 		other.Name += "other" + accounting.String()
 		other = onNode(t, r, nodes, nodes.Nodes[2], other)
 		take := func(cost int64) []Decision {
 			t.Helper()
 			other.Cost = cost
-			return mustTake(t, r, Request{Buckets: []Bucket{own, beside, pool, other}, Accounting: accounting})
+			return mustTake(t, r, Request{Buckets: []Bucket{own, others, pool, other}, Accounting: accounting})
 		}
 		charged := func(of, from int64) {
 			t.Helper()
@@ -300,7 +300,7 @@ func TestPoolsOverSlots(t *testing.T) {
 		if accounting == AccountingEach {
 			want = 8
 		}
-		if l := levelNow(t, r, beside); l.Units != want || l.Held > 0 {
+		if l := levelNow(t, r, others); l.Units != want || l.Held > 0 {
 			t.Errorf("%v: beside the pool %+v are charged, want %d", accounting, l, want)
 		}
 	}
@@ -370,7 +370,7 @@ func nodesOf(t *testing.T, name string, server *redistest.Server, cluster *redis
 }
 
 // TestPoolsAreNeverExceeded guards that many parallel requests of several nodes get all of
-// what each tenant has of its own and the pool has beside, and nothing more.
+// what each tenant has of its own and the pool has in addition, and nothing more.
 func TestPoolsAreNeverExceeded(t *testing.T) {
 	t.Parallel()
 	server, cluster := redistest.Start(t), redistest.StartCluster(t, 3)
@@ -463,7 +463,7 @@ func TestPoolsThroughOutage(t *testing.T) {
 		t.Helper()
 		redistest.WaitFor(t, 10*time.Second, func() error {
 			for range n {
-				d := ask(t, r, own, pool)
+				d := call(t, r, own, pool)
 				if !d[0].Denied {
 					admitted, n = admitted+1, n-1
 				}
@@ -483,13 +483,13 @@ func TestPoolsThroughOutage(t *testing.T) {
 	server.Restart(t)
 	more(1, DecidedByRedis)
 	for admitted < 10 {
-		if d := ask(t, r, own, pool); d[0].Denied {
+		if d := call(t, r, own, pool); d[0].Denied {
 			t.Fatalf("%d admitted, %d borrowed: %+v", admitted, borrowed, d)
 		} else if admitted++; d[0].Borrowed {
 			borrowed++
 		}
 	}
-	if d := ask(t, r, own, pool); !d[0].Denied || borrowed != 6 {
+	if d := call(t, r, own, pool); !d[0].Denied || borrowed != 6 {
 		t.Errorf("%d borrowed: %+v", borrowed, d)
 	}
 	if l := levelNow(t, r, pool); l.Units != 6 {
@@ -499,24 +499,24 @@ func TestPoolsThroughOutage(t *testing.T) {
 
 // TestFullPoolsAreRemembered guards which denials are decided without a server: those of a
 // limit that is full, as its pool is; and those of another limit, whatever the pool has.
-// A limit that is full asks for what its pool may have.
+// A full limit may still have room in its pool.
 func TestFullPoolsAreRemembered(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	one, two := newTestRedis(t, server, nil), newTestRedis(t, server, nil)
 	own, pool := borrowing("k", 1, 2)
 	for n, want := range []string{"redis redis", "redis redis", "redis redis", "remembered remembered"} {
-		d := ask(t, one, own, pool)
+		d := call(t, one, own, pool)
 		if got := strings.Join(deciders(d), " "); got != want || d[0].Denied != (n >= 3) {
 			t.Errorf("request %d: by %s, want %s: %+v", n, got, want, d)
 		}
 	}
-	if d := ask(t, one, own, pool); d[0].RetryAfter < 59*time.Minute || d[0].Never || d[1].Denied {
+	if d := call(t, one, own, pool); d[0].RetryAfter < 59*time.Minute || d[0].Never || d[1].Denied {
 		t.Errorf("%+v", d)
 	}
 	reset(t, two, pool, 2)
 	time.Sleep(1100 * time.Millisecond) // after which other processes notice
-	if d := ask(t, one, own, pool); !d[0].Borrowed {
+	if d := call(t, one, own, pool); !d[0].Borrowed {
 		t.Errorf("%+v from a pool that has room again", d)
 	}
 
@@ -543,42 +543,42 @@ func TestRetryFromPool(t *testing.T) {
 	own.Limit.DripInterval, pool.Limit.DripInterval = 10*time.Second, 7*time.Second
 	own.Cost, pool.Cost = 2, 3
 	for range 2 {
-		ask(t, m, own, pool)
+		call(t, m, own, pool)
 	}
 	for n, want := range []time.Duration{20 * time.Second, time.Second, 19 * time.Second} { // its own drips, then the pool, then its own
-		d := ask(t, m, own, pool)
+		d := call(t, m, own, pool)
 		if !d[0].Denied || d[0].RetryAfter != want {
 			t.Errorf("%+v, want to retry after %v", d[0], want)
 		}
 		now += want.Microseconds() - 1
-		if d := ask(t, m, own, pool); !d[0].Denied {
+		if d := call(t, m, own, pool); !d[0].Denied {
 			t.Errorf("admitted too early: %+v", d)
 		}
 		now++
-		if d := ask(t, m, own, pool); d[0].Denied || d[0].Borrowed != (n == 1) {
+		if d := call(t, m, own, pool); d[0].Denied || d[0].Borrowed != (n == 1) {
 			t.Errorf("after %v %+v", want, d)
 		}
 	}
 	own.Cost = 5 // more than it ever has room for, so only the pool may
 	now += 3_600_000_000
-	ask(t, m, own, pool)
-	d := ask(t, m, own, pool)
+	call(t, m, own, pool)
+	d := call(t, m, own, pool)
 	if d[0].Never || d[0].RetryAfter != 21*time.Second {
 		t.Errorf("%+v", d[0])
 	}
 	pool.Cost = 4
-	if d := ask(t, m, own, pool); !d[0].Never || d[0].RetryAfter != 0 || !Summarize(d).Never {
+	if d := call(t, m, own, pool); !d[0].Never || d[0].RetryAfter != 0 || !Summarize(d).Never {
 		t.Errorf("%+v", d[0])
 	}
 	// One that was admitted is told when the next would be.
 	own.Cost, pool.Cost = 1, 3
 	now += 3_600_000_000
-	ask(t, m, own, pool)
-	d = ask(t, m, own, pool)
+	call(t, m, own, pool)
+	d = call(t, m, own, pool)
 	if wait := own.RoomIn(&d[0]); wait != 0 {
 		t.Errorf("%v to wait, although the pool has room", wait)
 	}
-	d = ask(t, m, own, pool)
+	d = call(t, m, own, pool)
 	if wait := own.RoomIn(&d[0]); wait != 10*time.Second || !d[0].Borrowed {
 		t.Errorf("%v to wait, want 10s: %+v", wait, d)
 	}
@@ -622,7 +622,7 @@ func TestPoolsAreValid(t *testing.T) {
 // buckets and from pools of each algorithm.
 func TestPoolsOfAllAlgorithms(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	trace, borrowed := 0, map[bucket.Algorithm]int{}
 	checkTraces(t, 3, func(t *rapid.T) {
 		trace++
@@ -637,7 +637,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 		key := fmt.Sprint(trace)
 		own := Bucket{Name: "own", Key: key, Limit: limit("own"), Cost: 1, Borrows: true}
 		pool := Bucket{Name: "pool", Key: key + "all", Limit: limit("the pool"), Cost: 1, Pool: true, Hold: rapid.Bool().Draw(t, "hold")}
-		beside := Bucket{Name: "beside", Key: key, Limit: Limit{Size: 3, DripInterval: 500 * time.Millisecond, DripSize: 1}, Cost: 1}
+		others := Bucket{Name: "beside", Key: key, Limit: Limit{Size: 3, DripInterval: 500 * time.Millisecond, DripSize: 1}, Cost: 1}
 		accounting := Accounting(rapid.IntRange(0, 1).Draw(t, "accounting"))
 		var running [][2]*Held
 		for range rapid.IntRange(1, 30).Draw(t, "requests") {
@@ -655,7 +655,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 			var got [2][]Decision
 			for i, store := range []Store{v, m} {
 				var err error
-				req := Request{Buckets: []Bucket{own, pool, beside}, Accounting: accounting, Held: held[i]}
+				req := Request{Buckets: []Bucket{own, pool, others}, Accounting: accounting, Held: held[i]}
 				if got[i], err = store.Take(context.Background(), req, nil); err != nil {
 					t.Fatal(err)
 				}
@@ -668,7 +668,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 				return a.Denied == b.Denied && a.Never == b.Never && a.Borrowed == b.Borrowed
 			}
 			if !slices.EqualFunc(got[0], got[1], alike) {
-				t.Fatalf("%+v:\nRedis  %+v\nMemory %+v", []Bucket{own, pool, beside}, got[0], got[1])
+				t.Fatalf("%+v:\nRedis  %+v\nMemory %+v", []Bucket{own, pool, others}, got[0], got[1])
 			}
 			if got[0][0].Borrowed {
 				borrowed[own.Limit.Algorithm]++
@@ -680,7 +680,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 			h[0].Settle(1, 0)
 			h[1].Settle(1, 0)
 		}
-		for _, b := range []Bucket{own, pool, beside} {
+		for _, b := range []Bucket{own, pool, others} {
 			if a, b := levelNow(t, v, b), levelNow(t, m, b); a.Units != b.Units || a.Held != b.Held {
 				t.Fatalf("Redis %+v, Memory %+v", a, b)
 			}

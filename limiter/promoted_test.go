@@ -34,8 +34,8 @@ func newPromoted(r *Redis, keys func(Bucket) bool) *promoted {
 	return p
 }
 
-// ask asks about all buckets at once, so many times.
-func (p *promoted) ask(t *testing.T, requests int) {
+// call queries all buckets at once, that many times.
+func (p *promoted) call(t *testing.T, requests int) {
 	t.Helper()
 	redistest.Together(t, promotedKeys, func(i int) {
 		for range requests {
@@ -102,16 +102,16 @@ func TestClusterMasterAgain(t *testing.T) {
 	r := newTestCluster(t, nodes, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
 	p := newPromoted(r, func(b Bucket) bool { return nodes.Owner(t, nodes.Slot(t, r.keys.of(&b))) == master })
 	p.decides(t, master)
-	p.ask(t, 4)
+	p.call(t, 4)
 	nodes.FailOver(t, replica)
 	p.decides(t, replica)
 	cutOff(t, master, replica)
-	p.ask(t, 3)
+	p.call(t, 3)
 	replica.Kill()
 	master.Resume(t)
 	nodes.TakeOver(t, master)
 	p.decides(t, master)
-	p.ask(t, 2*promotedSize)
+	p.call(t, 2*promotedSize)
 	p.check(t)
 }
 
@@ -128,16 +128,16 @@ func TestSentinelMasterAgain(t *testing.T) {
 	})
 	p := newPromoted(r, func(Bucket) bool { return true })
 	p.decides(t, sentinel.Master)
-	p.ask(t, 4)
+	p.call(t, 4)
 	sentinel.Failover(t)
 	p.decides(t, sentinel.Replica)
 	cutOff(t, sentinel.Master, sentinel.Replica)
-	p.ask(t, 3)
+	p.call(t, 3)
 	sentinel.Replica.Kill()
 	sentinel.Master.Resume(t)
 	sentinel.WaitMasterNot(t, sentinel.Replica.Addr)
 	p.decides(t, sentinel.Master)
-	p.ask(t, 2*promotedSize)
+	p.call(t, 2*promotedSize)
 	p.check(t)
 }
 
@@ -182,19 +182,19 @@ func TestAddressFollowsMaster(t *testing.T) {
 				_ = conn.Close()
 			}
 			p := newPromoted(r, func(Bucket) bool { return true })
-			p.ask(t, 2)
+			p.call(t, 2)
 			role(second, "no one") // which loses what follows
-			p.ask(t, 2)
+			p.call(t, 2)
 			proxy.Retarget(second.Addr)
 			role(first, second.Addr)
 			p.other(t) // which alone meets the replica
-			p.ask(t, 1)
+			p.call(t, 1)
 			role(first, "no one") // which loses what follows
-			p.ask(t, 2)
+			p.call(t, 2)
 			proxy.Retarget(first.Addr)
 			role(second, first.Addr)
 			p.other(t)
-			p.ask(t, 2*promotedSize)
+			p.call(t, 2*promotedSize)
 			p.check(t)
 		})
 	}

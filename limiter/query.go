@@ -8,13 +8,13 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// query asks a server about the buckets of a request: one group of core.lua, in an
+// query queries a server about the buckets of a request: one group of core.lua, in an
 // invocation of its own or in a batch with others. It is encoded when it is sent, and
-// anew each time that it is.
+// again each time that it is.
 type query struct {
 	redisscript.Call
 	what    byte // what to do with the buckets
-	buckets []asked
+	buckets []bucketQuery
 	account *account // the one that it settles, renews or owes
 	number  int64    // of that when it was made
 	ahead   int64    // how many units may be leased before there is room for them
@@ -46,12 +46,12 @@ const (
 	ended                  // nothing follows from its answer: it was given up, or never to decide
 )
 
-// asked is what a query asks about one bucket.
-type asked struct {
+// bucketQuery is the part of a query about one bucket.
+type bucketQuery struct {
 	limit bucket.Limit
 	cost  int64
 	local localLevel // what is reported of it
-	held  *heldCost  // if its cost is only held, or it costs nothing and asks what is held
+	held  *heldCost  // if its cost is only held, or it costs nothing and reads what is held
 
 	dryRun  bool  // whether its denial denies nothing
 	borrows bool  // whether a pool may have room instead
@@ -65,12 +65,12 @@ type asked struct {
 	alone   uint16 // of the table when it was sent, see tableMark
 
 	// For the fallback.
-	place          // its location in the memory
-	key     string // its Redis key
-	maxKeys int
+	location        // its location in the memory
+	key      string // its Redis key
+	maxKeys  int
 }
 
-// heldCost is the cost of a bucket that is only held, with what is asked of its account.
+// heldCost is the cost of a bucket that is only held, with what is requested of its account.
 type heldCost struct {
 	charge      int64        // how many units are charged when they are settled
 	reservation *reservation // what holds them
@@ -83,7 +83,7 @@ type heldCost struct {
 
 // charge returns what a server charges a request that is admitted, now or when the units
 // are settled.
-func (p *asked) charge() int64 {
+func (p *bucketQuery) charge() int64 {
 	if p.watches > 0 {
 		return 0
 	}
@@ -94,7 +94,7 @@ func (p *asked) charge() int64 {
 }
 
 // reservation returns what is held until the request is settled, or nil.
-func (p *asked) reservation() *reservation {
+func (p *bucketQuery) reservation() *reservation {
 	if p.held == nil {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (p *asked) reservation() *reservation {
 // localLevel is what a query reports about a bucket: its level in this process.
 type localLevel struct {
 	bucket.Ahead           // its level
-	inFlight     int64     // units that are in flight beside it
+	inFlight     int64     // units that are in flight next to it
 	dirty        dirtiness // if clean, no level is reported, and inFlight is what has not been reported
 }
 
@@ -136,7 +136,7 @@ func (k keys) query(req Request, what byte) *query {
 	for i, to := range q.ends {
 		b := &req.Buckets[i]
 		q.Keys = append(q.Keys, names[from:to])
-		q.buckets = append(q.buckets, asked{
+		q.buckets = append(q.buckets, bucketQuery{
 			limit: *b.Limit.of(), cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
 			key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
@@ -194,7 +194,7 @@ func (q *query) reports() bool {
 
 // holds reports whether a server that has admitted a request holds units of p's bucket,
 // by its outcome.
-func (p *asked) holds(o *outcome) bool { return p.held != nil && !o.denied && !o.unused }
+func (p *bucketQuery) holds(o *outcome) bool { return p.held != nil && !o.denied && !o.unused }
 
 // denied reports whether outcomes, which answer q, deny it.
 func (q *query) denied(outcomes []outcome) bool {

@@ -16,7 +16,7 @@ import (
 // Redis is a Store that keeps its buckets in Redis servers, so that any number of
 // processes share them. A request is decided by one call of a script, on the
 // server's clock. Concurrent requests are batched. Once a bucket is full, the
-// server is not asked about it again before its next drip.
+// server is not queried about it again before its next drip.
 //
 // In a cluster, all buckets of one key are in one slot. A request with several
 // keys takes one call for each of them, all in parallel. These calls hold the
@@ -27,7 +27,7 @@ type Redis struct {
 	fallback  *fallback // nil if there is none
 	client    client
 	denyCache *denyCache
-	place     string               // identifies where the buckets are, see RedisOptions.place
+	location  string               // identifies where the buckets are, see RedisOptions.place
 	clock     func() time.Duration // never goes back
 	closed    atomic.Bool
 	ledger    ledger
@@ -72,13 +72,13 @@ func newRedisWithoutClient(opt RedisOptions) *Redis {
 		keys:      newKeys(opt.KeyPrefix, opt.KeySecret),
 		timeout:   opt.Timeout,
 		denyCache: newDenyCache(denySlots),
-		place:     opt.place(),
+		location:  opt.location(),
 		clock:     newClock(),
 	}
 	r.ledger.store, r.leases.store, r.reports.store = r, r, r
 	r.ledger.process = rand.Int64N(1 << 53) //nolint:gosec // not a secret
 	if opt.Fallback != nil {
-		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.place)
+		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.location)
 		r.fallback.removals.send = r.remove
 	}
 	return r
@@ -86,7 +86,7 @@ func newRedisWithoutClient(opt RedisOptions) *Redis {
 
 // SharesBuckets reports whether, as far as their options show, r and other keep
 // their buckets in the same servers and under the same keys.
-func (r *Redis) SharesBuckets(other *Redis) bool { return r.place == other.place }
+func (r *Redis) SharesBuckets(other *Redis) bool { return r.location == other.location }
 
 // Connect connects, so that the first request need not wait for that. It returns when
 // each server has answered or has failed, or when ctx is over, and does not give up then.
@@ -109,7 +109,7 @@ func (r *Redis) Flush() { r.reports.flush() }
 // Close closes all connections. Later requests are decided as if the servers did
 // not answer. What requests in progress hold is charged by the servers, as if the process
 // had crashed, unless another Redis has been made with the same Fallback since: then it is
-// let go, and counts in this process until they end.
+// released, and counts in this process until they end.
 func (r *Redis) Close() error {
 	r.closed.Store(true)
 	r.reports.close()
@@ -124,7 +124,7 @@ var ErrUnavailable = errors.New("no decision")
 // Take implements Store. It waits no longer than the store's timeout and the
 // deadline of ctx. After that the fallback decides or, if there is none, Take
 // returns an error that wraps [ErrUnavailable]. A request whose context is
-// cancelled is decided all the same: abandoning it would cost the connection and
+// cancelled is decided anyway: abandoning it would cost the connection and
 // leave open whether it was charged. Values of ctx are ignored.
 func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decision, error) {
 	if err := req.prepare(); err != nil {
@@ -133,7 +133,7 @@ func (r *Redis) Take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	from := len(dst)
 	dst, err := r.take(ctx, req, dst)
 	if err == nil {
-		req.keepLater(dst[from:], r)
+		req.deferCharges(dst[from:], r)
 	}
 	return dst, err
 }
@@ -207,7 +207,7 @@ func (r *Redis) deadline(ctx context.Context) (end redisscript.Deadline, now tim
 	return end, now
 }
 
-// tooLate decides a request whose deadline leaves no time to ask a server.
+// tooLate decides a request whose deadline leaves no time to query a server.
 func (r *Redis) tooLate(req Request, dst []outcome) ([]outcome, error) {
 	if r.fallback == nil || req.NoFallback {
 		return dst, errLate
@@ -229,7 +229,7 @@ func anyHere(outcomes []outcome) bool {
 // process if that server is unavailable. It appends to dst.
 func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]outcome, error) {
 	q := r.query(req, byte(req.Accounting))
-	_, outcomes, err := r.ask(end, q, dst)
+	_, outcomes, err := r.call(end, q, dst)
 	switch {
 	case err == nil:
 		r.answered(q, outcomes[len(dst):])
@@ -259,7 +259,7 @@ func (r *Redis) chargeLater(b Bucket, n int64) {
 	_ = r.client.Submit(redisscript.Deadline{At: time.Now().Add(r.timeout)}, &q.Call)
 }
 
-// query returns the query that asks a server to decide req.
+// query returns the query that has a server decide req.
 func (r *Redis) query(req Request, what byte) *query {
 	q := r.keys.query(req, what)
 	if r.fallback != nil {
@@ -278,12 +278,12 @@ func (r *Redis) sending(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// ask sends q to the server that has its buckets, and appends the outcomes to dst. After an
+// call sends q to the server that has its buckets, and appends the outcomes to dst. After an
 // error q may still be in flight. If a renewal of what this process holds has overtaken q, it
-// is asked again.
-func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (srv *redisscript.Server, outcomes []outcome, err error) {
+// is queried again.
+func (r *Redis) call(end redisscript.Deadline, q *query, dst []outcome) (srv *redisscript.Server, outcomes []outcome, err error) {
 	for range 2 {
-		srv, outcomes, err = r.askOnce(end, q, dst)
+		srv, outcomes, err = r.callOnce(end, q, dst)
 		if err != nil || !isLate(outcomes[len(dst):]) {
 			return srv, outcomes, err
 		}
@@ -292,8 +292,8 @@ func (r *Redis) ask(end redisscript.Deadline, q *query, dst []outcome) (srv *red
 	return srv, dst, errOvertaken
 }
 
-// askOnce is ask without asking again.
-func (r *Redis) askOnce(end redisscript.Deadline, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
+// callOnce is call without a second attempt.
+func (r *Redis) callOnce(end redisscript.Deadline, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
 	srv, err := r.client.Do(end, &q.Call)
 	if err != nil {
 		r.eachReservation(q, func(k *reservation) {
@@ -353,4 +353,4 @@ var errCorrupt = errors.New("a key does not hold a bucket")
 var errOvertaken = errors.New("what this process holds was renewed meanwhile")
 
 // errLate is the error for a request whose deadline passed before it was sent.
-var errLate = errors.New("no time was left to ask a server")
+var errLate = errors.New("no time was left to query a server")

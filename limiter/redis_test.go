@@ -452,21 +452,21 @@ func TestRedisScriptFlushed(t *testing.T) {
 func TestRedisGroups(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
+	one, all := newClockedRedis(t, server, "one:"), newClockedRedis(t, server, "all:")
 	groups, shared, alike, leveled := 0, 0, 0, 0
 	checkTraces(t, 1, func(t *rapid.T) {
 		one.flush(t)
 		buckets, last, limit := drawBuckets(t, drawAnyShape), Decision{}, Limit{Size: 1, DripInterval: time.Second, DripSize: 1}
 		for range rapid.IntRange(1, 20).Draw(t, "calls") {
 			one.at(t, one.keep(one.now+drawMove(t, limit, last, true)))
-			var reqs []told
+			var reqs []reported
 			for range rapid.IntRange(1, 8).Draw(t, "requests") {
-				req := told{Request: drawRequest(t, buckets)}
+				req := reported{Request: drawRequest(t, buckets)}
 				if rapid.Bool().Draw(t, "levels") {
 					req.levels = drawLevels(t, req.Buckets)
 				}
 				times := rapid.IntRange(1, 3).Draw(t, "times")
-				reqs = append(reqs, slices.Repeat([]told{req}, times)...)
+				reqs = append(reqs, slices.Repeat([]reported{req}, times)...)
 				if alike += times - 1; times > 1 && req.levels != nil {
 					leveled++
 				}
@@ -495,10 +495,10 @@ func TestRedisGroups(t *testing.T) {
 
 // checkGroups has one store decide requests one after the other, and another all of
 // them in one call, checks that they agree, and returns the Decisions.
-func checkGroups(t rapid.TB, one, all *virtual, reqs []told) (want []Decision) {
+func checkGroups(t rapid.TB, one, all *clockedRedis, reqs []reported) (want []Decision) {
 	t.Helper()
 	for _, req := range reqs {
-		outcomes, err := askTold(one.Redis, req.Request, req.levels)
+		outcomes, err := callWithLevels(one.Redis, req.Request, req.levels)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -538,7 +538,7 @@ func checkGroups(t rapid.TB, one, all *virtual, reqs []told) (want []Decision) {
 // becomes that the first of two equal requests tells is not what the second tells.
 func TestRedisEqualGroups(t *testing.T) {
 	server := redistest.Start(t)
-	one, all := newVirtual(t, server, "one:"), newVirtual(t, server, "all:")
+	one, all := newClockedRedis(t, server, "one:"), newClockedRedis(t, server, "all:")
 	threes := Limit{Size: 3, DripInterval: time.Hour, DripSize: 3}
 	aligned := threes
 	aligned.Aligned = true
@@ -550,15 +550,15 @@ func TestRedisEqualGroups(t *testing.T) {
 			return Request{Buckets: []Bucket{b}}
 		}
 		of := func(s bucket.Ahead, dirty dirtiness) []localLevel { return []localLevel{{s, 0, dirty}} }
-		checkGroups(t, one, all, []told{{request(3, false), of(bucket.Ahead{Clear: 1, Rest: 0}, unsure)}})
-		equal := told{request(2, true), of(bucket.Ahead{Clear: 2, Rest: 1}, own)}
-		checkGroups(t, one, all, []told{equal, equal, {Request: request(3, false)}})
+		checkGroups(t, one, all, []reported{{request(3, false), of(bucket.Ahead{Clear: 1, Rest: 0}, unsure)}})
+		equal := reported{request(2, true), of(bucket.Ahead{Clear: 2, Rest: 1}, own)}
+		checkGroups(t, one, all, []reported{equal, equal, {Request: request(3, false)}})
 	}
 }
 
 // told is a request as it is sent to the script, with levels that its buckets have
 // at least.
-type told struct {
+type reported struct {
 	Request
 	levels []localLevel
 }
@@ -588,7 +588,7 @@ func drawLevels(t *rapid.T, buckets []Bucket) []localLevel {
 
 // callScript has the script of v decide several requests in one call, by the
 // interface that core.lua describes.
-func callScript(t rapid.TB, v *virtual, reqs []told) []int64 {
+func callScript(t rapid.TB, v *clockedRedis, reqs []reported) []int64 {
 	t.Helper()
 	truth := map[bool]byte{true: 1}
 	var keys []string
@@ -768,7 +768,7 @@ func TestRedisCorruptValues(t *testing.T) {
 		check("a reset", l.Clear, l.RetryAfter, l.Remaining, err)
 		set()
 		if rapid.Bool().Draw(t, "tell") {
-			if _, err := askTold(v.Redis, req(), drawLevels(t, []Bucket{b})); err != nil {
+			if _, err := callWithLevels(v.Redis, req(), drawLevels(t, []Bucket{b})); err != nil {
 				t.Fatalf("a request that tells with %q: %v", value, err)
 			}
 		}
@@ -829,7 +829,7 @@ func TestRedisForeignHolds(t *testing.T) {
 // TestRedisClockWrongByDecades guards that a server whose clock is wrong by
 // decades can read the buckets that it has stored: its times have fewer digits.
 func TestRedisClockWrongByDecades(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	for _, year := range []int{1971, 1999, 2030} {
 		now := time.Date(year, time.June, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
@@ -849,7 +849,7 @@ func TestRedisClockWrongByDecades(t *testing.T) {
 // millisecond, however soon its bucket is empty: servers refuse that. It also guards
 // that no key expires before, or much after, its bucket is empty.
 func TestRedisExpiryIsInTheFuture(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 4, DripInterval: 250 * time.Microsecond, DripSize: 1}, Cost: 1}
 	for offset := int64(0); offset < 1000; offset += 50 {
 		for b.Cost = 1; b.Cost <= 4; b.Cost++ {
@@ -1584,7 +1584,7 @@ func FuzzStoredValue(f *testing.F) {
 		for _, what := range []byte{byte(AccountingAtomic), whatSettle, whatRenew} {
 			set()
 			req := toHold(Request{Buckets: []Bucket{b}})
-			if _, _, err := r.ask(inTime(), asTab(r.query(req, what)), nil); err != nil {
+			if _, _, err := r.call(inTime(), asTab(r.query(req, what)), nil); err != nil {
 				t.Fatalf("%.40q: %d: %v", value, what, err)
 			}
 		}
@@ -1607,7 +1607,7 @@ func checkAcceptedWrites(t *testing.T, l Limit) {
 	l.CountDenied, l.DripInterval = false, time.Hour
 	server := redistest.Start(t)
 	r := newTestRedis(t, server, func(opt *RedisOptions) { opt.Fallback = NewMemory() })
-	ask := func(key string) Decider {
+	call := func(key string) Decider {
 		r.denyCache = newDenyCache(64)
 		b := Bucket{Name: "b", Key: key, Limit: l, Cost: 1}
 		return mustTake(t, r, Request{Buckets: []Bucket{b}})[0].By
@@ -1617,15 +1617,15 @@ func checkAcceptedWrites(t *testing.T, l Limit) {
 			t.Fatal(err)
 		}
 	}
-	ask("full")
+	call("full")
 	limit("1")
 	for i := range 20 {
-		ask(fmt.Sprint("new", i))
+		call(fmt.Sprint("new", i))
 	}
 	limit("0")
 	redistest.WaitFor(t, 5*time.Second, func() error {
 		for range 10 { // some of them probe the server even while it counts as down
-			if by := ask("full"); by != DecidedByRedis {
+			if by := call("full"); by != DecidedByRedis {
 				return fmt.Errorf("decided by %v", by)
 			}
 		}
@@ -1642,7 +1642,7 @@ func TestRedisToldOfEmptyWindow(t *testing.T) {
 	req := Request{Buckets: []Bucket{b}}
 	q := r.query(req, byte(AccountingAtomic))
 	q.buckets[0].local = localLevel{bucket.Ahead{}, 10, unsure}
-	_, outcomes, err := r.ask(inTime(), q, nil)
+	_, outcomes, err := r.call(inTime(), q, nil)
 	if err != nil || !outcomes[0].denied || !outcomes[0].blocked {
 		t.Errorf("%+v, error %v", outcomes, err)
 	}

@@ -18,14 +18,14 @@ import (
 // Only Addresses are required.
 type RedisOptions struct {
 	// The host:port of each server, or the path of a unix socket. One address is
-	// that of the server itself. Several are those of cluster servers, which know
-	// the others. With MasterName they are those of sentinels.
+	// the server's own. Several belong to cluster servers, which know
+	// the others. With MasterName they belong to sentinels.
 	Addresses []string
 
-	// Whether a single address is that of a cluster server.
+	// Whether a single address belongs to a cluster server.
 	Cluster bool
 
-	// The name by which the sentinels know the server. They are asked for its
+	// The name by which the sentinels know the server. They are queried for its
 	// address whenever a connection is made.
 	MasterName string
 
@@ -52,7 +52,7 @@ type RedisOptions struct {
 	// braces.
 	KeyPrefix string
 
-	// A secret for hashing keys, so that nobody who sees the server's keys can
+	// A secret for hashing keys, so that a person who sees the server's keys can't
 	// find out whose they are by guessing. Empty means a plain digest.
 	KeySecret string
 
@@ -167,9 +167,9 @@ func (opt *RedisOptions) forScripts() redisscript.Options {
 	return options
 }
 
-// place returns a digest that is equal for options with which the same buckets
+// location returns a digest that is equal for options with which the same buckets
 // have the same keys in the same servers. It reveals nothing else.
-func (opt *RedisOptions) place() string {
+func (opt *RedisOptions) location() string {
 	digest := sha256.New()
 	fmt.Fprintf(digest, "%q %t %q %d %q %q", slices.Sorted(slices.Values(opt.Addresses)),
 		opt.Cluster, opt.MasterName, opt.DB, opt.KeyPrefix, opt.KeySecret)

@@ -112,7 +112,7 @@ func (r *Redis) remove(buckets []removal) {
 	}
 	end := redisscript.Deadline{At: time.Now().Add(r.timeout)}
 	var q *query
-	ask := func() {
+	send := func() {
 		if q == nil {
 			return
 		}
@@ -129,15 +129,15 @@ func (r *Redis) remove(buckets []removal) {
 			continue
 		}
 		if q == nil || !r.client.OneServer() {
-			ask()
+			send()
 			q = &query{what: whatRemove, stage: ended}
 			q.Owner = q
 		}
 		limit := b.partition.id.bucket()
 		q.Keys = append(q.Keys, string(limit.appendRest(r.keys.appendDigest(nil, b.digest))))
-		q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit.Limit), local: localLevel{Ahead: b.Ahead(now), dirty: unsure}})
+		q.buckets = append(q.buckets, bucketQuery{limit: bucket.Limit(limit.Limit), local: localLevel{Ahead: b.Ahead(now), dirty: unsure}})
 	}
-	ask()
+	send()
 }
 
 // holds reports whether m has a bucket with the removal's identity.

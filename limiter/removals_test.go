@@ -110,7 +110,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 	charge := func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
 		decide(t, other, AccountingAtomic, b)
 	}
-	ask := func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
+	call := func(t *testing.T, _ *redistest.Server, _, other *Redis, b Bucket) {
 		b.Cost = 9 // denied
 		decide(t, other, AccountingAtomic, b)
 	}
@@ -123,7 +123,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 		{"nothing", 1, nothing, false},
 		{"another's drip", 1, charge, true},
 		{"another's units within a drip", 5, charge, true},
-		{"another's denial", 1, ask, false},
+		{"another's denial", 1, call, false},
 		{"held again", 1, func(t *testing.T, _ *redistest.Server, node, _ *Redis, b Bucket) {
 			b.Cost = 9 // denied, but followed
 			decide(t, node, AccountingAtomic, b)
@@ -142,7 +142,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 		}, true},
 		{"nothing, of a sliding window", 0, nothing, false},
 		{"another's units in a sliding window", 0, charge, true},
-		{"another's denial by a sliding window", 0, ask, false},
+		{"another's denial by a sliding window", 0, call, false},
 		{"nothing, of one that warms up", -1, nothing, false},
 		{"another's units in one that warms up", -1, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
 			key := node.keys.of(&b)
@@ -150,10 +150,10 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 			s = b.Limit.of().Add(s, 1, bucket.Moment{Now: s.Free()}) // as soon as it is free
 			server.Client().Set(t.Context(), key, b.Limit.written(s, serverTime(t, server)).value(), time.Hour)
 		}, true},
-		{"another's denial by one that warms up", -1, ask, false},
+		{"another's denial by one that warms up", -1, call, false},
 		{"nothing, of a log", -2, nothing, false},
 		{"another's units in a log", -2, charge, true},
-		{"another's denial by a log", -2, ask, false},
+		{"another's denial by a log", -2, call, false},
 		{"no log", -2, func(t *testing.T, server *redistest.Server, node, _ *Redis, b Bucket) {
 			server.Client().Set(t.Context(), node.keys.of(&b), "L", time.Hour)
 		}, true},
@@ -302,7 +302,7 @@ func TestEqualRemovals(t *testing.T) {
 	for _, buckets := range []int{1, 2} {
 		q := query{what: whatRemove}
 		for range buckets {
-			q.buckets = append(q.buckets, asked{limit: bucket.Limit(limit), local: localLevel{bucket.Ahead{Clear: limit.of().Rate(), Rest: 0}, 0, unsure}})
+			q.buckets = append(q.buckets, bucketQuery{limit: bucket.Limit(limit), local: localLevel{bucket.Ahead{Clear: limit.of().Rate(), Rest: 0}, 0, unsure}})
 		}
 		removal := q.appendGroup(nil)
 		removal[1] = 2 // a run of two
@@ -314,7 +314,7 @@ func TestEqualRemovals(t *testing.T) {
 			}
 		}
 		charged := fmt.Sprint("charged", buckets)
-		q = query{buckets: []asked{{limit: bucket.Limit(limit), cost: 1}}}
+		q = query{buckets: []bucketQuery{{limit: bucket.Limit(limit), cost: 1}}}
 		take := q.appendGroup(nil)
 		if err := client.Eval(t.Context(), takeSource, append(keys, charged), removal, take).Err(); err != nil {
 			t.Fatal(err)

@@ -31,7 +31,7 @@ const (
 	lookTogether = 64
 )
 
-// renewal is the renewal of an account, which stands for the one before.
+// renewal is the renewal of an account, which represents the one before.
 type renewal struct {
 	units   int64
 	running []*reservation // what is held for certain
@@ -41,7 +41,7 @@ type renewal struct {
 	heard   time.Duration // of that account
 	sent    bool          // whether it is in flight
 	tries   int           // how often it was sent
-	beside  bool          // whether more was held in the new account before it was answered
+	grew    bool          // whether more was held in the new account before it was answered
 }
 
 // advance sends what is to be sent of t. Again says whether that goes for what was not
@@ -151,7 +151,7 @@ func (n *ledger) wasSettled(q *query, outcomes []outcome, sent time.Duration, er
 		r := t.renewal
 		left := min(max(r.charged-held.charged, 0), r.owed)
 		a.known, r.owed = r.owed-left, left
-	case !current || held.receipt != t.receipt: // its renewal settles it, or the server has opened the account anew since, see admitted
+	case !current || held.receipt != t.receipt: // its renewal settles it, or the server has opened the account again since, see admitted
 	case t.runs(): // lost by the server, or lapsed
 		t.lose()
 		a.doubtful = true
@@ -172,7 +172,7 @@ func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, er
 	n.lock()
 	r := t.renewal
 	r.sent = false
-	t.asked = t.asked || !redisscript.NotRun(err)
+	t.mayExist = t.mayExist || !redisscript.NotRun(err)
 	if err != nil {
 		a.unknown = t.failed(err)
 		n.store.fallback.settled(q, nil, a)
@@ -198,7 +198,7 @@ func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, er
 		k.inServer = true
 	}
 	t.lost = t.lost && t.doubt
-	t.doubt = t.doubt || r.tries > 1 && r.beside || outcomes[0].receipt < 0
+	t.doubt = t.doubt || r.tries > 1 && r.grew || outcomes[0].receipt < 0
 	a.doubtless = !t.doubt
 	t.renewal, t.heard = nil, sent
 	n.store.fallback.settled(q, outcomes, a)
@@ -269,10 +269,10 @@ func (n *ledger) run() {
 }
 
 // tick renews what is due, and sends again what was not answered. It sends a few calls at a
-// time, and lets go the lock again and again, so that requests do not wait for all of them.
+// time, and releases the lock again and again, so that requests do not wait for all of them.
 func (n *ledger) tick() {
 	n.lock()
-	looked, sent, together := 0, 0, max(sendTogether, len(n.all)/sendPortions)
+	looked, sent, combine := 0, 0, max(sendTogether, len(n.all)/sendPortions)
 	now := n.store.clock()
 	for key, t := range n.all {
 		if looked++; looked%lookTogether == 0 {
@@ -295,7 +295,7 @@ func (n *ledger) tick() {
 		}
 		n.unlock()
 		n.submit(q)
-		if sent++; sent%together == 0 {
+		if sent++; sent%combine == 0 {
 			time.Sleep(sendPause)
 			now = n.store.clock()
 		}

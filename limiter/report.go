@@ -7,16 +7,16 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// What this process has charged by itself is reported to the server, which charges it whether
+// What this process has charged on its own is reported to the server, which charges it whether
 // there is room or not, and returns the level. With [Eventual], that is what the process has
 // admitted by the level that it has last heard, at intervals; of a request that held nothing,
-// what it was charged in the end, at once. Units that are to be reported are like those of
-// requests in flight: the next request has to fit beside them, wherever it is decided. One
+// what it was charged in the end, at once. Units that are to be reported are like the units of
+// requests in flight: the next request has to fit next to them, wherever it is decided. One
 // query gathers them while the last is in flight, and counts as in flight too, although it is
 // sent later: until then servers count it as in flight, see fallback.
 //
 // If it is not known whether a report has arrived, or none can be sent, its units are
-// added to the level that this process knows, like those of any request without an answer,
+// added to the level that this process knows, like the units of any request without an answer,
 // see fallback.
 
 const (
@@ -59,7 +59,7 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, peek: true})
 	denied := req.denied(dst[before:])
 	for i := range req.Buckets {
-		b, o, hash := &req.Buckets[i], &dst[before+i], w.places[i].hash
+		b, o, hash := &req.Buckets[i], &dst[before+i], w.locations[i].hash
 		o.by, o.blocked = DecidedByEventual, false
 		switch {
 		case o.denied:
@@ -76,7 +76,7 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	return dst
 }
 
-// charge has what a request was charged in the end reported, before whatever is asked later.
+// charge has what a request was charged in the end reported, before any later query.
 func (rs *reports) charge(b Bucket) {
 	f := rs.store.fallback
 	if b.ShareKey != "" {
@@ -125,7 +125,7 @@ func (rs *reports) add(b *Bucket, hash uint64, now int64) {
 	}
 }
 
-// refresh asks the server for the level of b, which is full here, if it has reported none for
+// refresh reads from the server the level of b, which is full here, if it has reported none for
 // long.
 func (rs *reports) refresh(b *Bucket, hash uint64, now int64) {
 	p := rs.report(hash, now)
@@ -260,7 +260,7 @@ func (rs *reports) answered(p *report, q *query, err error) {
 	switch p.sent, p.heard = nil, now; {
 	case p.next != nil:
 		rs.wakeBy(min(p.due, now))
-	case q.what != whatReport: // nobody decides by when it was heard
+	case q.what != whatReport: // no decision depends on when it was heard
 		delete(rs.of, q.buckets[0].hash)
 	}
 }
@@ -277,7 +277,7 @@ func (rs *reports) close() {
 	}
 }
 
-// sweep removes reports of buckets about which nobody has asked lately.
+// sweep removes reports of buckets about which it has had no requests lately.
 func (rs *reports) sweep(now int64) {
 	if now-rs.swept < refreshAfter.Microseconds() && len(rs.of) < 2*len(rs.queue)+reportKeys {
 		return
@@ -302,7 +302,7 @@ func (rs *reports) inProgress() bool {
 	return false
 }
 
-// forget forgets what is to be reported of b, which has been emptied, but for what was
+// forget forgets what is to be reported of b, which has been emptied, except for what was
 // admitted since x was sent, if it is not nil.
 func (rs *reports) forget(b *Bucket, x *emptying) {
 	f := rs.store.fallback

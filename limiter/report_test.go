@@ -226,7 +226,7 @@ func TestUnreportedBesideExact(t *testing.T) {
 }
 
 // TestUnreportedTakesRoomBesideOthers guards that what a node has not reported takes room
-// beside what the server knows of all nodes, and that the server is told of no level with it:
+// next to what the server knows of all nodes, and that the server is told of no level with it:
 // a bucket whose key was deleted stays empty.
 func TestUnreportedTakesRoomBesideOthers(t *testing.T) {
 	f := newFleet(t, redistest.Start(t), 2)
@@ -251,7 +251,7 @@ func TestUnreportedTakesRoomBesideOthers(t *testing.T) {
 	}
 }
 
-// TestReportsSeeResets guards that a node which only denies asks for the level once a
+// TestReportsSeeResets guards that a node which only denies reads the level once a
 // second, and so sees that another has emptied the bucket.
 func TestReportsSeeResets(t *testing.T) {
 	f := newFleet(t, redistest.Start(t), 2)
@@ -275,7 +275,7 @@ func TestReportsSeeResets(t *testing.T) {
 	}
 }
 
-// TestResetKeepsUnreported guards that a reset forgets what has not been reported, but for
+// TestResetKeepsUnreported guards that a reset forgets what has not been reported, except for
 // what was admitted since it was sent: the server may have run it before that.
 func TestResetKeepsUnreported(t *testing.T) {
 	for _, tc := range []struct {
@@ -313,7 +313,7 @@ func TestResetKeepsUnreported(t *testing.T) {
 }
 
 // TestReportsSurviveEmptyRestart guards that a full bucket stays full if Redis restarts
-// without its data, time and again: a report of no units, which only asks for the level, puts
+// without its data, time and again: a report of no units, which only reads the level, puts
 // back what the server has lost. Otherwise the node would take the answer, which repeats what
 // it told, for what the server knows, and the next answer for a bucket that somebody emptied.
 func TestReportsSurviveEmptyRestart(t *testing.T) {

@@ -1,14 +1,14 @@
--- What is asked of a bucket and what is found of it are locals, since most groups have one
+-- What a call says of a bucket and what is found of it are locals, since most groups have one
 -- bucket. Where there are several, each has a row that keeps them from pass to pass, and from
 -- group to group of a run. A row is a list: the fields that are named here are replaced by
 -- their places in it where the script is composed, because a name for a key costs time.
 
---# what is asked
+--# arguments
 local rows = several and {}
 local algorithm, kind, counts, dry, role, size, period, drip, phase, cost
 local reported, reportedRest, inFlight, reportedStart -- of the level that the node knows
 local ahead, least -- to LEASE
-local account -- what is asked of one, or false, see held.lua
+local account -- what the call says of one, or false, see held.lua
 
 --# what is found
 local clear, rest -- the level
@@ -34,7 +34,7 @@ if several then
   }
 end
 
---# asked
+--# bucket
 if several then
   local row = rows[i]
   algorithm, kind, dry, role, size, period, drip, phase, cost, reported, reportedRest, inFlight, reportedStart, account, ahead, least =

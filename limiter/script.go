@@ -28,7 +28,7 @@ var (
 // and with rows as lists.
 func compose(name string) string { return listed(inserted(name, "")) }
 
-// inserted returns a Lua file, or a part of one, with all that it inserts. It stands there as
+// inserted returns a Lua file, or a part of one, with all that it inserts. It is there as
 // text, and not as a function, since one that uses what is around it costs time in each call.
 func inserted(name, part string) string {
 	file, err := luaFiles.ReadFile(name)
@@ -63,20 +63,20 @@ func partOf(text, part string) string {
 // listed returns a script in which rows, which are written as tables with named fields, are
 // lists in the order in which row.lua makes them: a name costs time wherever it is used.
 func listed(source string) string {
-	places := map[string]int{}
+	locations := map[string]int{}
 	source = rowMade.ReplaceAllStringFunc(source, func(row string) string {
 		begin := strings.Index(row, "{")
 		return row[:begin] + rowField.ReplaceAllStringFunc(row[begin:], func(field string) string {
-			places[strings.TrimSuffix(field, " = ")] = len(places) + 1
+			locations[strings.TrimSuffix(field, " = ")] = len(locations) + 1
 			return ""
 		})
 	})
 	return rowUse.ReplaceAllStringFunc(source, func(use string) string {
 		m := rowUse.FindStringSubmatch(use)
-		place, ok := places[m[2]]
+		location, ok := locations[m[2]]
 		if !ok {
 			panic(fmt.Sprintf("a row has no %s", m[2]))
 		}
-		return fmt.Sprintf("%s[%d]", m[1], place)
+		return fmt.Sprintf("%s[%d]", m[1], location)
 	})
 }

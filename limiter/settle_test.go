@@ -14,7 +14,7 @@ import (
 )
 
 // settled waits until the servers of the stores, whose requests have all ended, hold nothing of
-// b, and checks that it has been charged so many units, and at most so many more a moment later.
+// b, and checks that it has been charged that many units, and at most that many more a moment later.
 func settled(t *testing.T, b Bucket, want, more int64, stores ...*Redis) {
 	t.Helper()
 	var l Level
@@ -116,7 +116,7 @@ func TestSettledOnce(t *testing.T) {
 	}
 }
 
-// pauseFor has a server wait for so many milliseconds before it goes on with commands.
+// pauseFor has a server wait for that many milliseconds before it goes on with commands.
 func pauseFor(t *testing.T, server *redistest.Server, ms int, what string) {
 	t.Helper()
 	if err := server.Client().Do(t.Context(), "CLIENT", "PAUSE", ms, what).Err(); err != nil {
@@ -158,8 +158,8 @@ func TestSettledBesideOtherNodes(t *testing.T) {
 func TestSettledOnceThroughMoves(t *testing.T) {
 	t.Parallel()
 	type stores struct {
-		open func(place string) (*Redis, *redistest.Proxy)
-		ask  func(r *Redis) *Held // that counts nothing, unless it is settled otherwise
+		open func(location string) (*Redis, *redistest.Proxy)
+		call func(r *Redis) *Held // that counts nothing, unless it is settled otherwise
 	}
 	for _, tc := range []struct {
 		name string
@@ -169,39 +169,39 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 		{"and back, while the charge is on its way", 1, func(s stores) *Redis {
 			a, _ := s.open("a:")
 			c, slow := s.open("c:")
-			h := s.ask(a)
-			s.ask(c).Settle(0, 0)
+			h := s.call(a)
+			s.call(c).Settle(0, 0)
 			time.Sleep(resendEvery)
 			slow.Delay(400 * time.Millisecond)
 			h.Settle(0, 1)
 			time.Sleep(resendEvery / 2)
 			a2, _ := s.open("a:")
-			s.ask(a2).Settle(0, 0)
+			s.call(a2).Settle(0, 0)
 			return a2
 		}},
 		{"and back, while the charge of the place between is on its way", 1, func(s stores) *Redis {
 			a, _ := s.open("a:")
 			c, slow := s.open("c:")
-			s.ask(a).Settle(0, 0)
-			h := s.ask(c)
+			s.call(a).Settle(0, 0)
+			h := s.call(c)
 			slow.Delay(400 * time.Millisecond)
 			h.Settle(0, 1)
 			time.Sleep(resendEvery / 2)
 			a2, _ := s.open("a:")
-			s.ask(a2).Settle(0, 0)
+			s.call(a2).Settle(0, 0)
 			c2, _ := s.open("c:")
-			s.ask(c2).Settle(0, 0)
+			s.call(c2).Settle(0, 0)
 			return c2
 		}},
 		{"and back, while the charge is lost on its way", 1, func(s stores) *Redis {
 			a, cut := s.open("a:")
-			h := s.ask(a)
+			h := s.call(a)
 			cut.BlackHole()
 			h.Settle(0, 1)
 			time.Sleep(resendEvery / 2)
-			for _, place := range []string{"c:", "a:"} {
-				r, _ := s.open(place)
-				s.ask(r).Settle(0, 0)
+			for _, location := range []string{"c:", "a:"} {
+				r, _ := s.open(location)
+				s.call(r).Settle(0, 0)
 				a = r
 			}
 			cut.Pass()
@@ -211,17 +211,17 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 		}},
 		{"to the same place, and the old store is closed", 1, func(s stores) *Redis {
 			a, _ := s.open("a:")
-			h := s.ask(a)
+			h := s.call(a)
 			a2, _ := s.open("a:")
-			s.ask(a2).Settle(0, 0)
+			s.call(a2).Settle(0, 0)
 			_ = a.Close()
-			s.ask(a2).Settle(0, 0)
+			s.call(a2).Settle(0, 0)
 			h.Settle(0, 1)
 			return a2
 		}},
 		{"to the same place, and it does not count", 0, func(s stores) *Redis {
 			a, _ := s.open("a:")
-			h := s.ask(a)
+			h := s.call(a)
 			a2, _ := s.open("a:")
 			_ = a.Close()
 			h.Settle(0, 0)
@@ -229,7 +229,7 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 		}},
 		{"to another place, and the old store is closed", 1, func(s stores) *Redis {
 			a, _ := s.open("a:")
-			h := s.ask(a)
+			h := s.call(a)
 			c, _ := s.open("c:")
 			_ = a.Close()
 			h.Settle(0, 1)
@@ -237,9 +237,9 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 		}},
 		{"to another place, and costs more in the end", 5, func(s stores) *Redis {
 			a, _ := s.open("a:")
-			h := s.ask(a)
+			h := s.call(a)
 			c, _ := s.open("c:")
-			s.ask(c).Settle(0, 2)
+			s.call(c).Settle(0, 2)
 			h.Settle(0, 3)
 			return c
 		}},
@@ -248,10 +248,10 @@ func TestSettledOnceThroughMoves(t *testing.T) {
 			t.Parallel()
 			m, server, b := NewMemory(), redistest.Start(t), hourly(100)
 			last := tc.run(stores{
-				func(place string) (*Redis, *redistest.Proxy) {
+				func(location string) (*Redis, *redistest.Proxy) {
 					p := redistest.StartProxy(t, server.Addr)
-					r := newRedis(RedisOptions{Addresses: []string{p.Addr}, Timeout: 2 * time.Second, Fallback: m, KeyPrefix: place}, takeScript)
-					r.place, r.fallback.place = place, place // however it is reached
+					r := newRedis(RedisOptions{Addresses: []string{p.Addr}, Timeout: 2 * time.Second, Fallback: m, KeyPrefix: location}, takeScript)
+					r.location, r.fallback.location = location, location // however it is reached
 					t.Cleanup(func() { _ = r.Close() })
 					r.Connect(t.Context())
 					return r, p
@@ -275,7 +275,7 @@ func withStuckClient(m *Memory) (*Redis, *stuckClient) {
 	return r, client
 }
 
-// answerWith answers q, about b, by a level of so many units.
+// answerWith answers q, about b, by a level of that many units.
 func answerWith(t *testing.T, r *Redis, q *query, b Bucket, units int64) {
 	t.Helper()
 	l := b.Limit.of().Complete()
@@ -322,7 +322,7 @@ func TestChargeWhileAnswerIsFollowed(t *testing.T) {
 				} else {
 					q = look()
 				}
-				p := m.place(&b)
+				p := m.location(&b)
 				m.lock(&p) // as another request has it for a moment
 				steps := []func(){func() { m.chargeLater(b, 1) }, func() { answerWith(t, r, q, b, says) }}
 				if answerFirst {
@@ -352,12 +352,12 @@ func TestRestartHoldsNoTable(t *testing.T) {
 	f := newFallback(m, 0, "")
 	f.send(nil, []*redisscript.Call{})
 	follow(m, &b, bucket.Ahead{Clear: time.Hour.Microseconds()})
-	p := m.place(&b)
+	p := m.location(&b)
 	m.lock(&p)
 	f.restarted(nil) // would wait for ever
 	p.table.mu.Unlock()
-	if told := dirtyLevels(m, []Bucket{b}); len(told) != 1 || told[0].dirty != own {
-		t.Errorf("%+v is told", told)
+	if reported := dirtyLevels(m, []Bucket{b}); len(reported) != 1 || reported[0].dirty != own {
+		t.Errorf("%+v is told", reported)
 	}
 }
 
@@ -366,7 +366,7 @@ func TestRestartHoldsNoTable(t *testing.T) {
 func TestLapseWhileAsleep(t *testing.T) {
 	t.Parallel()
 	for _, charge := range []int64{0, 1, 3} {
-		v := newVirtual(t, redistest.Start(t), "rl:")
+		v := newClockedRedis(t, redistest.Start(t), "rl:")
 		v.fallback = newFallback(NewMemory(), 50*time.Millisecond, "")
 		awake, c, began := time.Duration(0), new(clock), v.now
 		v.clock = func() time.Duration { return c.show(awake, time.Duration(v.now-began)*time.Microsecond) }
@@ -445,7 +445,7 @@ func TestHugeCharges(t *testing.T) {
 }
 
 // TestHugeCostsOfDenied guards that a request of a cost that no bucket holds, which is denied
-// while a renewal counts what it asks for, leaves totals that go on counting.
+// while a renewal counts what it requests, leaves totals that go on counting.
 func TestHugeCostsOfDenied(t *testing.T) {
 	r, _ := withStuckClient(NewMemory())
 	b := hourly(3)

@@ -17,7 +17,7 @@ import (
 // the order in which they were sent, when the test says so.
 type wire struct {
 	store *Redis
-	v     *virtual
+	v     *clockedRedis
 	sha   string
 	line  []*redisscript.Call // sent and not run
 	late  bool                // whether the server does not answer in time
@@ -135,7 +135,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 	t.Parallel()
 	singleGoroutine(t)
 	findNotSent(t)
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
 	if err != nil {
 		t.Fatal(err)
@@ -166,9 +166,9 @@ func TestSettledOnceInHistories(t *testing.T) {
 		}
 		asleep := false
 		nodes := make([]*node, rapid.IntRange(1, 2).Draw(t, "processes"))
-		open := func(n *node, place string) *wire {
-			r := newRedisWithoutClient(RedisOptions{KeyPrefix: place, Timeout: 50 * time.Millisecond, Fallback: n.memory})
-			r.place, r.fallback.place, r.ledger.running, r.reports.running = place, place, true, true
+		open := func(n *node, location string) *wire {
+			r := newRedisWithoutClient(RedisOptions{KeyPrefix: location, Timeout: 50 * time.Millisecond, Fallback: n.memory})
+			r.location, r.fallback.location, r.ledger.running, r.reports.running = location, location, true, true
 			c, began, awake := new(clock), v.now, n.awake
 			r.clock = func() time.Duration {
 				return c.show(time.Duration(n.awake-awake)*time.Microsecond, time.Duration(v.now-began)*time.Microsecond)
@@ -190,7 +190,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 				}
 			}
 		}
-		exact, told := len(nodes) == 1, true
+		exact, reported := len(nodes) == 1, true
 		pass := func(d time.Duration) {
 			for ; d > 0; d -= resendEvery {
 				v.advance(t, min(d, resendEvery))
@@ -295,7 +295,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 				_ = w.store.Close()
 				n.closed = append(n.closed, w)
 				for _, account := range w.store.ledger.all { // what it could not tell lapses
-					told, exact = told && account.isIdle(), exact && account.isIdle()
+					reported, exact = reported && account.isIdle(), exact && account.isIdle()
 				}
 			}
 			for _, n := range nodes {
@@ -339,7 +339,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 		for _, n := range nodes {
 			v.client, v.keys = n.store.store.client, n.store.store.keys
 			l, err := n.store.store.Peek(context.Background(), b)
-			if err != nil || l.Held != 0 && told || exact && l.Units != total || l.Units < min(n.charged, limit.Size) {
+			if err != nil || l.Held != 0 && reported || exact && l.Units != total || l.Units < min(n.charged, limit.Size) {
 				t.Fatalf("%+v, %v, want %d of %d units, exactly %t", l, err, n.charged, total, exact)
 			}
 		}

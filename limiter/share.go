@@ -3,7 +3,7 @@ package limiter
 import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
 // If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
-// full share buckets. Shared buckets are kept apart from those of keys and do not
+// full share buckets. Shared buckets are kept apart from buckets of keys and do not
 // count towards MaxKeys. Their number is capped too: when there are too many
 // ShareKeys, the remaining ones share one bucket.
 
@@ -47,7 +47,7 @@ func (m *Memory) shareBuckets(buckets []Bucket, as dirtiness, dst []Bucket) []Bu
 // there is no room for it. If there is room, b starts at the level of the shared
 // bucket.
 func (m *Memory) share(b *Bucket, as dirtiness) {
-	p := m.place(b)
+	p := m.location(b)
 	u := p.partition.usage
 	if p.partition.id.rate != otherNames {
 		u.agree(b.MaxKeys, true)
@@ -124,7 +124,7 @@ func (m *Memory) full(u *usage) bool {
 
 // stored returns the level of b, and whether b exists.
 func (m *Memory) stored(b *Bucket) (bucket.Level, bool) {
-	p := m.place(b)
+	p := m.location(b)
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	s, _ := p.table.get(p.hash)
@@ -132,7 +132,7 @@ func (m *Memory) stored(b *Bucket) (bucket.Level, bool) {
 }
 
 // lock locks p's table. If its partition is dead, it moves p to the new one.
-func (m *Memory) lock(p *place) {
+func (m *Memory) lock(p *location) {
 	for {
 		p.table.mu.Lock()
 		if !p.partition.dead {

@@ -23,17 +23,17 @@ func TestShareUnderFlood(t *testing.T) {
 			b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most}
 			b.ShareKey = "kept"
 			for range 10 {
-				f.ask(b, "kept")
+				f.call(b, "kept")
 			}
 			for i := range 10 * most {
 				f.now += 10 * time.Microsecond
 				b.ShareKey = fmt.Sprint("network ", i%tc.networks*(1000/tc.networks))
-				f.ask(b, fmt.Sprint("flood", i))
+				f.call(b, fmt.Sprint("flood", i))
 			}
 			denied := 0
 			for i := range honest {
 				b.ShareKey = fmt.Sprint("network ", i)
-				if !f.ask(b, fmt.Sprint("honest", i)) {
+				if !f.call(b, fmt.Sprint("honest", i)) {
 					denied++
 				}
 			}
@@ -41,7 +41,7 @@ func TestShareUnderFlood(t *testing.T) {
 			if denied > tc.denied || denied < tc.networks {
 				t.Errorf("denied %d of %d newcomers, want %d to %d", denied, honest, tc.networks, tc.denied)
 			}
-			if f.ask(b, "kept") {
+			if f.call(b, "kept") {
 				t.Error("a full bucket was forgotten")
 			}
 			if u := f.usage("b"); u.Buckets != most || u.Forgotten != 0 || u.Shared < 9*most {
@@ -60,18 +60,18 @@ func TestSharedLevelCarriesOver(t *testing.T) {
 	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: 1, ShareKey: "network"}
 	quick := b
 	quick.Limit.DripInterval = time.Second
-	f.ask(quick, "first")
+	f.call(quick, "first")
 	for i := range 10 {
-		if !f.ask(b, fmt.Sprint(i%3)) {
+		if !f.call(b, fmt.Sprint(i%3)) {
 			t.Fatalf("request %d on the shared bucket was denied", i)
 		}
 	}
-	if f.ask(b, "4") {
+	if f.call(b, "4") {
 		t.Error("the shared bucket is full, and admits")
 	}
 	other := b
 	other.ShareKey = "elsewhere"
-	if !f.ask(other, "5") {
+	if !f.call(other, "5") {
 		t.Error("networks share a bucket")
 	}
 	f.now += 2 * time.Second
@@ -79,7 +79,7 @@ func TestSharedLevelCarriesOver(t *testing.T) {
 		f.now += 10 * time.Millisecond
 		decide(t, f.m, AccountingAtomic, Bucket{Name: "c", Limit: Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}, Cost: 1})
 	}
-	if f.ask(b, "4") {
+	if f.call(b, "4") {
 		t.Error("with room, a key got more than its shared bucket held")
 	}
 	b.Key = "4"
@@ -87,7 +87,7 @@ func TestSharedLevelCarriesOver(t *testing.T) {
 		t.Fatalf("%d buckets of its own", own)
 	}
 	f.now += time.Hour
-	if !f.ask(b, "4") || f.ask(b, "4") {
+	if !f.call(b, "4") || f.call(b, "4") {
 		t.Error("its own bucket does not drip")
 	}
 	usedSlots(t, f.m)
@@ -101,13 +101,13 @@ func TestShareIsBounded(t *testing.T) {
 	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: 2}
 	for i := range 3 * minShared {
 		b.ShareKey = fmt.Sprint(i)
-		f.ask(b, fmt.Sprint(i))
+		f.call(b, fmt.Sprint(i))
 	}
 	if n := usedSlots(t, f.m); n != 2+minShared+1 {
 		t.Errorf("%d buckets, want %d", n, 2+minShared+1)
 	}
 	b.ShareKey = "last"
-	if f.ask(b, "last") {
+	if f.call(b, "last") {
 		t.Error("the last shared bucket is full, and admits")
 	}
 }
@@ -117,7 +117,7 @@ func TestShareIsBounded(t *testing.T) {
 func TestShareTwiceInOneRequest(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 4, MaxKeys: 1, ShareKey: "network"}
-	f.ask(b, "first")
+	f.call(b, "first")
 	one, two := b, b
 	one.Key, two.Key = "one", "two"
 	for range 2 {
@@ -135,12 +135,12 @@ func TestDrainedBucketsMakeRoom(t *testing.T) {
 	f := newFlooded(t)
 	b := Bucket{Name: "b", Limit: Limit{Size: 10, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: most, ShareKey: "network"}
 	for i := range most {
-		f.ask(b, fmt.Sprint("old", i))
+		f.call(b, fmt.Sprint("old", i))
 	}
 	f.now += time.Hour
 	for i := range most / 4 {
 		b.Key = fmt.Sprint("new", i)
-		if f.ask(b, b.Key); ownBuckets(f.m, []Bucket{b}) != 1 {
+		if f.call(b, b.Key); ownBuckets(f.m, []Bucket{b}) != 1 {
 			t.Fatalf("key %d has to share, though %d buckets have drained", i, most-i)
 		}
 	}

@@ -36,7 +36,7 @@ var histories = flag.Int("histories", 600, "how many histories of faults to simu
 func TestNoFaultOverAdmits(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	v := newVirtual(t, server, "rl:")
+	v := newClockedRedis(t, server, "rl:")
 	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func (s *simulated) add(other simulated) {
 type history struct {
 	simulated
 	t        *testing.T
-	v        *virtual
+	v        *clockedRedis
 	random   *rand.Rand
 	events   agenda
 	sha      string // of the script
@@ -140,7 +140,7 @@ type simulatedPart struct {
 // longestStall is how late a server may learn of a level, in µs.
 const longestStall = 11_000_000
 
-func newHistory(t *testing.T, v *virtual, seed uint64) *history {
+func newHistory(t *testing.T, v *clockedRedis, seed uint64) *history {
 	v.flush(t)
 	h := &history{t: t, v: v, random: rand.New(rand.NewPCG(seed, 1)), up: true, timeout: 50_000}
 	v.fallback = newFallback(
@@ -271,7 +271,7 @@ func (h *history) reset(i int, again bool) {
 		h.v.fallback.wasReset(x)
 	}
 	h.events.at(h.v.now+h.timeout, end)
-	h.ask(q, func([]outcome, int64, []int) {
+	h.call(q, func([]outcome, int64, []int) {
 		if over {
 			return
 		}
@@ -324,7 +324,7 @@ func (h *history) failover() {
 	h.up = true
 	for q := h.v.fallback.inFlight; q != nil; q = q.next {
 		for i := range h.buckets {
-			if q.stage == holding && slices.ContainsFunc(q.buckets, func(p asked) bool {
+			if q.stage == holding && slices.ContainsFunc(q.buckets, func(p bucketQuery) bool {
 				return p.hash == h.v.fallback.memory.hash(&h.buckets[i])
 			}) {
 				h.decided[i] = false
@@ -386,7 +386,7 @@ func (h *history) arrive() {
 	h.v.sending(nil, callsOf(batch...))
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
-		h.ask(p.query, func(outcomes []outcome, at int64, lifetime []int) {
+		h.call(p.query, func(outcomes []outcome, at int64, lifetime []int) {
 			if isLate(outcomes) { // nothing was done, and it is decided here
 				h.v.eachReservation(p.query, h.v.ledger.refused)
 				return
@@ -418,8 +418,8 @@ func (h *history) arrive() {
 	h.events.at(h.v.now+h.timeout, func() { h.giveUp(x) })
 }
 
-// ask carries q to the server and its answer back, unless one of the two is lost.
-func (h *history) ask(q *query, answered func(_ []outcome, at int64, lifetime []int)) {
+// call carries q to the server and its answer back, unless one of the two is lost.
+func (h *history) call(q *query, answered func(_ []outcome, at int64, lifetime []int)) {
 	group, keys, life := strings.Clone(q.Arg), append([]string(nil), q.Keys...), h.lives
 	if !h.up {
 		life = -1 // the connection is to a server that is gone
@@ -469,7 +469,7 @@ func (h *history) serve() {
 }
 
 // waste records what a server charged at a time by a reply that is not used.
-func (h *history) waste(buckets []asked, outcomes []outcome, at int64) {
+func (h *history) waste(buckets []bucketQuery, outcomes []outcome, at int64) {
 	for i, o := range outcomes {
 		if o.denied || o.unused || buckets[i].held != nil {
 			continue
@@ -600,7 +600,7 @@ func (h *history) Submit(_ redisscript.Deadline, c *redisscript.Call) error {
 		}
 		q.Done(err)
 	}
-	h.ask(q, func([]outcome, int64, []int) { end(nil) })
+	h.call(q, func([]outcome, int64, []int) { end(nil) })
 	h.events.at(h.v.now+h.timeout, func() { end(errLost) })
 	return nil
 }
@@ -713,10 +713,10 @@ func (a *agenda) Pop() any {
 }
 
 // TestLocalLevelsLeaveNoRoom guards histories in which a server has lost a bucket, in
-// whole or in part, and is told of it: no more is admitted than fits beside what the
+// whole or in part, and is told of it: no more is admitted than fits next to what the
 // node knows and what it has in flight.
 func TestLocalLevelsLeaveNoRoom(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	const second = 1_000_000
 	window := func(units int64) bucket.Level { return bucket.Level{Clear: 1800 * second, Rest: units} }
 	sevens := Limit{Size: 14, DripInterval: 10 * time.Second, DripSize: 7}
@@ -749,24 +749,24 @@ func TestLocalLevelsLeaveNoRoom(t *testing.T) {
 			b.Cost = tc.stored
 			decide(t, v, AccountingAtomic, b)
 		}
-		told := []localLevel{{bucket.Ahead(tc.level), tc.flight, unsure}}
+		reported := []localLevel{{bucket.Ahead(tc.level), tc.flight, unsure}}
 		if tc.own {
-			told[0].dirty = own
+			reported[0].dirty = own
 		}
 		admitted := int64(0)
 		b.Cost = 1
 		for range tc.limit.Size {
-			outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, told)
+			outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, reported)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !outcomes[0].denied {
 				admitted++
 				// The node knows it now.
-				if s := outcomes[0].Ahead; told[0].Clear == 0 {
-					told[0].Ahead = s
+				if s := outcomes[0].Ahead; reported[0].Clear == 0 {
+					reported[0].Ahead = s
 				} else {
-					told[0].Ahead = bucket.Ahead(b.Limit.of().Join(told[0].After(0), s.After(0), 2*time.Second, tc.own))
+					reported[0].Ahead = bucket.Ahead(b.Limit.of().Join(reported[0].After(0), s.After(0), 2*time.Second, tc.own))
 				}
 			}
 		}

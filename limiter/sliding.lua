@@ -30,7 +30,7 @@ local function sliding(what, clear, rest, n, at, size, period, _, phase, other, 
     return whole + last
   end
 
-  if what == 'room' or what == 'beside' then
+  if what == 'room' or what == 'reported' then
     return size - n - units(clear - at, rest)
 
   elseif what == 'add' or what == 'count' then

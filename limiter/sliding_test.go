@@ -181,7 +181,7 @@ func TestRedisSlidingWindows(t *testing.T) {
 // unit, where the product of units and time has too many digits for a double: it is 1
 // less than a multiple of the window.
 func TestRedisSlidingWindowProducts(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for _, before := range []int64{331, 439, 503, 677, 941} { // primes
 		l := SlidingWindow(before, 366*24*time.Hour)
 		rate := big.NewInt(l.of().Rate())
@@ -269,7 +269,7 @@ func TestSlidingWindowDoublesAtMost(t *testing.T) {
 // neither empties a sliding window nor keeps it full for longer than it was when it
 // was written.
 func TestSlidingWindowClockSetBack(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	l := SlidingWindow(10, time.Minute)
 	for _, back := range []time.Duration{
 		time.Microsecond, time.Second, 59 * time.Second, time.Minute, 61 * time.Second, 2 * time.Minute, time.Hour, 365 * 24 * time.Hour,
@@ -308,7 +308,7 @@ func TestSlidingWindowClockSetBack(t *testing.T) {
 // is, it counts in those for which it was told, and none of them ends later for it.
 func TestRedisJoinsSlidingWindows(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
 		l := SlidingWindow(30, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 8 * time.Microsecond, time.Second, time.Minute}).Draw(t, "window"))
@@ -319,27 +319,27 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 			return bucket.Counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.of().Rate(),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(1, 20).Draw(t, label+" last"))
 		}
-		stored, told := draw("stored"), draw("told")
+		stored, reported := draw("stored"), draw("told")
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 31} // never admitted, so nothing is charged
 		server := stored
 		server.Clear += v.now
 		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		want := l.of().Join(stored, told, 0, false)
-		late := told
+		want := l.of().Join(stored, reported, 0, false)
+		late := reported
 		late.Clear += rapid.Int64Range(0, (l.of().Rate()-1)/2).Draw(t, "late")
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(late), 0, dirty}})
+		outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(late), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		switch {
-		case told.Clear > stored.Clear:
+		case reported.Clear > stored.Clear:
 			seen["a later window"]++
-		case told.Clear < stored.Clear:
+		case reported.Clear < stored.Clear:
 			seen["an earlier window"]++
-		case late != told:
+		case late != reported:
 			seen["late"]++
 		}
 		if outcomes[0].After(0) != want {
@@ -360,10 +360,10 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 // buckets in other slots: they take room; they count once they are committed, or as
 // of the time until which they were held; and not once they are released.
 func TestSlidingWindowHoldsUnits(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "s", Key: "k", Limit: SlidingWindow(10, time.Minute), Cost: 4}
 	req := Request{Buckets: []Bucket{b}}
-	ask := func(q *query) outcome {
+	call := func(q *query) outcome {
 		t.Helper()
 		return v.evaluate(t, req, q)
 	}
@@ -379,12 +379,12 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		v.at(t, begin+55e6)
 		decide(t, v, AccountingAtomic, b)
 		q := asTab(v.query(toHold(req), 0))
-		o := ask(q)
+		o := call(q)
 		if o.denied || o.held != 4 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 4, 4, 2)
-		again := ask(asTab(v.query(toHold(req), 0)))
+		again := call(asTab(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked {
 			t.Errorf("a request that has no room beside held units: %+v", again)
 		}
@@ -393,13 +393,13 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		switch end {
 		case "committed":
 			settleAs(q, verdictAdmitted, []outcome{o})
-			ask(q)
+			call(q)
 			peek(end, 8, 0, 2)
 			v.at(t, begin+90e6)
 			peek("half a window later", 6, 0, 4)
 		case "released":
 			settleAs(q, verdictNone, []outcome{o})
-			ask(q)
+			call(q)
 			peek(end, 4, 0, 6)
 		case "left":
 			v.at(t, begin+70e6-1)
@@ -407,7 +407,7 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 			v.at(t, begin+90e6)
 			peek(end, 6, 0, 4)
 			settleAs(q, verdictAdmitted, []outcome{o})
-			if o := ask(q); o.Rest&bucket.MaxSlidingUnits != 4 {
+			if o := call(q); o.Rest&bucket.MaxSlidingUnits != 4 {
 				t.Errorf("settled too late: %+v", o)
 			}
 			v.at(t, begin+150e6)
@@ -426,7 +426,7 @@ func TestSlidingWindowTold(t *testing.T) {
 	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
 	now += 2*time.Hour - time.Second // 3 units at the beginning of a window, and one second left of the next
 	f = &fallback{traffic: new(traffic), memory: m, timeout: time.Minute}
-	got := toldFor(f, queryOf(f, Request{Buckets: []Bucket{b}}))
+	got := localLevelsFor(f, queryOf(f, Request{Buckets: []Bucket{b}}))
 	want := bucket.Ahead{Clear: 1e6, Rest: 3}
 	if len(got) != 1 || got[0].Ahead != want || got[0].dirty != own {
 		t.Errorf("told %+v, want %+v", got, want)

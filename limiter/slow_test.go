@@ -17,7 +17,7 @@ import (
 // the fallback are the real ones.
 type slow struct {
 	t           *testing.T
-	v           *virtual
+	v           *clockedRedis
 	random      *rand.Rand
 	events      agenda
 	bucket      Bucket
@@ -28,7 +28,7 @@ type slow struct {
 	here        int // number of requests decided in the process
 }
 
-func newSlow(t *testing.T, v *virtual, l Limit, least, most time.Duration) *slow {
+func newSlow(t *testing.T, v *clockedRedis, l Limit, least, most time.Duration) *slow {
 	v.flush(t)
 	v.at(t, v.now-v.now%3600e6+3600e6)
 	s := &slow{
@@ -42,12 +42,12 @@ func newSlow(t *testing.T, v *virtual, l Limit, least, most time.Duration) *slow
 // after schedules something to happen some time later.
 func (s *slow) after(d time.Duration, do func()) { s.events.at(s.v.now+d.Microseconds(), do) }
 
-// flood has some clients ask for single units for a while, each again 2 ms after its
+// flood has some clients take single units for a while, each again 2 ms after its
 // last request was decided.
 func (s *slow) flood(clients int, d time.Duration) {
 	until := s.v.now + d.Microseconds()
 	for range clients {
-		s.after(time.Duration(s.random.Int64N(int64(2*time.Millisecond))), func() { s.ask(until) })
+		s.after(time.Duration(s.random.Int64N(int64(2*time.Millisecond))), func() { s.call(until) })
 	}
 	for len(s.events.all) > 0 && !s.t.Failed() {
 		e := heap.Pop(&s.events).(event)
@@ -56,9 +56,9 @@ func (s *slow) flood(clients int, d time.Duration) {
 	}
 }
 
-// ask sends a request, and decides it in the process if the reply does not come in
+// call sends a request, and decides it in the process if the reply does not come in
 // time.
-func (s *slow) ask(until int64) {
+func (s *slow) call(until int64) {
 	if s.v.now >= until {
 		return
 	}
@@ -70,7 +70,7 @@ func (s *slow) ask(until int64) {
 		if done = true; !o.denied {
 			s.admitted = append(s.admitted, charge{at: at, units: 1})
 		}
-		s.after(2*time.Millisecond, func() { s.ask(until) })
+		s.after(2*time.Millisecond, func() { s.call(until) })
 	}
 	s.after(100*time.Microsecond, func() {
 		at := s.v.now
@@ -126,7 +126,7 @@ func TestLateReplies(t *testing.T) {
 		for _, late := range [][2]time.Duration{{0, 80 * time.Millisecond}, {40 * time.Millisecond, 60 * time.Millisecond}} {
 			t.Run(fmt.Sprintf("%s,late=%v", tc.name, late), func(t *testing.T) {
 				l := tc.limit
-				s := newSlow(t, newVirtual(t, server, "rl:"), l, late[0], late[1])
+				s := newSlow(t, newClockedRedis(t, server, "rl:"), l, late[0], late[1])
 				const d = 12 * time.Second
 				s.flood(8, d)
 				windows := map[int64]int{}
@@ -177,7 +177,7 @@ func TestSlowRedis(t *testing.T) {
 			other.Key = "other"
 			decide(t, r, AccountingAtomic, other)
 			proxy.Delay(tc.late, tc.jitter)
-			type admission struct{ asked, told int64 } // when, in µs
+			type admission struct{ asked, reported int64 } // when, in µs
 			var mu sync.Mutex
 			var all []admission
 			var clients sync.WaitGroup
@@ -191,9 +191,9 @@ func TestSlowRedis(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						if told := time.Now().UnixMicro(); !d[0].Denied {
+						if reported := time.Now().UnixMicro(); !d[0].Denied {
 							mu.Lock()
-							all = append(all, admission{asked, told})
+							all = append(all, admission{asked, reported})
 							mu.Unlock()
 						}
 						time.Sleep(2 * time.Millisecond)
@@ -203,7 +203,7 @@ func TestSlowRedis(t *testing.T) {
 			clients.Wait()
 			strictly := func(from int64) (n int) { // admitted within a window that begins then
 				for _, a := range all {
-					if a.asked >= from && a.told < from+width.Microseconds() {
+					if a.asked >= from && a.reported < from+width.Microseconds() {
 						n++
 					}
 				}

@@ -6,7 +6,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
 
-// The states of a server. One that is idle is asked every five seconds, so that its state
+// The states of a server. One that is idle is pinged every five seconds, so that its state
 // does not depend on requests.
 const (
 	// ServerConnecting: it has neither answered nor failed yet.
@@ -26,7 +26,7 @@ type ServerStats struct {
 	// The server's address.
 	Address string
 
-	// Whether it stands for all servers of a cluster, which are not known yet.
+	// Whether it represents all servers of a cluster, which are not known yet.
 	Cluster bool
 
 	// ServerConnecting, ServerUp or ServerDown.

@@ -87,7 +87,7 @@ type Bucket struct {
 	Limit Limit
 
 	// The units that the request adds. A request that costs more than the size is never
-	// admitted. One that costs 0 always fits and adds nothing: its Decision tells what is
+	// admitted. One that costs 0 always fits and adds nothing: its Decision says what is
 	// left. (A ban still denies it, see Watches. With Hold, the cost is not known yet.)
 	Cost int64
 
@@ -102,7 +102,7 @@ type Bucket struct {
 	// same ShareKey, such as the network of a client's address.
 	ShareKey string
 
-	// Whether this process may decide by itself, and with which bound. The zero value is
+	// Whether this process may decide locally, and with which bound. The zero value is
 	// exact. A Memory ignores it. Buckets whose algorithm or options need an exact
 	// decision, see [Consistency], make the request an error.
 	Consistency Consistency
@@ -158,7 +158,7 @@ func (b *Bucket) need() int64 { return max(b.Cost, 1) }
 // its cost is not known yet, and where b only watches others, it may be 0 and is not free.
 func (b *Bucket) free() bool { return b.Cost == 0 && !b.Hold && !b.later && b.Watches == 0 }
 
-// fits reports whether b, at level s, has room for the request, beside n other units.
+// fits reports whether b, at level s, has room for the request, next to n other units.
 func (b *Bucket) fits(s bucket.Level, n, now int64) bool {
 	return b.Limit.of().Room(s, n, now) >= b.need() || b.free()
 }
@@ -437,7 +437,7 @@ var errTwice = errors.New("named twice with one key in one request")
 // can decide in one step.
 var errWatches = errors.New("a bucket may watch those right before it that have its Key and DryRun; neither may have CountDenied, Borrows, Pool, ShareKey or, if it watches, Hold")
 
-// errNotHeld rejects a request that nobody could settle.
+// errNotHeld rejects a request that could not be settled.
 var errNotHeld = errors.New("a bucket has Hold, and the request has no Held to settle it")
 
 // errHeldWaits rejects a request of which it will not be known when it may run.

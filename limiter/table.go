@@ -25,7 +25,7 @@ type slot struct {
 }
 
 // keyDigest is the digest of whose bucket it is, as in the name of its Redis key.
-// It is zero if no server was asked about the bucket.
+// It is zero if no server was queried about the bucket.
 type keyDigest [16]byte
 
 // dirtiness says whether the other store, whose fallback this one is, may know

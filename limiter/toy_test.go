@@ -67,7 +67,7 @@ func (pause) Ending(_ *bucket.Limit, s bucket.Level, _, _ int64) bucket.Level { 
 
 const pauseLua = `
 local function pause(what, clear, rest, n, at, size, rate, _, _, other)
-  if what == 'room' or what == 'beside' then
+  if what == 'room' or what == 'reported' then
     return clear <= at and n == 0 and size or 0
   elseif what == 'add' then
     return math.max(clear, at) + rate, 0
@@ -82,7 +82,7 @@ end
 
 // TestAlgorithmPlugsIn guards that an algorithm is a type in Go, a function in Lua and a
 // line in the two lists: with no more than that, both stores decide by it, alone and
-// beside others, and a node goes on from what a server told, and back.
+// next to others, and a node goes on from what a server told, and back.
 func TestAlgorithmPlugsIn(t *testing.T) {
 	toy := bucket.Algorithm(len(bucket.Algorithms))
 	bucket.Algorithms = append(bucket.Algorithms, bucket.Kind{Name: "pause", Letter: 'p', Drip: 0, Entries: false, Charging: bucket.AheadNever, Counting: pause{}})
@@ -91,7 +91,7 @@ func TestAlgorithmPlugsIn(t *testing.T) {
 	source := strings.Replace(takeSource, first, fmt.Sprintf("if kind == %d then%sothers[%d] = pause\nelse%s", toy, pauseLua, toy, first), 1)
 
 	server := redistest.Start(t)
-	v := newVirtualOf(t, server, "rl:", source)
+	v := newClockedRedisOf(t, server, "rl:", source)
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 	trace := 0
 	checkTraces(t, 2, func(t *rapid.T) {

@@ -1,8 +1,8 @@
--- All operations but those that decide: each bucket by itself, whatever the others of its group
+-- All operations but those that decide: each bucket on its own, whatever the others of its group
 -- hold.
 
 fits, blocked, charge, receipt, resets = true, false, 0, 0, false
---@ row.lua: asked
+--@ row.lua: bucket
 --@ value.lua: read
 if account and (what == SETTLE or what == RENEW) then -- before the join: the level that the node reports has that charge
   local there, gone = false, 0
@@ -38,7 +38,7 @@ elseif what == LEASE then
   local most = size + ahead
   local room = algorithm('room', clear, rest, taken, now, most, period, drip, phase, 0, 0, entries)
   if near then
-    room = min(room, algorithm('beside', near, reportedRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
+    room = min(room, algorithm('reported', near, reportedRest, inFlight, now, most, period, drip, phase, 0, 0, entries) - held)
   end
   local share = min(cost, floor(room / 4)) -- so that idle nodes leave room to others
   charge = share >= least and share or 0 -- of less, a request would do as well
@@ -58,7 +58,7 @@ elseif what == REMOVE then -- if the stored level would add nothing to the repor
   if clear > now and not record then
     local c = algorithm('near', reported, reportedRest, 0, now, size, period, drip, phase, clear, 0)
     local c2, s2 = algorithm('join', reported, reportedRest, 0, now, size, period, drip, phase, c, 0, false, rest)
-    if c2 == reported and s2 == reportedRest then -- nobody waits for it, so an error must not end the call
+    if c2 == reported and s2 == reportedRest then -- no request waits for it, so an error must not end the call
       tryCall('SET', keys[key + i], '', 'PX', 1)
     end
   end

@@ -77,7 +77,7 @@ end
 
 --# join
 -- What the node reports joins the level. near is the time of the level that it knows, and taken
--- how many units take room beside what is stored.
+-- how many units take room in addition to what is stored.
 local near
 local taken = held
 if reports == 1 then

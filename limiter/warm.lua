@@ -8,7 +8,7 @@
 -- order.
 local function warm(what, clear, rest, n, at, size, period, drip, phase, other, otherStart, _, otherRest)
   local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-  local room, latest = what == 'room' or what == 'beside', at
+  local room, latest = what == 'room' or what == 'reported', at
   if size < 0 then
     latest, size = at - size, 9007199254740992
   end
@@ -35,7 +35,7 @@ local function warm(what, clear, rest, n, at, size, period, drip, phase, other, 
       wait = wait + steep * slope * (high - steep / 2)
     end
     local free = clear - rest + ceil(wait)
-    if room then -- beside n units
+    if room then -- next to n units
       return free <= latest and size or 0
     end
     rest = min(rest + n * each, full, idle)

@@ -56,8 +56,8 @@ func newWarmer(l Limit) *warmer {
 }
 
 // price returns what the permit at the given place in the store takes, in µs.
-func (w *warmer) price(place float64) float64 {
-	return w.interval + max(place-w.threshold, 0)*w.slope
+func (w *warmer) price(location float64) float64 {
+	return w.interval + max(location-w.threshold, 0)*w.slope
 }
 
 // take decides a request at the time now, in µs.
@@ -168,7 +168,7 @@ func drawWarmGap(t *rapid.T, l Limit, last Decision, wait time.Duration) int64 {
 }
 
 // TestWarmUpFollowsDescription guards limits that warm up: every number in every
-// decision is what storing permits gives, but for the microsecond to which they are
+// decision is what storing permits gives, except for the microsecond to which they are
 // rounded. From there on the description continues with the stored permits as they
 // were rounded. Requests that wait do so until the moment that was free before them, to the
 // microsecond; or longer, if that can't be known and they should not.
@@ -289,7 +289,7 @@ func TestWarmUpPublishedFigures(t *testing.T) {
 
 // TestWarmUpWaitsAreNotTooShort guards the waits against the description in exact
 // fractions, which knows nothing of how the store is rounded: none is shorter, and
-// from cold on, while there are always requests, all are exact but for the microsecond
+// from cold on, while there are always requests, all are exact except for the microsecond
 // to which they are rounded up. Below 1.5 µs a unit, idle time may count for more.
 func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
 	t.Parallel()
@@ -484,7 +484,7 @@ func TestWarmUpWaits(t *testing.T) {
 	more := l.of().Delayed(4*time.Second, 1)
 	l.Size += more
 	now := time.Duration(1e15)
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for _, tc := range []struct {
 		name    string
 		store   Store
@@ -659,7 +659,7 @@ func TestWarmUpBound(t *testing.T) {
 // frees a limit that warms up nor makes it wait longer than it had to, nor makes it
 // cold or warm.
 func TestWarmUpClockSetBack(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	l := warmingUp(4, time.Minute, 10*time.Minute, 3)
 	for _, back := range []time.Duration{
 		time.Microsecond, time.Second, 16 * time.Second, time.Minute, 5 * time.Minute, time.Hour, 365 * 24 * time.Hour,
@@ -734,7 +734,7 @@ func TestWarmHigher(t *testing.T) {
 	})
 }
 
-// waiting returns l with room for so many units of requests that wait.
+// waiting returns l with room for that many units of requests that wait.
 func waiting(l Limit, units int64) Limit {
 	l.Size += units
 	return l
@@ -745,7 +745,7 @@ func waiting(l Limit, units int64) Limit {
 // own, as the other is only late.
 func TestRedisJoinsWarmUps(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen := map[string]int{}
 	checkTraces(t, 20, func(t *rapid.T) {
 		l := warmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3)
@@ -753,11 +753,11 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 			slack := rapid.Int64Range(0, l.of().WarmUp()).Draw(t, label+" slack")
 			return bucket.Level{Clear: slack + rapid.Int64Range(min(1-slack, 0), 3e6).Draw(t, label+" free"), Rest: slack}
 		}
-		stored, told := draw("stored"), draw("told")
+		stored, reported := draw("stored"), draw("told")
 		if rapid.Bool().Draw(t, "late") {
-			told = bucket.Level{Clear: stored.Clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), Rest: stored.Rest}
+			reported = bucket.Level{Clear: stored.Clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), Rest: stored.Rest}
 		}
-		if stored.Clear <= 0 || told.Clear <= 0 {
+		if stored.Clear <= 0 || reported.Clear <= 0 {
 			t.Skip()
 		}
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 3} // never admitted, so nothing is charged
@@ -767,19 +767,19 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 			t.Fatal(err)
 		}
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(told), 0, dirty}})
+		outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(reported), 0, dirty}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := l.of().Join(stored, told, 0, false)
-		if dirty == unsure && stored.Rest == told.Rest && (told.Clear-stored.Clear)*2 < 500_000 && (stored.Clear-told.Clear)*2 < 500_000 {
+		want := l.of().Join(stored, reported, 0, false)
+		if dirty == unsure && stored.Rest == reported.Rest && (reported.Clear-stored.Clear)*2 < 500_000 && (stored.Clear-reported.Clear)*2 < 500_000 {
 			want = stored
 			seen["late"]++
 		} else {
 			seen["joined"]++
 		}
 		if outcomes[0].After(0) != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, told, dirty, outcomes[0].Ahead, want)
+			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, reported, dirty, outcomes[0].Ahead, want)
 		}
 		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.Clear-v.now != want.Clear || now.Rest != want.Rest {
 			t.Fatalf("stored %+v, want %+v", now, want)
@@ -790,11 +790,11 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 	}
 }
 
-// TestWarmUpWaitsBesideUnits guards requests that wait beside units which are held for
+// TestWarmUpWaitsBesideUnits guards requests that wait next to units which are held for
 // others, or in flight while the server has lost them: there is room if those leave some,
 // as this process decides alike, and if they are held too each waits for those before it.
 func TestWarmUpWaitsBesideUnits(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	more := b.Limit.of().Delayed(4*time.Second, 1)
 	b.Limit.Size += more
@@ -830,7 +830,7 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 		if rapid.Bool().Draw(t, "beside others") {
 			inFlight = rapid.Int64Range(1, 10).Draw(t, "in flight")
 		}
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(s), inFlight, own}})
+		outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(s), inFlight, own}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -849,10 +849,10 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 // wait once they are committed, or as of the time until which they were held; and
 // not once they are released.
 func TestWarmUpHoldsUnits(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}
-	ask := func(q *query) outcome {
+	call := func(q *query) outcome {
 		t.Helper()
 		return v.evaluate(t, req, q)
 	}
@@ -872,23 +872,23 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 		v.advance(t, 1375*ms)
 		peek("free", 0, 0, 500*ms, 0)
 		q := asTab(v.query(toHold(req), 0))
-		o := ask(q)
+		o := call(q)
 		if o.denied || o.held != 1 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 0, 1, 500*ms, 1125*ms)
-		again := ask(asTab(v.query(toHold(req), 0)))
+		again := call(asTab(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked || again.After(0).Free() != 1_125_000 {
 			t.Errorf("a request beside held units: %+v", again)
 		}
 		switch end {
 		case "committed":
 			settleAs(q, verdictAdmitted, []outcome{o})
-			ask(q)
+			call(q)
 			peek(end, 1, 0, 2125*ms, 1125*ms)
 		case "released":
 			settleAs(q, verdictNone, []outcome{o})
-			ask(q)
+			call(q)
 			peek(end, 0, 0, 500*ms, 0)
 		case "left": // it is cold when they are charged
 			v.at(t, o.receipt+lapse.Microseconds()-1)
@@ -896,7 +896,7 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 			v.advance(t, 1000*ms+time.Microsecond)
 			peek(end, 1, 0, 875*ms, 375*ms)
 			settleAs(q, verdictAdmitted, []outcome{o})
-			if o := ask(q); o.Clear != 875_000 || o.Rest != 500_000 {
+			if o := call(q); o.Clear != 875_000 || o.Rest != 500_000 {
 				t.Errorf("settled too late: %+v", o)
 			}
 		}
@@ -904,10 +904,10 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 }
 
 // TestWarmUpHoldsUnitsWithinHorizon guards that a bucket with the longest waits fails
-// no request, and does not become an empty one, when denied requests count beside
+// no request, and does not become an empty one, when denied requests count next to
 // units that are held, and those are charged after that.
 func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(1, 30*365*24*time.Hour, time.Second, 3), Cost: 1}
 	b.Limit.CountDenied = true
 	req := Request{Buckets: []Bucket{b}}
@@ -924,7 +924,7 @@ func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
 }
 
 // TestWarmUpFallback guards a limit that warms up while its server is unavailable:
-// nothing is admitted beside a request in flight, whose wait is unknown; a server is
+// nothing is admitted next to a request in flight, whose wait is unknown; a server is
 // told the next free moment as it is, even if the bucket will soon be cold; and what
 // is in flight counts for it.
 func TestWarmUpFallback(t *testing.T) {
@@ -944,11 +944,11 @@ func TestWarmUpFallback(t *testing.T) {
 	}
 	now += 1500 * time.Millisecond
 	q = queryOf(f, req)
-	if got, want := toldFor(f, q), (localLevel{bucket.Ahead{Clear: 375_000, Rest: 500_000}, 0, own}); len(got) != 1 || got[0] != want {
+	if got, want := localLevelsFor(f, q), (localLevel{bucket.Ahead{Clear: 375_000, Rest: 500_000}, 0, own}); len(got) != 1 || got[0] != want {
 		t.Errorf("told %+v, want %+v", got, want)
 	}
 	f.send(nil, callsOf(q))
-	if got := toldFor(f, queryOf(f, req))[0].inFlight; got != 1 {
+	if got := localLevelsFor(f, queryOf(f, req))[0].inFlight; got != 1 {
 		t.Errorf("told of %d units in flight, want 1", got)
 	}
 }
@@ -985,7 +985,7 @@ func TestWarmUpIdentity(t *testing.T) {
 // TestRedisForeignWarmUps guards that values which cannot be a bucket that warms up
 // count as a cold one.
 func TestRedisForeignWarmUps(t *testing.T) {
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	of := func(kind byte, clear, rest float64) string {
 		return string(appendDoubles([]byte{kind}, float64(v.now)+clear, rest, float64(v.now)))
@@ -999,7 +999,7 @@ func TestRedisForeignWarmUps(t *testing.T) {
 		if got, want := peek(t, v.Redis, b), (Level{Remaining: 1}); got != want {
 			t.Errorf("%q: peek says %+v, want %+v", value, got, want)
 		}
-		outcomes, err := askTold(v.Redis, Request{Buckets: []Bucket{b}}, nil)
+		outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, nil)
 		if err != nil || outcomes[0].denied || outcomes[0].Clear != 1_875_000 || outcomes[0].Rest != 500_000 {
 			t.Errorf("%q: %+v, error %v", value, outcomes, err)
 		}

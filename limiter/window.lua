@@ -3,7 +3,7 @@
 -- is when it ends, and its rest the units that it holds; period is how long it is.
 -- window.go has the same arithmetic.
 local function window(what, clear, rest, n, at, size, period, _, phase, other, otherStart, _, otherRest)
-  if what == 'room' or what == 'beside' then
+  if what == 'room' or what == 'reported' then
     return clear > at and size - n - rest or size - n
 
   elseif what == 'add' or what == 'count' then

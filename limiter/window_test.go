@@ -179,7 +179,7 @@ func TestWindowsAreLimitsOfTheirOwn(t *testing.T) {
 		{Size: 1, DripInterval: time.Minute, DripSize: 1},
 		{Size: 1, DripInterval: time.Minute, DripSize: 1, Aligned: true},
 	}
-	v := newVirtual(t, redistest.Start(t), "rl:")
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for _, store := range []Store{NewMemory(), v} {
 		for i, l := range limits {
 			if d := decide(t, store, AccountingAtomic, Bucket{Name: "w", Key: "k", Limit: l, Cost: 1}); d[0].Denied {

@@ -14,7 +14,7 @@ import (
 // does.
 func newScript(source string) *redisscript.Script {
 	s := redisscript.NewScript(source)
-	probe := query{what: whatProbe, buckets: []asked{{limit: bucket.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}}}}
+	probe := query{what: whatProbe, buckets: []bucketQuery{{limit: bucket.Limit{Size: 1, DripInterval: time.Microsecond, DripSize: 1}}}}
 	s.ProbeArg, s.ProbeReplies = string(probe.appendGroup(nil)), probe.replies()
 	s.Wrote = func(c *redisscript.Call) bool {
 		if q, ok := c.Owner.(*query); ok {
@@ -77,7 +77,7 @@ const (
 )
 
 // role returns what p is to the other buckets of its group.
-func (p *asked) role() byte {
+func (p *bucketQuery) role() byte {
 	switch {
 	case p.borrows:
 		return roleBorrows

@@ -15,9 +15,9 @@ var clients = clientip.Prefixes{IPv4: 32, IPv6: 64}
 // Address returns a [Limit.Key] that is the client's address, or its /64 if that is one of
 // IPv6, since a client usually has all of that.
 //
-// Give the prefixes of all proxies that stand before the server, and of nothing else. If a
+// Give the prefixes of all proxies in front of the server, and of nothing else. If a
 // request comes from one of them, the client is the right-most address in X-Forwarded-For that
-// is none of them: each proxy adds the one that it sees, and what stands before that is up to
+// is none of them: each proxy adds the one that it sees, and what precedes that is up to
 // the client. If one of these is no address, or there are no more, the client is the last proxy
 // found. Without prefixes X-Forwarded-For is ignored. With any, a request that comes from no
 // address, by a unix socket, is one of a proxy's.
@@ -64,7 +64,7 @@ func keyOf(client netip.Addr, r *http.Request) string {
 	return clients.Of(client.String())
 }
 
-// cutLast returns the last member of a list, and what stands before it, if there is more.
+// cutLast returns the last member of a list, and what precedes it, if there is more.
 func cutLast(list string) (before, last string, more bool) {
 	i := strings.LastIndexByte(list, ',')
 	return list[:max(i, 0)], strings.TrimSpace(list[i+1:]), i >= 0

@@ -50,7 +50,7 @@ type Options struct {
 // Limit is one limit on requests.
 type Limit struct {
 	// What is limited, such as "login", in printable ASCII without quotes and backslashes,
-	// as clients are told of it; empty means "default". Limits in one Store that have the
+	// as clients see it; empty means "default". Limits in one Store that have the
 	// same Name and Limit share their buckets.
 	Name string
 
@@ -96,7 +96,7 @@ func New(opt Options) (func(http.Handler) http.Handler, error) {
 	return m.wrap, nil
 }
 
-// middleware is what New returns, but for the handler.
+// middleware is what New returns, except for the handler.
 type middleware struct {
 	store      limiter.Store
 	limits     []Limit
@@ -153,8 +153,8 @@ func (m *middleware) take(ctx context.Context, store limiter.Store, key func(Lim
 	}, err
 }
 
-// setFields adds the fields that tell of the limits, as they were decided at a time, to h. They
-// are lists, so those of another middleware stay.
+// setFields adds the fields that describe the limits, as they were decided at a time, to h. They
+// are lists, so the members of another middleware stay.
 func (m *middleware) setFields(h http.Header, decisions []limiter.Decision, denied bool, at time.Time) {
 	var policies, limits []byte
 	for i := range decisions {

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// openAfter is the number of failures in a row that open a breaker, but for those
+	// openAfter is the number of failures in a row that open a breaker, except for those
 	// of which one is enough, see concernsAll.
 	openAfter = 5
 
@@ -68,7 +68,7 @@ type breaker struct {
 	counts *counts
 
 	// Written with the lock held. While the server is healthy, nothing else is
-	// read, but for wrote.
+	// read, except for wrote.
 	state    atomic.Int32 // a breakerState
 	failures atomic.Int32 // in a row
 
@@ -80,10 +80,10 @@ type breaker struct {
 	probeAt  time.Time            // when the next probe is due
 	reported map[string]time.Time // when an error was last reported, by reason
 
-	// The reason why the server is down, as far as it was told.
-	told      string
-	toldAgain time.Time // when another one than the first was last told
-	lasting   int       // how many failures in a row have had the reason of last
+	// The reported reason why the server is down.
+	downReason string
+	reasonAt   time.Time // when a later one was last reported
+	lasting    int       // how many failures in a row have had the reason of last
 
 	// For a server that rejected writes.
 	proofs      int           // number of probes in a row that have written
@@ -240,7 +240,7 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 	b.last, b.proofs = f, 0
 	switch failures := b.failures.Add(1); {
 	case b.isOpen():
-		b.tellReason(f)
+		b.reportReason(f)
 		return false
 	case failures < openAfter && !b.concernsAll(f):
 		return false
@@ -253,25 +253,25 @@ func (b *breaker) failure(f *ServerError) (opened bool) {
 		b.heldUntil = b.openedAt.Add(jittered(b.hold))
 		b.probeAt = b.heldUntil
 	}
-	b.told = f.reason
+	b.downReason = f.reason
 	b.report(Event{Server: b.server, Kind: EventDown, Reason: f.reason, Err: f})
 	return true
 }
 
 // concernsAll reports whether a failure is certain to come again with the next call, until
-// somebody changes the config or the server: then it opens the breaker by itself. Where a
+// somebody changes the config or the server: then it opens the breaker on its own. Where a
 // server has accepted writes, a command or key that the user has no right to may be needed
 // by some calls only.
 func (b *breaker) concernsAll(f *ServerError) bool { return f.lasts && (!f.writes || !b.wrote.Load()) }
 
-// tellReason reports why a server is down, if that is no longer what was told, and has
+// reportReason reports why a server is down, if that is no longer what was reported, and has
 // lasted. The lock must be held.
-func (b *breaker) tellReason(f *ServerError) {
+func (b *breaker) reportReason(f *ServerError) {
 	now := b.now()
-	if f.reason == b.told || b.lasting < openAfter || now.Sub(b.toldAgain) < errorEvery {
+	if f.reason == b.downReason || b.lasting < openAfter || now.Sub(b.reasonAt) < errorEvery {
 		return
 	}
-	b.told, b.toldAgain = f.reason, now
+	b.downReason, b.reasonAt = f.reason, now
 	b.report(Event{Server: b.server, Kind: EventReason, Reason: f.reason, Err: f, Downtime: now.Sub(b.openedAt)})
 }
 
@@ -324,7 +324,7 @@ func (b *breaker) reportError(f *ServerError) {
 // within errorEvery.
 func (b *breaker) reportErrorAt(f *ServerError, now time.Time) {
 	if f.reason == unused {
-		return // the client was closed: there is nobody to report to
+		return // the client was closed: there is no one to report to
 	}
 	if last, ok := b.reported[f.reason]; ok && now.Sub(last) < errorEvery {
 		return

@@ -23,7 +23,7 @@ type cluster struct {
 	done   chan struct{} // closed when the cluster is no longer used
 	closed sync.Once
 
-	// Until the servers are known, the cluster has a breaker like that of a
+	// Until the servers are known, the cluster has a breaker like a
 	// server.
 	breaker breaker
 	known   chan struct{} // closed once it is known
@@ -54,7 +54,7 @@ func newCluster(opt Options, script *Script, hooks Hooks) *cluster {
 	return c
 }
 
-// newClient makes a client that the ClusterClient asks for the cluster's slots.
+// newClient makes a client with which the ClusterClient reads the cluster's slots.
 func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,7 +69,7 @@ func (c *cluster) newClient(opt *redis.Options) *redis.Client {
 }
 
 // learn records a reply about which servers have slots, before it is used. What
-// becomes a master may lack what the last one was told, even if it has been one
+// becomes a master may lack what the last one received, even if it has been one
 // before: if others have slots than before, all servers count as restarted.
 func (c *cluster) learn(slots []redis.ClusterSlot) {
 	masters := make(map[string]bool)
@@ -299,7 +299,7 @@ func (c *cluster) redirected(from *Server, err error) (next *Server, asking bool
 	if !asking {
 		c.client.ReloadState(context.Background())
 		if next != nil && !next.master.Swap(true) {
-			next.restarted() // as the next reply about slots will tell
+			next.restarted() // as the next reply about slots will show
 		}
 	}
 	return next, asking

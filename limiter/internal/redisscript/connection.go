@@ -82,8 +82,8 @@ func (c *connection) answers() (is bool, heard time.Time) {
 // write writes b. That takes long only if this process is late, or if the server does
 // not read: then see stopWriting.
 func (c *connection) write(b []byte, now time.Time, timeout time.Duration) error {
-	if by := now.Add(timeout + mostLate); by.After(c.writeBy) {
-		c.writeBy = by.Add(mostLate) // so that most writes need not set it
+	if by := now.Add(timeout + maxLate); by.After(c.writeBy) {
+		c.writeBy = by.Add(maxLate) // so that most writes need not set it
 		if err := c.SetWriteDeadline(c.writeBy); err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ type Deadline struct {
 }
 
 // context returns a context with the deadline and nothing else. Its Done never fires: it
-// is for code that asks for the deadline, and so needs no timer.
+// is for code that reads the deadline, and so needs no timer.
 func (d Deadline) context() context.Context { return untimed{context.Background(), d.At} }
 
 // untimed is such a context.

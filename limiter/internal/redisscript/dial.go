@@ -65,7 +65,7 @@ func dialer(timeout time.Duration, dial dialFunc, config *tls.Config) dialFunc {
 	}
 }
 
-// named has the errors of dial, which is the user's, be those of making a connection.
+// named has the errors of dial, which is the user's, be errors of making a connection.
 func named(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)

@@ -12,7 +12,7 @@ import (
 // A cluster may not know the host names by which clients reach its servers, or may
 // be configured not to announce them (cluster-preferred-endpoint-type
 // unknown-endpoint). Then its replies name no host, which means the host that was
-// asked.
+// queried.
 
 // endpoints is a hook for the client of a cluster server that fills in these
 // hosts. The client itself cannot read a reply without them.
@@ -87,7 +87,7 @@ func unreadable(what string, got any) error {
 	return fmt.Errorf("reply to CLUSTER SLOTS: %s in a value of type %T", what, got)
 }
 
-// fill returns addr in Go's form, with the host of the server that was asked if it
+// fill returns addr in Go's form, with the host of the server that was queried if it
 // has none. Servers omit the brackets around an IPv6 host.
 func (e endpoints) fill(addr string) string {
 	i := strings.LastIndexByte(addr, ':')

@@ -17,13 +17,13 @@ func TestEventsInOrder(t *testing.T) {
 	for _, n := range []int{1, maxQueuedEvents, maxQueuedEvents + 1, 3 * maxQueuedEvents} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			begun, resume := make(chan struct{}), make(chan struct{})
-			told := make(chan Event, 4*maxQueuedEvents)
+			reported := make(chan Event, 4*maxQueuedEvents)
 			r := newEventQueue(func(e Event) {
 				if e.Server == "0" {
 					close(begun)
 					<-resume
 				}
-				told <- e
+				reported <- e
 			})
 			r.add(Event{Server: "0"})
 			<-begun
@@ -31,14 +31,14 @@ func TestEventsInOrder(t *testing.T) {
 				r.add(Event{Server: fmt.Sprint(i + 1)})
 			}
 			close(resume)
-			<-told
+			<-reported
 			dropped := max(n-maxQueuedEvents, 0)
 			for i := dropped; i < n; i++ {
 				want := Event{Server: fmt.Sprint(i + 1)}
 				if i == dropped {
 					want.Dropped = dropped
 				}
-				if got := <-told; got != want {
+				if got := <-reported; got != want {
 					t.Errorf("reported %+v, want %+v", got, want)
 				}
 			}
@@ -66,7 +66,7 @@ func TestBlockedReport(t *testing.T) {
 		sync.Mutex
 		all []time.Duration
 	}
-	ask := func() {
+	call := func() {
 		var asks sync.WaitGroup
 		for range 16 {
 			asks.Go(func() {
@@ -87,9 +87,9 @@ func TestBlockedReport(t *testing.T) {
 			t.Fatal("requests wait for the report")
 		}
 	}
-	ask()
+	call()
 	server.Restart(t)
-	ask()
+	call()
 	if longest := slices.Max(took.all); longest > r.timeout+time.Second {
 		t.Errorf("a request took %v", longest)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ServerError is the reason why a server could not be asked, or did not answer as it
+// ServerError is the reason why a server could not be queried, or did not answer as it
 // should.
 type ServerError struct {
 	server string
@@ -34,7 +34,7 @@ type ServerError struct {
 	writes bool
 	// Whether the connection is of no more use, and idle ones are probably broken too.
 	breaks bool
-	// Whether the server is healthy, but not the one to ask.
+	// Whether the server is healthy, but not the right one.
 	elsewhere bool
 	// Whether it is certain that the script was not run, or has written nothing.
 	notRun bool
@@ -182,7 +182,7 @@ var replies = map[string]ServerError{
 	"LOADING":     {reason: "loading", text: "is loading its data", counts: true},
 	"BUSY":        {reason: "busy", text: "is busy with a script", counts: true},
 	"MASTERDOWN":  {reason: "masterdown", text: "is a replica without a master", counts: true},
-	"NOAUTH":      {reason: "noauth", text: "wants a password", counts: true, lasts: true, breaks: true}, // the next connection logs in anew
+	"NOAUTH":      {reason: "noauth", text: "wants a password", counts: true, lasts: true, breaks: true}, // the next connection logs in again
 	"WRONGPASS":   {reason: "wrongpass", text: "does not accept the user or password", counts: true, lasts: true},
 	"NOPERM":      {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"CLUSTERDOWN": {reason: "clusterdown", text: "serves no such slot, a part of its cluster is down"},
@@ -218,7 +218,7 @@ func newFailure(server string, timeout time.Duration, err error) *ServerError {
 		f = ServerError{reason: "corrupt"}
 	case errors.As(err, new(credentialsError)):
 		f.reason, f.text = "credentials", "can't be logged in to"
-	case errors.Is(err, redis.Nil): // nothing but sentinels replies that to what is asked here
+	case errors.Is(err, redis.Nil): // nothing but sentinels replies that here
 		f.reason, f.text, f.lasts = "nomaster", "is not known to them", true
 	case errors.Is(err, errBehind), errors.Is(err, errLate), errors.Is(err, errKept):
 		f = ServerError{reason: "backlog", text: late}

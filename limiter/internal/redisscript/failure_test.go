@@ -56,7 +56,7 @@ func TestFailureNamesWhatIsLacking(t *testing.T) {
 }
 
 // TestFailureReasons guards the Failures for errors that no server can be made to
-// cause within a test. An operator sees the reason; the breaker uses the rest, but for
+// cause within a test. An operator sees the reason; the breaker uses the rest, except for
 // whether a call has certainly not been run, which decides what is held for it.
 func TestFailureReasons(t *testing.T) {
 	op := func(err error) error { return &net.OpError{Op: "dial", Net: "tcp", Err: err} }
@@ -667,19 +667,19 @@ func TestOutOfMemory(t *testing.T) {
 		}
 	}
 	filler := strings.Repeat("x", 2000)
-	fills, ask := 0, int64(0)
+	fills, call := 0, int64(0)
 	began := time.Now()
 	for time.Since(began) < 6*time.Second {
 		memory(-50_000)
 		for range 30 {
-			ask++
-			_, _ = r.count(ctx, numbered(ask))
+			call++
+			_, _ = r.count(ctx, numbered(call))
 			_, _ = r.count(ctx, full)
 		}
 		memory(200_000) // drained a little
 		for range 30 {
-			ask++
-			_, _ = r.count(ctx, numbered(ask))
+			call++
+			_, _ = r.count(ctx, numbered(call))
 			if client.Set(ctx, fmt.Sprint("filler", fills), filler, 0).Err() == nil {
 				fills++
 			}
@@ -705,8 +705,8 @@ func TestOutOfMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	redistest.WaitFor(t, 12*time.Second, func() error {
-		ask++
-		_, _ = r.count(ctx, numbered(ask))
+		call++
+		_, _ = r.count(ctx, numbered(call))
 		if r.server().breaker.isOpen() {
 			return fmt.Errorf("still down")
 		}

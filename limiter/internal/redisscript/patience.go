@@ -15,9 +15,9 @@ const (
 	// little.
 	lateAfter = time.Millisecond
 
-	// mostLate is the most that a call waits beyond its time because this process
+	// maxLate is the most that a call waits beyond its time because this process
 	// is late.
-	mostLate = 5 * time.Second
+	maxLate = 5 * time.Second
 )
 
 // patience is how long a call waits for its answer.
@@ -60,7 +60,7 @@ func (p *patience) missed(now time.Time, by time.Duration) {
 
 // rest returns how much longer the call may take, given the pipeline's lag. By as much as
 // this process was late to send batches there is more time, and if it kept the call
-// beyond its time, that begins anew.
+// beyond its time, that starts over.
 func (p *patience) rest(now time.Time, lag time.Duration) time.Duration {
 	return later(p.end.Add(lag-p.lag), p.kept.Add(p.allowed())).Sub(now)
 }
@@ -116,7 +116,7 @@ func (p *pipeline) overdue(c *Call, until time.Time, shortened bool) (time.Durat
 	}
 	rest := c.rest(now, p.lag)
 	switch beyond := now.Sub(c.end); {
-	case beyond >= mostLate:
+	case beyond >= maxLate:
 		rest = 0
 	case ours:
 		rest = max(beyond, c.allowed()/8) // so that thousands do not look all the time

@@ -34,7 +34,7 @@ const (
 
 // pipeline carries the calls to a server on one connection. Calls gather while others
 // are in flight, and are sent together. The server answers in the order in which
-// it was asked, so each reply finds its calls.
+// it was sent, so each reply finds its calls.
 //
 // For how long a call waits for its answer, patience.go says.
 type pipeline struct {
@@ -45,7 +45,7 @@ type pipeline struct {
 	// Held while a batch is taken and written, so that the order of what is in
 	// flight is the order in which it was written.
 	sending sync.Mutex
-	ready   []*invocation // those of the last batch
+	ready   []*invocation // of the last batch
 	out     []byte
 
 	mu      sync.Mutex
@@ -98,7 +98,7 @@ type pending struct {
 	patience
 	in     *invocation // what carries it; nil until it is being sent
 	alone  bool        // whether nothing else may be in its invocation
-	ours   bool        // whether it only tests the server, for nobody
+	ours   bool        // whether it only tests the server
 	asking bool        // whether to send ASKING first
 	over   atomic.Bool // whether it was answered or given up
 	done   chan struct{}
@@ -176,7 +176,7 @@ func (p *pipeline) submit(c *Call) {
 }
 
 // behind reports whether what is in flight waits for its answer for so long that nothing
-// more should be submitted: nobody waits for such calls, so nobody would give them up, and
+// more should be submitted: no caller waits for such calls, so none would give them up, and
 // as many as come would wait for a server that can't keep up.
 func (p *pipeline) behind() bool {
 	p.mu.Lock()
@@ -213,7 +213,7 @@ type how uint8
 
 const (
 	already how = iota // somebody else sees to it
-	here               // by whoever has added the only one
+	here               // by the caller that has added the only one
 	apart              // on a goroutine of their own
 )
 
@@ -368,7 +368,7 @@ func (p *pipeline) take() (*connection, []*invocation) {
 
 // use makes conn the connection, and sends what is open on it. It reports whether
 // there was none, or one that had fallen silent. No call is sent before those of the
-// connection before have ended: its answer would tell what they did, and they fail.
+// connection before have ended: its answer would show what they did, and they fail.
 func (p *pipeline) use(conn *connection) bool {
 	p.mu.Lock()
 	before, ended := p.conn, p.ended

@@ -333,7 +333,7 @@ func (o *ownCounts) check(all []counted) error {
 }
 
 // TestTimedDyingConnections guards many callers, each with keys of his own, whose
-// connections die again and again, in all ways: each counts exactly, but for the calls
+// connections die again and again, in all ways: each counts exactly, except for the calls
 // whose outcome he does not know. None waits for much longer than the timeout, and
 // nothing is left.
 func TestTimedDyingConnections(t *testing.T) {

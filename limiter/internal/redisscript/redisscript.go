@@ -12,7 +12,7 @@
 // The script is run with the keys of one or more calls as KEYS, call after call,
 // and with one ARGV for each run of consecutive calls whose Arg is equal: that
 // Arg, with the number of calls in the run as its first two bytes, a big-endian
-// integer. It replies with one list of integers: those of all calls, in order.
+// integer. It replies with one list of integers: the replies to all calls, in order.
 // Without ARGV it replies with an empty list. In a cluster, all keys of one
 // invocation are in one slot.
 package redisscript
@@ -28,11 +28,11 @@ import (
 // Options describe the Redis to use and how to reach it.
 type Options struct {
 	// The host:port of each server, or the path of a unix socket. One address is
-	// that of the server itself. Several are those of cluster servers. With
-	// MasterName they are those of sentinels.
+	// the server's own. Several belong to cluster servers. With
+	// MasterName they belong to sentinels.
 	Addresses []string
 
-	// Whether a single address is that of a cluster server.
+	// Whether a single address belongs to a cluster server.
 	Cluster bool
 
 	// The name by which the sentinels know the server.

@@ -15,14 +15,14 @@ import (
 // checked before the client sees it.
 
 const (
-	// maxElements is the maximum number of elements in a reply, including those of
+	// maxElements is the maximum number of elements in a reply, including the ones of
 	// nested arrays. A call about as many buckets as a request may have gets a
 	// reply of 4·65,535 elements; CLUSTER SLOTS, if each slot is a range by
 	// itself, some 27·16,384.
 	maxElements = 1 << 19
 
 	// maxBulk is the maximum length of a string in a reply, in bytes, and maxReply
-	// that of the whole reply. The longest replies are those of CLUSTER SLOTS: 5
+	// the one of the whole reply. The longest replies are to CLUSTER SLOTS: 5
 	// MB of short strings in the case above.
 	maxBulk  = 1 << 20
 	maxReply = 16 << 20
@@ -32,7 +32,7 @@ const (
 	maxDepth = 16
 
 	// maxAttributes is the maximum number of attributes in a reply, though the
-	// client never asks for any.
+	// client never requests any.
 	maxAttributes = 64
 )
 

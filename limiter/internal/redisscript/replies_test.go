@@ -377,7 +377,7 @@ func FuzzReplyScanner(f *testing.F) {
 				t.Fatalf("%q is rejected: %v", stream, err)
 			}
 		case wantErr == nil && errors.Is(err, errReplyMalformed):
-			// After the last reply that was asked for it may be anything.
+			// After the last reply that was requested it may be anything.
 		case (err == nil) != (wantErr == nil) || !alike(got, want):
 			t.Fatalf("%q: got %v, error %v, want %v, error %v", stream, got, err, want, wantErr)
 		}

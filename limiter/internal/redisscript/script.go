@@ -131,7 +131,7 @@ func appendBulk(b []byte, text string) []byte {
 }
 
 // load makes the script known to a server, by the first commands on a connection, and
-// finds out whether the user may run it. It asks by EVALSHA_RO, which is used for nothing
+// finds out whether the user may run it. It uses EVALSHA_RO, which is used for nothing
 // else, so that servers count these commands apart, or by EVALSHA where that is refused. A
 // server that runs no script without keys learns the script with the first call.
 func (s *Script) load(ctx context.Context, conn *redis.Conn) error {

@@ -15,7 +15,7 @@ type Stats struct {
 	// The server's address.
 	Address string
 
-	// Whether it stands for all servers of a cluster, which are not known yet.
+	// Whether it represents all servers of a cluster, which are not known yet.
 	Cluster bool
 
 	// Connecting, Up or Down.
@@ -41,7 +41,7 @@ type Stats struct {
 	Failures map[string]uint64
 }
 
-// The states of a server. While it is idle it is asked every few seconds, so that its state
+// The states of a server. While it is idle it is pinged every few seconds, so that its state
 // is known without asking.
 const (
 	Connecting = "connecting" // it has not answered yet, and has not failed

@@ -41,7 +41,7 @@ func (opt *Options) client() *redis.UniversalOptions {
 
 		CredentialsProviderContext: credentials(opt.Credentials),
 
-		// More than are ever needed: only when so many dials have failed in a row
+		// More than are ever needed: only when that many dials have failed in a row
 		// does the client itself stop dialing for a while.
 		PoolSize: 64,
 

@@ -4,5 +4,5 @@ package redisscript
 
 import "syscall"
 
-// unread reports false: this system does not tell.
+// unread reports false: this system does not support it.
 func unread(syscall.RawConn) bool { return false }
