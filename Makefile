@@ -20,30 +20,41 @@ build:
 # Install what the tests need, and run those of all packages but the longest: some six
 # minutes. They run anew each time, since Go's cache of results does not know of other
 # processes. Those that measure time run last, alone.
-HOW = -p 2 -short
+HOW ?= -p 2 -short
 TIMED = ^TestTimed
 test: programs
+	$(MAKE) test-untimed
+	$(MAKE) test-timed
+
+test-untimed:
 	go vet ./...
 	go test -count=1 $(HOW) -skip '$(TIMED)' ./...
+
+test-timed:
 	go test -count=1 $(HOW) -p 1 -parallel 1 -run '$(TIMED)' ./limiter ./limiter/internal/redisscript
 
-# All that CI runs, besides the README's example: some thirty-five minutes. What tests draw
+# All that CI runs, besides the README's example: some twenty-five minutes. What tests draw
 # at random differs from commit to commit and is the same for one: make check SEED=n draws
-# something else. The faults leave most of the machine idle, so what does not measure time
-# runs beside them, with a priority that gives way to everything else.
-check: HOW = -p 2
+# something else. The faults leave most of the machine idle, and other tests some of it, so
+# what does not measure time runs beside them, with a priority that gives way to everything else.
+check: export HOW = -p 2
 check: export SEED ?= $(shell printf %d 0x$$(git rev-parse --short=8 HEAD))
-check: test test-race test-bench
-	$(MAKE) --jobs=2 --output-sync=target test-faults spare
-	$(MAKE) test-operation valkey build
+check: programs
+	$(MAKE) --jobs=2 --output-sync=target faults-and-tests spare
+	$(MAKE) test-timed test-race test-operation valkey build
+
+faults-and-tests:
+	$(MAKE) test-faults
+	$(MAKE) test-untimed
 
 spare:
-	chrt --idle 0 $(MAKE) test-fuzz lint targets
+	chrt --idle 0 $(MAKE) test-fuzz lint targets test-bench
 
-# The same tests with the race detector, except the longest and those that measure time.
-# Tests of one goroutine are skipped or shortened under it.
+# The same tests with the race detector, except the longest, those that measure time, and
+# those of commands, which have one goroutine.
+COMMANDS = ^Test(Check|Convert|CountGuesses|Explain|KeysThat|Places|Remedies|Replay|Words)
 test-race: programs
-	go test -race -short -count=1 -p 2 -timeout 20m -skip '$(TIMED)' ./...
+	go test -race -short -count=1 -p 2 -timeout 20m -skip '$(TIMED)|$(COMMANDS)' ./...
 
 # See that each benchmark still works, once.
 test-bench: programs
@@ -61,7 +72,7 @@ test-fuzz:
 # other server that takes the options of redis-server can be named by REDIS_SERVER.
 valkey: programs
 	@if command -v valkey-server >/dev/null || apt-get install -y --no-install-recommends valkey-server >/dev/null 2>&1; then \
-		echo "on Valkey"; REDIS_SERVER=valkey-server go test -count=1 -run '$(TESTS_OF_SERVERS)' ./limiter ./limiter/internal/redisscript ./test/behaviour; \
+		echo "on Valkey"; REDIS_SERVER=valkey-server go test -short -count=1 -run '$(TESTS_OF_SERVERS)' ./limiter ./limiter/internal/redisscript ./test/behaviour; \
 	else echo "Valkey is not installed, and can't be: not tested on it"; fi
 
 TESTS_OF_SERVERS = Redis|Cluster|Sentinel|Server|StoresAgree|OneKey|Removal|ShortReplies|Deciders|Inspect|HeldUnits

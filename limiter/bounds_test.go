@@ -14,7 +14,6 @@ import (
 // share e of it, rounded up; and in no time more than the windows hold in which it
 // lies.
 func TestSlidingWindowBounds(t *testing.T) {
-	singleGoroutine(t)
 	reached := 0
 	checkTraces(t, 30, func(t *rapid.T) {
 		l := SlidingWindow(rapid.Int64Range(1, 30).Draw(t, "size"),
@@ -62,7 +61,6 @@ func TestSlidingWindowBounds(t *testing.T) {
 // units in any time of a window: a leaky bucket of half the size, which drains in that
 // time.
 func TestLeakyBucketInsteadOfWindow(t *testing.T) {
-	singleGoroutine(t)
 	checkTraces(t, 20, func(t *rapid.T) {
 		half := rapid.Int64Range(1, 30).Draw(t, "half the size")
 		l := Limit{Size: half, DripInterval: time.Duration(rapid.Int64Range(1, 60e6).Draw(t, "µs")) * time.Microsecond, DripSize: 1}

@@ -17,7 +17,6 @@ import (
 // a sliding window.
 func TestCountDeniedFollowsDescription(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	seen := struct{ leaky, window, sliding int }{}
 	checkTraces(t, 110, func(t *rapid.T) {
 		var l Limit

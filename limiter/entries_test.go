@@ -98,7 +98,6 @@ func TestMemoryOfLogs(t *testing.T) {
 // than exact ones in any window, their numbers are true to what they do, and the
 // bookkeeping holds.
 func TestLogsInLittleMemory(t *testing.T) {
-	singleGoroutine(t)
 	coarse := 0
 	checkTraces(t, 5, func(t *rapid.T) {
 		now := time.Duration(0)

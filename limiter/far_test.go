@@ -448,6 +448,7 @@ func TestLeasesSpareWaits(t *testing.T) {
 // whatever is lost and whichever node crashes; reports never have a request wait, and leases have
 // fewer wait than exact decisions.
 func TestFar(t *testing.T) {
+	singleGoroutine(t)
 	server := newFarServer(t, redistest.Start(t))
 	near, away := farNetwork{rtt: time.Millisecond}, farNetwork{rtt: 40 * time.Millisecond}
 	faults := farNetwork{rtt: 20 * time.Millisecond, loss: 0.02, crashes: 5}
@@ -462,7 +463,7 @@ func TestFar(t *testing.T) {
 		{Eventual(100 * time.Millisecond), 10, faults, farFlood},
 		{Eventual(100 * time.Millisecond), 100, away, farZipf},
 	} {
-		if c.load.keys > 1 && (testing.Short() || raceEnabled) {
+		if c.load.keys > 1 && testing.Short() {
 			continue // they take long
 		}
 		t.Run(c.String(), func(t *testing.T) {

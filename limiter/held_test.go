@@ -399,7 +399,6 @@ func (n *lossyNode) Close() error { return nil }
 // and what has ended is not held, unless a node crashed or was cut off for too long.
 func TestHeldUnitsOfManyNodes(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	elapsed := int64(0) // on the nodes' clocks, which are not set back
 	var all []*lossyNode

@@ -993,7 +993,6 @@ func TestHoldNeedsHeld(t *testing.T) {
 // alone were enforced next to the others.
 func TestDryRun(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	trace, seen := 0, map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {

@@ -161,7 +161,6 @@ func TestSlidingLogBesideRecipe(t *testing.T) {
 // requests of one microsecond apart.
 func TestSlidingLogIsRecipe(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	seen, trace := map[bool]int{}, 0
 	checkTraces(t, 5, func(t *rapid.T) {

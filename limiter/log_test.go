@@ -147,7 +147,6 @@ func (s *logsSeen) add(d, before *Decision, gap int64) {
 // request is denied 1 µs before the time to retry, and admitted then.
 func TestLogFollowsDescription(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	seen := logsSeen{}
 	checkTraces(t, 120, func(t *rapid.T) {
 		l, last := drawLog(t), Decision{}
@@ -232,6 +231,7 @@ func TestLogOfManyEntries(t *testing.T) {
 // denied.
 func TestLogTakesFewSteps(t *testing.T) {
 	t.Parallel()
+	singleGoroutine(t)
 	server := redistest.Start(t)
 	v := newClockedRedis(t, server, "rl:")
 	b := logBucket(bucket.MaxLogUnits, time.Minute, 1)
@@ -272,6 +272,7 @@ func TestLogTakesFewSteps(t *testing.T) {
 // units in their entries start over: both stores still agree on every request.
 func TestLogSumsBeginAnew(t *testing.T) {
 	t.Parallel()
+	singleGoroutine(t)
 	const sums = 1 << 24
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })

@@ -130,19 +130,20 @@ func (s *subject) flood(t rapid.TB, l Limit) int64 {
 // run can afford where they are sent to Redis.
 var minTraces = flag.Int("traces", 0, "check each property on at least so `many` traces")
 
-// few returns n, or a third of it for a short test or one with the race detector, which
-// finds nothing in traces.
+// few returns n, or a third of it for a short test.
 func few(n int) int {
-	if testing.Short() || raceEnabled {
+	if testing.Short() {
 		return (n + 2) / 3
 	}
 	return n
 }
 
 // checkTraces checks a property on n hundred traces, which is n times rapid's default
-// number, or on as many as the flag says.
+// number, or on as many as the flag says. A trace is one goroutine's, with a clock that it
+// moves by hand.
 func checkTraces(t *testing.T, n int, property func(*rapid.T)) {
 	t.Helper()
+	singleGoroutine(t)
 	testseed.Check(t, max(n, (*minTraces+99)/100), property)
 }
 
@@ -228,7 +229,6 @@ func drawTrace(t *rapid.T, l Limit, s *subject) Decision {
 // decision is what the described bucket would give, drip by drip.
 func TestBucketFollowsDescription(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	checkTraces(t, 100, func(t *rapid.T) {
 		l, s := drawLimit(t), drawSubject(t)
 		var m model
@@ -495,7 +495,6 @@ func TestSaturatedBucketWastesNothing(t *testing.T) {
 // and by expiry in Redis: a bucket that has run empty may be removed at any time
 // without changing any decision.
 func TestDrainedBucketIsAbsentBucket(t *testing.T) {
-	singleGoroutine(t)
 	checkTraces(t, 20, func(t *rapid.T) {
 		l, kept := drawLimit(t), drawSubject(t)
 		dropped := newSubject(kept.now)
@@ -666,7 +665,6 @@ func TestValidateAcceptsExactlyWhatIsAllowed(t *testing.T) {
 // request to request, there is one bucket, which follows its description and
 // admits no more than if every request had the largest size.
 func TestVaryingSizesShareOneBucket(t *testing.T) {
-	singleGoroutine(t)
 	checkTraces(t, 30, func(t *rapid.T) {
 		largest, s := drawLimit(t), drawSubject(t)
 		sizes := rapid.SliceOfN(rapid.Int64Range(1, largest.Size), 1, 3).Draw(t, "other sizes")

@@ -426,7 +426,7 @@ func TestBatchesAreCallsOneByOne(t *testing.T) {
 	})
 	t.Logf("%d batches, %d with runs, %d of several, %d leased, %d late, %d lent, %d full ones that watch; by operation and algorithm %v",
 		batches, runs, mixed, leased, late, lent, watched, seen)
-	if !testing.Short() && !raceEnabled && batches < 20_000 || min(runs, mixed) < batches/4 || min(leased, late, lent, watched) < batches/100 {
+	if !testing.Short() && batches < 20_000 || min(runs, mixed) < batches/4 || min(leased, late, lent, watched) < batches/100 {
 		t.Error("the test covers too little")
 	}
 	for what := range seen {

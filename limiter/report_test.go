@@ -87,6 +87,7 @@ func TestReportsKeepBound(t *testing.T) {
 // from many nodes that lasts, they admit the rate of the limit.
 func TestReportsKeepRate(t *testing.T) {
 	t.Parallel()
+	singleGoroutine(t)
 	const nodes, seconds = 5, 20
 	f := newFleet(t, redistest.Start(t), nodes)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 50, DripInterval: 10 * time.Millisecond, DripSize: 1}, Cost: 1, Consistency: Eventual(100 * time.Millisecond)}

@@ -82,7 +82,6 @@ func taken(m *Memory, buckets ...Bucket) []Decision {
 // the microsecond as one that lives on.
 func TestMemorySavedDecidesAsBefore(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	denied, restarts, shared := 0, 0, 0
 	checkTraces(t, 15, func(t *rapid.T) {
 		now := int64(savedEpoch)
@@ -193,6 +192,7 @@ func TestMemorySavedWhileClockIsSet(t *testing.T) {
 // many limits of one name, or too many in all; and that as many can be loaded as there may be.
 func TestMemorySavedMixed(t *testing.T) {
 	t.Parallel()
+	singleGoroutine(t)
 	now := int64(savedEpoch)
 	many := func(i int) Bucket {
 		return Bucket{Name: fmt.Sprint("n", i/maxShapes), Key: "k", Limit: FixedWindow(5, time.Hour+time.Duration(i)*time.Second), Cost: 2}

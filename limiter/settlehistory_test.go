@@ -133,7 +133,6 @@ func findNotSent(t *testing.T) {
 // may hear nothing for long, nothing is charged twice, and what each was charged is not lost.
 func TestSettledOnceInHistories(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	findNotSent(t)
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()

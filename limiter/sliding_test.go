@@ -108,7 +108,6 @@ func plainDecision(d Decision) Decision {
 // every decision is what adding up the admissions gives.
 func TestSlidingWindowFollowsDescription(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	seen := struct{ admitted, denied, borrowed int }{}
 	checkTraces(t, 100, func(t *rapid.T) {
 		l := drawSliding(t)

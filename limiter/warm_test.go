@@ -174,7 +174,6 @@ func drawWarmGap(t *rapid.T, l Limit, last Decision, wait time.Duration) int64 {
 // microsecond; or longer, if that can't be known and they should not.
 func TestWarmUpFollowsDescription(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	seen := struct{ admitted, denied, cold, warm, waited, unknown int }{}
 	checkTraces(t, 110, func(t *rapid.T) {
 		l := drawWarm(t)

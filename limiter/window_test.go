@@ -94,7 +94,6 @@ func drawWindowGap(t *rapid.T, l Limit, last Decision) int64 {
 // decision is what counting the units of each window gives.
 func TestWindowsFollowDescription(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
 	checkTraces(t, 100, func(t *rapid.T) {
 		l := drawWindow(t)
 		if err := l.Validate(); err != nil {
