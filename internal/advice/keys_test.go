@@ -29,7 +29,7 @@ func templateOf(t *testing.T, text string) key.Template {
 // remedy in the same row, and that the table has all kinds of advice.
 func TestDocumentedFlaws(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../../docs/keys.md")
+	doc, err := os.ReadFile("docs/keys.md")
 	if err != nil {
 		t.Fatal(err)
 	}

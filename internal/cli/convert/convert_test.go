@@ -29,7 +29,7 @@ type convertedFile struct{ source, want string }
 // convertedFiles returns the files that convert's tests convert.
 func convertedFiles(t testing.TB) (files []convertedFile) {
 	t.Helper()
-	sources, err := filepath.Glob("testdata/*")
+	sources, err := filepath.Glob("internal/cli/convert/testdata/*")
 	if err != nil || len(sources) == 0 {
 		t.Fatalf("found no files: %v", err)
 	}

@@ -1,4 +1,4 @@
-package behaviour
+package convert_test
 
 import (
 	"bytes"
@@ -166,7 +166,7 @@ descriptors:
 	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	denied := 0
 	for i := range 4000 {
-		steps := []time.Duration{0, 0, 0, 0, 0, 200 * ms, 900 * ms, 20 * time.Second, 20 * time.Minute, 20 * time.Hour, 200 * time.Hour}
+		steps := []time.Duration{0, 0, 0, 0, 0, 200 * time.Millisecond, 900 * time.Millisecond, 20 * time.Second, 20 * time.Minute, 20 * time.Hour, 200 * time.Hour}
 		s.Clock.Advance(steps[random.IntN(len(steps)-i%5)])
 		values := map[string]string{
 			"type":           pick("", "marketing", "marketing", "quiet", "news"),
@@ -271,7 +271,7 @@ schema:
 	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	cell, denied := make(redisCell), 0
 	for i := range 4000 {
-		steps := []time.Duration{0, 0, 7 * ms, 100 * ms, 250 * ms, 500 * ms, 1500 * ms, 10 * time.Second, time.Hour}
+		steps := []time.Duration{0, 0, 7 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, 1500 * time.Millisecond, 10 * time.Second, time.Hour}
 		s.Clock.Advance(steps[random.IntN(len(steps)-i/100%len(steps))]) // from calm to a flood
 		user, action, coin := pick("", "alex", "alex", "kim", "bob", "*", `root" \ {$HOME}`), pick("", "trade", "look {up}", "sell"), pick("", "btc", "eth")
 		kind, id, ip := pick("", "", "", "user", "ip", "job"), pick("", "1", "2"), pick("127.0.0.1", "127.0.0.2")
@@ -443,16 +443,16 @@ func TestSeed004Rules(t *testing.T) {
 	}
 	check(statuses(6, "/", "X-Message-Type: marketing"), five+"429 ")
 	check(statuses(6, "/", "X-Message-Type: receipt"), five+"200 ")
-	s.Clock.Advance(23*time.Hour - ms) // it was 01:00
+	s.Clock.Advance(23*time.Hour - time.Millisecond) // it was 01:00
 	check(statuses(1, "/", "X-Message-Type: marketing"), "429 ")
-	s.Clock.Advance(ms)
+	s.Clock.Advance(time.Millisecond)
 	check(statuses(6, "/", "X-Message-Type: marketing"), five+"429 ")
 
 	s.Clock.Advance(30 * time.Second)
 	check(statuses(6, "/login"), five+"429 ")
 	check(statuses(1, "/"), "200 ")
-	s.Clock.Advance(30*time.Second - ms)
+	s.Clock.Advance(30*time.Second - time.Millisecond)
 	check(statuses(1, "/login"), "429 ")
-	s.Clock.Advance(ms)
+	s.Clock.Advance(time.Millisecond)
 	check(statuses(6, "/login"), five+"429 ")
 }

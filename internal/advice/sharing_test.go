@@ -1,4 +1,4 @@
-package behaviour
+package advice_test
 
 import (
 	"testing"
