@@ -181,7 +181,7 @@ func (p *place) wake() {
 	key := p.queue
 	for _, class := range [...]adaptive.Class{adaptive.High, adaptive.Normal, adaptive.Low} {
 		key.class = class
-		p.limit.Waiting.freed(key, 1)
+		p.limit.Waiting.freed(key, 1, 0)
 	}
 }
 

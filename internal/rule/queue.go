@@ -2,6 +2,7 @@ package rule
 
 import (
 	"container/list"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,11 +17,22 @@ import (
 // in a queue of this process. The clients that wait there take turns, and the requests of one
 // client are first come, first served. Each slot that is freed here gives the next request its
 // turn, in which it is decided like any other. Slots that other instances free are unknown here, so
-// the next in a queue also has a turn now and then.
+// the next in a queue also has a turn now and then, a poll.
+//
+// So an instance would keep the slots that it has for as long as any request waits there, and those
+// that wait in others would get none. Therefore a queue leaves a slot now and then to the first that
+// polls, after its requests have had slots for shareAfter. If that was of no use, because none has
+// taken the slot, the next one is left later.
 
 const (
-	// pollEvery is how often the first in a queue has a turn without a slot known to be free.
+	// pollEvery is how often the first in a queue has a turn without a slot known to be free, on
+	// average: the interval is random, so that no instance is always the first to see a slot.
 	pollEvery = 100 * time.Millisecond
+
+	// shareAfter is the time with slots, of all requests together, after which a queue leaves one
+	// to other instances. It doubles up to mostShareAfter while no other one takes it.
+	shareAfter     = time.Second
+	mostShareAfter = 4 * time.Second
 
 	// retrySlot is the wait that is reported to requests that find no slot, since it is unknown
 	// when one is free.
@@ -56,6 +68,10 @@ type queue struct {
 	polls int         // how many of these turns are polls
 	freed int         // slots freed while none waited and some had turns, at most as many as these
 	timer *time.Timer // of polls
+
+	used       time.Duration // for which slots were used since one was left to other instances
+	shareAfter time.Duration // of this
+	left       bool          // whether a slot is left, and it is unknown whether another instance takes it
 }
 
 // client has the requests of a client that wait in a queue without a turn.
@@ -145,9 +161,9 @@ func (s *Queues) add(w *waiter, most int64) bool {
 		s.displace(s.byLength[len(s.byLength)-1][0])
 	}
 	if l == nil {
-		l = &queue{clients: make(map[string]*client)}
+		l = &queue{clients: make(map[string]*client), shareAfter: shareAfter}
 		key := w.key
-		l.timer = time.AfterFunc(pollEvery, func() { s.poll(key, l) })
+		l.timer = time.AfterFunc(nextPoll(), func() { s.poll(key, l) })
 		s.byKey[key] = l
 		s.open.Add(1)
 	}
@@ -242,7 +258,7 @@ func (s *Queues) requeue(w *waiter) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := w.queue
-	l.endTurn(w.turn)
+	l.endTurn(w.turn, false)
 	if l.freed > 0 {
 		l.freed--
 		l.turns++
@@ -265,7 +281,7 @@ func (s *Queues) remove(w *waiter, served bool) {
 	case waiting:
 		s.unwait(w)
 	case granted, poll:
-		if l.endTurn(w.turn); !served || w.turn == poll {
+		if l.endTurn(w.turn, served); !served || w.turn == poll {
 			s.wake(l, w.turn)
 		}
 	}
@@ -279,18 +295,34 @@ func (s *Queues) remove(w *waiter, served bool) {
 	}
 }
 
-// freed gives the next request in a queue a turn, after so many slots were freed.
-func (s *Queues) freed(key queueKey, slots int64) {
+// freed gives the next request in a queue a turn, after so many slots were freed. Where other instances
+// share them, used is for how long a request had one.
+func (s *Queues) freed(key queueKey, slots int64, used time.Duration) {
 	if s.open.Load() == 0 {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l := s.byKey[key]; l != nil && slots > 1 {
+	l := s.byKey[key]
+	switch {
+	case l == nil:
+	case l.leaves(time.Duration(slots) * used):
+		l.timer.Reset(pollEvery)
+	case slots > 1:
 		s.wake(l, poll)
-	} else if l != nil {
+	default:
 		s.wake(l, granted)
 	}
+}
+
+// leaves reports whether a slot that was freed is left to other instances, after a request had
+// it for so long.
+func (l *queue) leaves(used time.Duration) bool {
+	if l.used += used; used == 0 || l.used < l.shareAfter || l.ring.Len() == 0 {
+		return false
+	}
+	l.used, l.left = 0, true
+	return true
 }
 
 // poll gives the first request in a queue a turn, and does so again until the queue is empty.
@@ -301,8 +333,13 @@ func (s *Queues) poll(key queueKey, l *queue) {
 		if l.polls == 0 && l.ring.Len() > 0 {
 			s.wake(l, poll)
 		}
-		l.timer.Reset(pollEvery)
+		l.timer.Reset(nextPoll())
 	}
+}
+
+// nextPoll returns the time until the next poll.
+func nextPoll() time.Duration {
+	return pollEvery/10 + rand.N(2*pollEvery-pollEvery/5) //nolint:gosec // not a secret
 }
 
 // wake gives the next request a turn, and its client's next turn is after the turns of all others. If
@@ -326,11 +363,20 @@ func (s *Queues) wake(l *queue, t turn) {
 	w.ready <- struct{}{}
 }
 
-// endTurn counts a turn of l no more.
-func (l *queue) endTurn(t turn) {
-	if l.turns--; t == poll {
-		l.polls--
+// endTurn counts a turn of l no more, in which a request has found a slot or not.
+func (l *queue) endTurn(t turn, found bool) {
+	if l.turns--; t != poll {
+		return
 	}
+	l.polls--
+	switch {
+	case !l.left:
+	case found: // the one that was left
+		l.shareAfter = min(2*l.shareAfter, mostShareAfter)
+	default:
+		l.shareAfter = shareAfter
+	}
+	l.left = false
 }
 
 // waitsForSlot reports whether requests that l has no slot for may wait in a queue.

@@ -21,13 +21,17 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
-// slots are a few, for which requests wait in a queue.
+// slots are a few, for which requests wait in the queue of an instance.
 type slots struct {
-	mu    sync.Mutex
-	free  int
-	limit *Limit
-
+	*sharedSlots
+	limit    *Limit
 	counters *telemetry.Counters
+}
+
+// sharedSlots are those that several instances may share.
+type sharedSlots struct {
+	mu   sync.Mutex
+	free int
 }
 
 // newSlots returns n slots, for which requests wait at most so long.
@@ -35,7 +39,7 @@ func newSlots(n int, most time.Duration) *slots {
 	l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, Settlement: Settlement{InProgress: true}}
 	l.MaxDelay, l.MaxWaiting = adminjson.Seconds(most), 1000
 	l.FairBy, _ = key.Parse("{http.request.header.X-Client}", clientip.Prefixes{})
-	return &slots{free: n, limit: l, counters: new(telemetry.Counters)}
+	return &slots{sharedSlots: &sharedSlots{free: n}, limit: l, counters: new(telemetry.Counters)}
 }
 
 // take waits for a slot as a request of ctx, and reports whether it got one.
@@ -75,8 +79,34 @@ func (p *slots) leave(told bool) {
 	p.free++
 	p.mu.Unlock()
 	if told {
-		p.limit.Waiting.freed(queueKey{}, 1)
+		p.limit.Waiting.freed(queueKey{}, 1, 0)
 	}
+}
+
+// serve has clients with a request each at a time use slots for some time each, until end. It
+// returns how many were served.
+func (p *slots) serve(t *testing.T, clients int, hold time.Duration, end time.Time) (served int) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for i := range clients {
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if !p.takeAs(t.Context(), string(rune('a'+i))) {
+					continue
+				}
+				time.Sleep(hold)
+				p.mu.Lock()
+				p.free++
+				p.mu.Unlock()
+				p.limit.Waiting.freed(queueKey{}, 1, hold)
+				mu.Lock()
+				served++
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	return served
 }
 
 // TestQueueInOrder guards that those in a queue get their slots in the order in which they came,
@@ -171,7 +201,7 @@ func TestQueueEnds(t *testing.T) {
 		synctest.Wait()
 		start = time.Now()
 		p.leave(false)
-		if all.Wait(); !got || time.Since(start) > pollEvery {
+		if all.Wait(); !got || time.Since(start) > 2*pollEvery {
 			t.Errorf("a slot that another instance freed was got: %t, after %v", got, time.Since(start))
 		}
 		p.checkEmpty(t)
@@ -210,7 +240,7 @@ func TestQueueIsPolled(t *testing.T) {
 				all.Wait()
 				slices.Sort(got)
 				// Where nobody waits when they are freed, those who come find them.
-				if bound := pollEvery + 5*every; len(got) < 5 || got[4] > bound {
+				if bound := 2*pollEvery + 5*every; len(got) < 5 || got[4] > bound {
 					t.Errorf("one each %v that waits %v: got slots after %v, want 5 within %v", every, most, got, bound)
 				}
 				p.checkEmpty(t)
@@ -354,6 +384,48 @@ func TestClientsShareQueue(t *testing.T) {
 	})
 }
 
+// TestInstancesShareSlots guards that of instances whose clients wait for the same slots, each has a
+// part of them, at least half of what the average has; and how much of the slots is
+// used, also by one instance alone.
+func TestInstancesShareSlots(t *testing.T) {
+	for _, tc := range []struct {
+		slots, instances int
+		hold             time.Duration
+		use              float64
+	}{
+		{1, 1, 300 * time.Millisecond, 0.96},
+		{1, 2, 300 * time.Millisecond, 0.93},
+		{1, 3, 2 * time.Second, 0.93},
+		{3, 2, 500 * time.Millisecond, 0.95},
+		{3, 3, 50 * time.Millisecond, 0.95},
+		{20, 3, 500 * time.Millisecond, 0.95},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			const run = 2 * time.Minute
+			pool, end := &sharedSlots{free: tc.slots}, time.Now().Add(run)
+			served := make([]int, tc.instances)
+			var all sync.WaitGroup
+			for i := range served {
+				p := newSlots(0, time.Hour)
+				p.sharedSlots = pool
+				all.Go(func() {
+					served[i] = p.serve(t, 2+tc.slots, tc.hold, end)
+					p.checkEmpty(t)
+				})
+			}
+			all.Wait()
+			sum := 0
+			for _, n := range served {
+				sum += n
+			}
+			use := float64(sum) * tc.hold.Seconds() / run.Seconds() / float64(tc.slots)
+			if least := slices.Min(served); 2*least*tc.instances < sum || use < tc.use {
+				t.Errorf("%d slots for %v: %v were served, and %.3f of the slots used, want %v", tc.slots, tc.hold, served, use, tc.use)
+			}
+		})
+	}
+}
+
 // TestFreedSlotsAreUsed guards that several slots which are freed at once let as many requests in
 // at once, although only one of them is told.
 func TestFreedSlotsAreUsed(t *testing.T) {
@@ -368,7 +440,7 @@ func TestFreedSlotsAreUsed(t *testing.T) {
 		p.mu.Lock()
 		p.free = 5
 		p.mu.Unlock()
-		p.limit.Waiting.freed(queueKey{}, 5)
+		p.limit.Waiting.freed(queueKey{}, 5, 0)
 		if all.Wait(); time.Since(start) != 0 {
 			t.Errorf("the last one waited %v", time.Since(start))
 		}

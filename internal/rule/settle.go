@@ -95,6 +95,9 @@ type Holding struct {
 	cost   int64
 	counts bool // whether the header of its response has decided that it counts
 
+	// since is since when it has a slot that instances share and requests wait for; otherwise 0.
+	since time.Time
+
 	outcome *outcome.Outcome // to be told what is charged; nil until it is told of the decision
 	entry   int              // there; before that in the Request
 
@@ -112,11 +115,19 @@ func (h *Holding) Settle(charge int64) {
 		h.outcome.Charge(h.entry, charge)
 	}
 	if h.bucket.Limit.waitsForSlot() {
-		h.bucket.Limit.Waiting.freed(h.queue, h.cost)
+		h.bucket.Limit.Waiting.freed(h.queue, h.cost, h.used())
 	}
 	if charge > 0 {
 		h.bucket.Policy.Counters.CountUnits(charge)
 	}
+}
+
+// used returns for how long it has a slot that instances share.
+func (h *Holding) used() time.Duration {
+	if h.since.IsZero() {
+		return 0
+	}
+	return time.Since(h.since)
 }
 
 // byHeader returns what the request is charged, if the status and the header of its
@@ -324,7 +335,11 @@ func (q *Request) hold(held *limiter.Held) {
 	for j, of := range q.about {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
 			e := &q.entries[of.from]
-			q.holdings = append(q.holdings, Holding{held: held, index: j, queue: e.queue(0), bucket: e.Bucket, cost: e.Estimate, entry: of.from})
+			h := Holding{held: held, index: j, queue: e.queue(0), bucket: e.Bucket, cost: e.Estimate, entry: of.from}
+			if d.By == limiter.DecidedByRedis && e.Limit.waitsForSlot() {
+				h.since = time.Now()
+			}
+			q.holdings = append(q.holdings, h)
 		}
 	}
 }
