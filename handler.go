@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -147,133 +148,171 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		defer h.redis.Requests.Add(-1)
 		h.redis.ConnectOnce()
 	}
-	res, holdings, err := h.decide(w, r)
-	if res.Open() {
-		defer res.Count(state.Process.Process)
+	v := h.decide(w, r)
+	if v.outcome.Open() {
+		defer v.outcome.Count(state.Process.Process)
 	}
-	if holdings != nil {
-		return rule.Settling(w, r, holdings, func(w http.ResponseWriter) error { return h.serve(w, r, next, res, err) })
+	if v.status != 0 {
+		return h.reject(w, r, v)
 	}
-	return h.serve(w, r, next, res, err)
+	if v.holdings != nil {
+		res := v.outcome
+		return rule.Settling(w, r, v.holdings, func(w http.ResponseWriter) error { return pass(w, r, next, res) })
+	}
+	return pass(w, r, next, v.outcome)
 }
 
-// serve passes the request on, as its result and an error of decide say, or rejects it.
-func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, res *outcome.Outcome, err error) error {
-	switch err := err.(type) { //nolint:errorlint // decide does not wrap them
-	case nil:
-		if res != nil {
-			w = res.Wrap(w)
-			if rw, ok := w.(*outcome.Writer); ok {
-				err := next.ServeHTTP(w, r)
-				rw.CleanTrailers()
-				return err
-			}
-		}
+// pass passes a request on, and sets the header fields of its outcome when the response begins.
+func pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, res *outcome.Outcome) error {
+	if res == nil {
 		return next.ServeHTTP(w, r)
-	case denial:
-		return h.refuse(w, r, err.Status, err)
-	case rule.RefusalError:
-		return h.refuse(w, r, err.Status, err.Err)
-	case storeError:
-		return h.handleStoreError(w, r, err.error)
 	}
-	return h.handleMatcherError(w, r, err)
+	w = res.Wrap(w)
+	err := next.ServeHTTP(w, r)
+	if rw, ok := w.(*outcome.Writer); ok {
+		rw.CleanTrailers()
+	}
+	return err
 }
 
-// refusedAs returns what becomes of a request on whose limits a matcher or a value
-// failed.
-func refusedAs(err error) telemetry.Checked {
-	if ref, ok := err.(rule.RefusalError); ok && ref.Status == http.StatusTooEarly { //nolint:errorlint // as Evaluate returns it
-		return telemetry.CheckedEarlyData
-	}
-	return telemetry.CheckedRefused
+// verdict is what the handler has decided on a request.
+type verdict struct {
+	outcome  *outcome.Outcome // nil if no limit applies
+	holdings []rule.Holding   // what the request holds until its outcome is known
+
+	status int    // of the response that rejects the request; 0 passes it on
+	err    error  // why it is rejected
+	denial denial // the same, if a limit denied it
 }
 
-// storeError is the error of a store that did not decide.
-type storeError struct{ error }
-
-// decide charges the request to the limits that apply to it, and sets the header fields; last
-// of all it asks those that follow the load. It returns the request's outcome, also with an
-// error, or nil if no limit applies, and what the request holds until its outcome is known. Its
-// error is a denial, a rule.RefusalError, a storeError, or the error of a matcher.
-func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*outcome.Outcome, []rule.Holding, error) {
-	if virtual(r) {
-		return nil, nil, nil
+// decide charges the request to the limits that apply to it, and sets the header fields. Limits
+// that follow the load come last.
+func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (v verdict) {
+	if madeByCaddy(r) {
+		return v
 	}
 	q, err := rule.Evaluate(r, h.limits, time.Time{})
 	defer q.Release()
+	if err == nil && len(q.Entries()) == 0 && len(q.Loads()) == 0 {
+		return v
+	}
+	v.outcome = q.Outcome()
 	if err != nil {
-		res := q.Outcome()
-		h.noteUndecided(res, r, refusedAs(err))
-		return res, nil, err
+		h.refuse(&v, r, err)
+		return v
 	}
-	if len(q.Entries()) == 0 && len(q.Loads()) == 0 {
-		return nil, nil, nil
-	}
-	res := q.Outcome()
 	if len(q.Entries()) > 0 {
-		if err := h.charge(w, r, q, res); err != nil && !h.admitsUndecided(err) {
-			return res, nil, err
-		}
+		h.charge(w, r, q, &v)
 	}
-	if len(q.Loads()) > 0 {
-		decider, wait, err := q.Acquire(res, outcome.How{Jitter: h.settings.Jitter, At: time.Now()}, w.Header())
-		if err != nil {
-			h.noteUndecided(res, r, refusedAs(err))
-			return res, nil, err
-		}
-		res.Observe(r.Context(), h.Log)
-		if decider != nil {
-			return res, nil, denialOf(q, decider, wait)
-		}
+	if len(q.Loads()) > 0 && v.status == 0 {
+		h.acquire(w, r, q, &v)
 	}
-	return res, q.Holdings(), nil
+	if v.status == 0 {
+		v.holdings = q.Holdings()
+	}
+	return v
 }
 
-// charge charges the request to the limits that a store keeps, and sets the header fields. Its
-// error is one of those of decide.
-func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, res *outcome.Outcome) error {
+// charge charges the request to the limits that a store keeps, and sets the header fields.
+func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, v *verdict) {
 	began := time.Now()
 	delay, err := q.Decide(h.store, rule.How{
-		Accounting: h.settings.Accounting, NoFallback: h.settings.OnError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: res, Waits: state.Process.Process,
+		Accounting: h.settings.Accounting, NoFallback: h.settings.OnError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: v.outcome, Waits: state.Process.Process,
 	})
 	if err != nil {
-		h.noteUndecided(res, r, telemetry.CheckedUndecided)
-		return storeError{err}
+		h.undecided(w, r, v, err)
+		return
 	}
 	q.Count(h.settings.Accounting)
-	decider, wait := q.SetHeaders(res, outcome.How{Families: h.settings.Families, Jitter: h.settings.Jitter, At: began}, w.Header())
-	res.Observe(r.Context(), h.Log)
+	decider, wait := q.SetHeaders(v.outcome, outcome.How{Families: h.settings.Families, Jitter: h.settings.Jitter, At: began}, w.Header())
+	v.outcome.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
 		if len(h.RateLimits) > 0 {
 			h.logExceeded(r, q, decider, wait)
 		}
-		return denialOf(q, decider, wait)
+		v.deny(q, decider, wait)
+		return
 	}
-	return q.WaitOut(delay, res)
+	if q.WaitOut(delay, v.outcome) != nil {
+		v.leave()
+	}
 }
 
-// denialOf returns the error of a request that decider denied. Nobody reads the response if the
-// client has left meanwhile.
-func denialOf(q *rule.Request, decider *outcome.Entry, wait time.Duration) error {
+// acquire asks for room in the limits that follow the load.
+func (h *Handler) acquire(w http.ResponseWriter, r *http.Request, q *rule.Request, v *verdict) {
+	decider, wait, err := q.Acquire(v.outcome, outcome.How{Jitter: h.settings.Jitter, At: time.Now()}, w.Header())
+	if err != nil {
+		h.refuse(v, r, err)
+		return
+	}
+	v.outcome.Observe(r.Context(), h.Log)
+	if decider != nil {
+		v.deny(q, decider, wait)
+	}
+}
+
+// deny rejects the request, which decider denied.
+func (v *verdict) deny(q *rule.Request, decider *outcome.Entry, wait time.Duration) {
 	if q.Left() {
-		return rule.ErrLeft
+		v.leave()
+		return
 	}
-	return denial{decider, wait}
+	v.denial = denial{decider, wait}
+	v.status, v.err = decider.Status, v.denial
 }
 
-// noteUndecided notes why the handler did not decide on the request.
-func (h *Handler) noteUndecided(res *outcome.Outcome, r *http.Request, why telemetry.Checked) {
-	res.SetResult(why)
-	res.Observe(r.Context(), h.Log)
+// leave rejects the request of a client that has left while it waited: nobody reads the response.
+func (v *verdict) leave() { v.status, v.err = rule.ErrLeft.Status, rule.ErrLeft.Err }
+
+// refuse rejects a request for which it is unknown which limits apply, or how: a value in it or a
+// matcher failed.
+func (h *Handler) refuse(v *verdict, r *http.Request, err error) {
+	why := telemetry.CheckedRefused
+	var refusal rule.RefusalError
+	if errors.As(err, &refusal) {
+		v.status, v.err = refusal.Status, refusal.Err
+		if v.status == http.StatusTooEarly {
+			why = telemetry.CheckedEarlyData
+		}
+	} else { // of a matcher
+		v.status, v.err = http.StatusInternalServerError, errMatcher
+		var failed caddyhttp.HandlerError
+		if errors.As(err, &failed) {
+			v.status = failed.StatusCode
+		}
+		if v.status >= http.StatusInternalServerError {
+			h.reportError("a matcher failed; requests are rejected", errMatcher)
+		}
+	}
+	v.outcome.SetResult(why)
+	v.outcome.Observe(r.Context(), h.Log)
 }
 
-// virtual reports whether r is a request that Caddy made itself, as templates do
+// undecided admits or rejects a request on which the store did not decide, as on_error says.
+// Single requests are only logged at DEBUG: an outage of Redis is logged once, see telemetry.
+func (h *Handler) undecided(w http.ResponseWriter, r *http.Request, v *verdict, err error) {
+	v.outcome.SetResult(telemetry.CheckedUndecided)
+	v.outcome.Observe(r.Context(), h.Log)
+	switch {
+	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
+		h.reportError("the store could not process a request, responding with 500", err)
+		v.status, v.err = http.StatusInternalServerError, err
+	case h.settings.OnError == rule.OnErrorAllow:
+		if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
+			c.Write(zap.Error(err))
+		}
+	default:
+		w.Header().Set("Retry-After", "1")
+		v.status, v.err = http.StatusServiceUnavailable, err
+	}
+}
+
+// madeByCaddy reports whether r is a request that Caddy made itself, as templates do
 // to include another page. It did not come over a connection, so its context lacks
 // the values that the HTTP/1, 2 and 3 servers set; clients can't influence these.
 // Both are checked, since the local address may be missing if a plugin made the
 // connection.
-func virtual(r *http.Request) bool {
+func madeByCaddy(r *http.Request) bool {
 	ctx := r.Context()
 	return ctx.Value(http.LocalAddrContextKey) == nil && ctx.Value(http.ServerContextKey) == nil
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -36,43 +35,6 @@ func (d denial) Error() string {
 // they may contain the store's address, for example. The reason is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")
 
-// admitsUndecided reports whether on_error admits a request on which the store did not decide,
-// if that is what err says. Limits that need no store are asked all the same. Single requests
-// are only logged at DEBUG: an outage of Redis is logged once, see telemetry.
-func (h *Handler) admitsUndecided(err error) bool {
-	undecided, ok := err.(storeError) //nolint:errorlint // charge does not wrap it
-	if !ok || h.settings.OnError != rule.OnErrorAllow || !errors.Is(undecided.error, limiter.ErrUnavailable) {
-		return false
-	}
-	if c := h.logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
-		c.Write(zap.Error(undecided.error))
-	}
-	return true
-}
-
-// handleStoreError rejects a request on which the store did not decide.
-func (h *Handler) handleStoreError(w http.ResponseWriter, r *http.Request, err error) error {
-	if !errors.Is(err, limiter.ErrUnavailable) { // a malformed request, not an outage
-		h.reportError("the store could not process a request, responding with 500", err)
-		return h.refuse(w, r, http.StatusInternalServerError, err)
-	}
-	w.Header().Set("Retry-After", "1")
-	return h.refuse(w, r, http.StatusServiceUnavailable, err)
-}
-
-// handleMatcherError rejects a request for which a matcher of a limit failed: it
-// is unknown whether the limit applies.
-func (h *Handler) handleMatcherError(w http.ResponseWriter, r *http.Request, err error) error {
-	refused, ok := err.(caddyhttp.HandlerError) //nolint:errorlint // as Caddy does
-	if !ok {
-		refused = caddyhttp.HandlerError{StatusCode: http.StatusInternalServerError, Err: err}
-	}
-	if refused.StatusCode >= http.StatusInternalServerError {
-		h.reportError("a matcher failed; requests are rejected", errMatcher)
-	}
-	return h.refuse(w, r, refused.StatusCode, errMatcher)
-}
-
 // errMatcher replaces the error of a matcher, in the log too: it may have text of the
 // request, in places that only the matcher knows.
 var errMatcher = errors.New("an error that is not shown, as it may quote the request")
@@ -84,28 +46,29 @@ func (h *Handler) reportError(msg string, err error) {
 	}
 }
 
-// refuse rejects a request, by an error for error routes to handle. If none would
+// reject rejects a request, by an error for error routes to handle. If none would
 // handle it, the status is written directly, as the server would do: returning an
 // error is more than twice as expensive.
 //
 // No cache may keep the response, whatever the site says of its others. Error routes
 // may say otherwise of theirs.
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err error) error {
+func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v verdict) error {
+	denied := v.denial.Entry != nil
 	setNoStore(w.Header())
 	unreadBody := r.ContentLength != 0 && r.ProtoMajor == 1 // others have a stream for each request
 	if unreadBody && !awaitBody(r) {
 		closeAfterResponse(w)
 	}
-	if h.errorRoutes.MaySee(h, r, status) {
-		if _, denied := err.(denial); !denied && status != http.StatusTooEarly { //nolint:errorlint // decide does not wrap them
-			err = errNoDecision
+	if h.errorRoutes.MaySee(h, r, v.status) {
+		if !denied && v.status != http.StatusTooEarly {
+			v.err = errNoDecision
 		}
-		return h.handlerError(status, err)
+		return h.handlerError(v.status, v.err)
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
-		fields := []zap.Field{zap.Int("status", status), zap.Error(err)}
-		if d, ok := err.(denial); ok { //nolint:errorlint // decide does not wrap them
-			fields = append(fields, zap.String("limit", d.Path), zap.Stringer("by", d.Decision.By))
+		fields := []zap.Field{zap.Int("status", v.status), zap.Error(v.err)}
+		if denied {
+			fields = append(fields, zap.String("limit", v.denial.Path), zap.Stringer("by", v.denial.Decision.By))
 		}
 		c.Write(fields...)
 	}
@@ -113,9 +76,8 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 	}
 	forceNoStore(w)
-	d, denied := err.(denial) //nolint:errorlint // decide does not wrap them
 	if !denied || h.settings.NoBody {
-		w.WriteHeader(status)
+		w.WriteHeader(v.status)
 		return nil
 	}
 	// What other handlers have said of their response does not hold for this one. Its
@@ -125,8 +87,8 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, status int, err
 			w.Header().Del(name)
 		}
 	}
-	w.WriteHeader(status)
-	_, _ = w.Write(d.body()) // the client may be gone
+	w.WriteHeader(v.status)
+	_, _ = w.Write(v.denial.body()) // the client may be gone
 	return nil
 }
 
