@@ -26,6 +26,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -460,45 +461,12 @@ func TestAdminLimitsWithoutName(t *testing.T) {
 	}
 }
 
-// algorithmLimits are limits with each algorithm.
-const algorithmLimits = `
-	limit leaky {
-		size 3
-		drip_rate 1h
-	}
-	limit token {
-		algorithm token_bucket
-		size 3
-		drip_rate 1h
-	}
-	limit clock {
-		algorithm fixed_window
-		size 3
-		window 8760h
-	}
-	limit first {
-		algorithm fixed_window
-		size 3
-		window 1h
-		window_start first
-	}
-	limit period {
-		algorithm fixed_window
-		size 3
-		period day Asia/Tokyo
-	}
-	limit slides {
-		algorithm sliding_window
-		size 3
-		window 8760h
-	}`
-
 // TestAdminAlgorithms guards that limits shows the numbers of each algorithm, and
 // that peek and reset find its buckets, in this process and in Redis: a client that
 // was denied is let in after a reset.
 func TestAdminAlgorithms(t *testing.T) {
 	// A day would end during the test now and then.
-	site := "rate_limit {" + strings.Replace(algorithmLimits, "day Asia/Tokyo", "year Asia/Tokyo", 1) + "\n}\nrespond admitted"
+	site := "rate_limit {" + strings.Replace(configtest.AlgorithmLimits, "day Asia/Tokyo", "year Asia/Tokyo", 1) + "\n}\nrespond admitted"
 	for store, global := range map[string]string{
 		"memory": "",
 		"redis":  sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout),

@@ -88,7 +88,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 		if err := caddy.Load(text, true); err == nil {
 			t.Fatal("the configuration was not rejected")
 		}
-		if memory, redis := storesInUse(); memory != 1 || redis != 0 {
+		if memory, redis := sitetest.StoresInUse(); memory != 1 || redis != 0 {
 			t.Errorf("%d references to the store in the process, %d stores in Redis", memory, redis)
 		}
 		if now, nowLogger := theApp(t); now != store || nowLogger != logger {

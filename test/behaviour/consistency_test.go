@@ -24,7 +24,7 @@ import (
 func consistencies(t *testing.T, caddyfile string) map[string]string {
 	t.Helper()
 	found := make(map[string]string)
-	for _, s := range loadDry(t, caddyfile).Servers {
+	for _, s := range configtest.LoadDry(t, caddyfile).Servers {
 		for _, l := range s.Limits() {
 			found[l.Path] = l.ShownPolicies().Consistency
 		}

@@ -571,7 +571,7 @@ func TestMetricsOfProcess(t *testing.T) {
 
 // TestLimitInfoOfAlgorithms guards the labels of limits with each algorithm.
 func TestLimitInfoOfAlgorithms(t *testing.T) {
-	sitetest.Start(t, "rate_limit {"+algorithmLimits+"\n}\nrespond admitted")
+	sitetest.Start(t, "rate_limit {"+configtest.AlgorithmLimits+"\n}\nrespond admitted")
 	wantSamples(t, collected(t), map[string]string{
 		`limit_info{algorithm="leaky_bucket",drip_rate="1h",drip_size="1",limit="leaky",size="3",window=""}`:             "1",
 		`limit_info{algorithm="token_bucket",drip_rate="1h",drip_size="1",limit="token",size="3",window=""}`:             "1",

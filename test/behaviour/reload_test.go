@@ -139,7 +139,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 	if s.Addr != before {
 		t.Errorf("after a rejected config the site moved from %s to %s", before, s.Addr)
 	}
-	if n, _ := storesInUse(); n != 1 {
+	if n, _ := sitetest.StoresInUse(); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
 	}
 }

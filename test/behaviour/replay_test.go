@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -99,7 +100,7 @@ func replayed(t testing.TB, log string, opt replay.Options, configs ...string) *
 	t.Helper()
 	dry := make([]*offline.Config, len(configs))
 	for i, text := range configs {
-		dry[i] = loadDry(t, text)
+		dry[i] = configtest.LoadDry(t, text)
 	}
 	l, err := accesslog.Open([]string{log}, accesslog.Auto)
 	if err != nil {
@@ -302,7 +303,7 @@ func TestReplayInterruptedInPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	s := replay.NewSession(l, []*offline.Config{loadDry(t, replaySite)}, replay.Options{Location: time.UTC})
+	s := replay.NewSession(l, []*offline.Config{configtest.LoadDry(t, replaySite)}, replay.Options{Location: time.UTC})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -743,7 +744,7 @@ func TestReplayInterrupted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := replay.NewSession(l, []*offline.Config{loadDry(t, "example.com {\nrate_limit a {\nsize 2\n}\n}\n")}, replay.Options{Location: time.UTC})
+	s := replay.NewSession(l, []*offline.Config{configtest.LoadDry(t, "example.com {\nrate_limit a {\nsize 2\n}\n}\n")}, replay.Options{Location: time.UTC})
 	s.Run(&doneAfter{t.Context(), 3})
 	l.Close()
 	r := s.Report(nil)
@@ -762,7 +763,7 @@ func BenchmarkReplay(b *testing.B) {
 			"User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:143.0) Gecko/20100101 Firefox/143.0", "Accept: text/html", "Accept-Language: de"))
 	}
 	log := logFile(b, text.String())
-	config := loadDry(b, "example.com {\nrate_limit {\nlimit a {\nsize 40\ndrip_rate 100ms\n}\nlimit b {\nmatch path /api/*\nrate 5/1s\n}\n}\n}\n")
+	config := configtest.LoadDry(b, "example.com {\nrate_limit {\nlimit a {\nsize 40\ndrip_rate 100ms\n}\nlimit b {\nmatch path /api/*\nrate 5/1s\n}\n}\n}\n")
 	b.SetBytes(int64(text.Len() / b.N))
 	b.ResetTimer()
 	l, err := accesslog.Open([]string{log}, accesslog.Auto)

@@ -23,24 +23,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// storesInUse returns how many references there are to stores in the process, and to
-// all in Redis.
-func storesInUse() (memory, redis int) {
-	var keyOfMemory any
-	state.Process.Stores.Range(func(key, store any) bool {
-		if _, ok := store.(state.SharedMemory); ok {
-			keyOfMemory = key // References would wait for Range
-		} else {
-			redis++
-		}
-		return true
-	})
-	if keyOfMemory != nil {
-		memory, _ = state.Process.Stores.References(keyOfMemory)
-	}
-	return memory, redis
-}
-
 // Guards that a configuration releases its stores however far it got: after
 // validation, and when it or another module of it is refused.
 func TestStoreIsReleased(t *testing.T) {
@@ -61,7 +43,7 @@ func TestStoreIsReleased(t *testing.T) {
 			if (err == nil) != (name == "valid") {
 				t.Fatalf("got error %v", err)
 			}
-			if memory, redis := storesInUse(); memory != 0 || redis != 0 {
+			if memory, redis := sitetest.StoresInUse(); memory != 0 || redis != 0 {
 				t.Errorf("%d references to the store in the process, %d stores in Redis", memory, redis)
 			}
 		})
@@ -87,7 +69,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 		}
 		cleanUp(t, app)
 		cleanUp(t, app)
-		if memory, redis := storesInUse(); memory != 1 || redis != 1 {
+		if memory, redis := sitetest.StoresInUse(); memory != 1 || redis != 1 {
 			t.Errorf("%s: %d references to the store in the process, %d stores in Redis", config, memory, redis)
 		}
 	}
@@ -350,7 +332,7 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 				if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
 					t.Fatal(err)
 				}
-				if n, _ := storesInUse(); n > 0 {
+				if n, _ := sitetest.StoresInUse(); n > 0 {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
 				s.Run(sitetest.Step{Want: "200"})

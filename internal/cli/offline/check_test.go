@@ -1,4 +1,4 @@
-package behaviour
+package offline_test
 
 import (
 	"encoding/json"
@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -178,7 +179,7 @@ func TestCheck(t *testing.T) {
 		{"off", site + "rate_limit a {\nsize 1\nfactor 0\nkey {header.X-Key}\n}\n}", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := loadDry(t, tc.config)
+			d := configtest.LoadDry(t, tc.config)
 			if err := d.Validate(); err != nil {
 				t.Fatal(err)
 			}

@@ -1,10 +1,11 @@
-package behaviour
+package offline_test
 
 import (
 	"encoding/json"
 	"strings"
 	"testing"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -241,7 +242,7 @@ func TestExplainAgreesWithCaddy(t *testing.T) {
 // TestExplainAlgorithms guards that explain shows each algorithm's numbers.
 func TestExplainAlgorithms(t *testing.T) {
 	t.Parallel()
-	file := sitetest.ConfigFile(t, "http://:8080 {\nrate_limit {"+algorithmLimits+"\n}\n}")
+	file := sitetest.ConfigFile(t, "http://:8080 {\nrate_limit {"+configtest.AlgorithmLimits+"\n}\n}")
 	sitetest.RunCommand(t, "explain", "-c", file, "http://localhost:8080/").Want(t, 0, `GET http://localhost:8080/ from 192.0.2.1, handled by srv0
 
 LIMIT   KEY        COST  ALGORITHM       SIZE  RATE OR WINDOW

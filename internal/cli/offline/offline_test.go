@@ -1,4 +1,4 @@
-package behaviour
+package offline_test
 
 import (
 	"fmt"
@@ -22,21 +22,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
-
-// loadDry loads a Caddyfile without starting it, until the test ends.
-func loadDry(t testing.TB, caddyfile string) *offline.Config {
-	t.Helper()
-	file := filepath.Join(sitetest.TempDir(t), "Caddyfile")
-	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d, err := offline.Load(file, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
-	return d
-}
 
 // dryRequestTo returns a GET request for a URL.
 func dryRequestTo(url string, header ...string) *http.Request {
@@ -118,7 +103,7 @@ func TestOfflineMeetsLimits(t *testing.T) {
 		{"local address", dryLimit("a", "key {http.request.local.port}"), "/", nil, "a=8080"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := loadDry(t, "&(shared) {\n"+dryLimit("shared")+"}\nhttp://:8080 {\n"+tc.site+"}\n")
+			d := configtest.LoadDry(t, "&(shared) {\n"+dryLimit("shared")+"}\nhttp://:8080 {\n"+tc.site+"}\n")
 			if got := met(t, d, dryRequestTo("http://example.com:8080"+tc.url, tc.header...)); got != tc.want {
 				t.Errorf("met %q, want %q", got, tc.want)
 			}
@@ -183,7 +168,7 @@ func init() {
 // it would: no log file, no module of another kind, no Redis.
 func TestOfflineRunsNothing(t *testing.T) {
 	log := filepath.Join(sitetest.TempDir(t), "access.log")
-	d := loadDry(t, `{
+	d := configtest.LoadDry(t, `{
 		log {
 			output file `+log+`
 		}
@@ -212,7 +197,7 @@ func TestOfflineRunsNothing(t *testing.T) {
 			t.Errorf("%s was made", name)
 		}
 	}
-	if _, redis := storesInUse(); redis > 0 {
+	if _, redis := sitetest.StoresInUse(); redis > 0 {
 		t.Error("it opened a Redis")
 	}
 	if n := provisioned.Load(); n != 0 {
@@ -236,7 +221,7 @@ func TestOfflineWarns(t *testing.T) {
 			[]string{"Server srv0: limits after the handler static_response are left out, since it passes no request on."}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := loadDry(t, "http://:8080 {\n"+tc.site+"}\n").Warnings; !slices.Equal(got, tc.want) {
+			if got := configtest.LoadDry(t, "http://:8080 {\n"+tc.site+"}\n").Warnings; !slices.Equal(got, tc.want) {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})
@@ -245,7 +230,7 @@ func TestOfflineWarns(t *testing.T) {
 
 // TestOfflineFindsServer guards which server of several a request goes to.
 func TestOfflineFindsServer(t *testing.T) {
-	d := loadDry(t, `
+	d := configtest.LoadDry(t, `
 		example.com {
 			`+dryLimit("https")+`
 		}
@@ -286,7 +271,7 @@ func TestOfflineFindsServer(t *testing.T) {
 
 // BenchmarkOffline measures what one request of a replay costs, without the log.
 func BenchmarkOffline(b *testing.B) {
-	d := loadDry(b, `http://example.com {
+	d := configtest.LoadDry(b, `http://example.com {
 		encode
 		handle /static/* {
 			file_server
