@@ -12,34 +12,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// TestFullBucketDeniesUntilNextDrip guards what this module is for: a full
-// bucket denies until the very microsecond at which a unit has dripped out, and
-// the fields tell when.
-func TestFullBucketDeniesUntilNextDrip(t *testing.T) {
-	s := sitetest.Start(t, `
-		rate_limit {
-			size 2
-			drip_rate 1500ms
-		}
-		respond "admitted"
-	`)
-	s.Run(
-		sitetest.Step{Want: "200 limit=2 remaining=1 clear=1.500", Text: "admitted"},
-		sitetest.Step{Want: "200 limit=2 remaining=0 clear=3.000", Text: "admitted"},
-		sitetest.Step{Want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
-		sitetest.Step{Want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
-		sitetest.Step{After: 500 * ms, Want: "429 limit=2 remaining=0 clear=2.500 reset=1.000 retry-after=1"},
-		sitetest.Step{After: 1000*ms - µs, Want: "429 limit=2 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
-		sitetest.Step{After: µs, Want: "200 limit=2 remaining=0 clear=3.000", Text: "admitted"},
-		sitetest.Step{After: 1500*ms - µs, Want: "429 limit=2 remaining=0 clear=1.501 reset=0.001 retry-after=1"},
-		sitetest.Step{After: µs, Want: "200 limit=2 remaining=0 clear=3.000"},
-		// Idle time is not banked: a bucket runs empty and no further.
-		sitetest.Step{After: time.Hour, Want: "200 limit=2 remaining=1 clear=1.500"},
-		sitetest.Step{Want: "200 limit=2 remaining=0 clear=3.000"},
-		sitetest.Step{Want: "429 limit=2 remaining=0 clear=3.000 reset=1.500 retry-after=2"},
-	)
-}
-
 // TestMatcherOfDirective guards that requests which the directive's matcher
 // leaves out are neither counted nor told of a limit.
 func TestMatcherOfDirective(t *testing.T) {
