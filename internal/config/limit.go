@@ -268,8 +268,8 @@ type Limit struct {
 	// Only for leaky and token buckets, and `warm_up`.
 	//
 	// With `concurrency`, static or `auto`, a request waits for a place instead, in its process,
-	// where clients take turns, see `fair_by`. With Redis, the next one also asks every
-	// 100 ms for places that other processes free. A request is charged once it has a place. Not with
+	// where clients take turns, see `fair_by`. With Redis, the next one also asks about every
+	// 100 ms for places that other processes free or leave it. A request is charged once it has a place. Not with
 	// another `accounting` than `atomic`, or beside `count_denied`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty"`
 
