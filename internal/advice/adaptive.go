@@ -10,7 +10,7 @@ import (
 // upstreams are the placeholders that may well name an upstream, so that each has a limit.
 var upstreams = map[string]bool{"http.request.host": true, "http.request.hostport": true}
 
-// unprotected advises on limits that follow the load with a key, where none beside them is for all
+// unprotected advises on limits that follow the load with a key, where no other is for all
 // requests: many keys together are not limited then.
 func (c *collector) unprotected(limits []*rule.Limit) {
 	keyed := make([]*rule.Limit, 0, len(limits))
@@ -30,9 +30,9 @@ func (c *collector) unprotected(limits []*rule.Limit) {
 	for _, l := range keyed {
 		c.limit(l.Path, Advice{
 			Kind: Unprotected,
-			Problem: fmt.Sprintf("Each key may have %d requests in progress at first, and never less than %d, so many keys together are not limited.",
+			Problem: fmt.Sprintf("Each key may have %d requests in progress at first, and never less than %d, so all keys together are not limited.",
 				min(max(adaptive.Initial, l.Load.Options.Min), l.Load.Options.Max), l.Load.Options.Min),
-			Remedy: "Put a limit with concurrency auto and without key beside it, for the requests of all keys.",
+			Remedy: "Put a limit with concurrency auto and without key in addition, for the requests of all keys.",
 		})
 	}
 }

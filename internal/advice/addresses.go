@@ -23,7 +23,7 @@ func (c *collector) addresses(order []rule.Module) {
 				c.add(Advice{
 					Kind: AddressChosen, Of: "server", Name: name,
 					Problem: "It takes the leftmost address in X-Forwarded-For, which is what the client has sent if a proxy adds to this field: then it chooses its address, and a fresh bucket for each request.",
-					Remedy:  "Set trusted_proxies_strict beside trusted_proxies, unless the proxies replace the field.",
+					Remedy:  "Set trusted_proxies_strict with trusted_proxies, unless the proxies replace the field.",
 				})
 				break
 			}

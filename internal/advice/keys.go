@@ -106,7 +106,7 @@ var missing = []struct {
 	},
 }
 
-// OnKey returns advice on a key, as far as it and the handlers around its limit tell. These may
+// OnKey returns advice on a key, as far as it and the handlers around its limit show. These may
 // be nil.
 func OnKey(k key.Template, around *routes.Around) (found []Advice) {
 	for _, name := range k.Placeholders() {
@@ -138,7 +138,7 @@ func Chosen(k key.Template, around *routes.Around) (name, source string) {
 	return "", ""
 }
 
-// Bounds reports whether a client that asks often always gets the same bucket.
+// Bounds reports whether a client with many requests always gets the same bucket.
 func Bounds(k key.Template, around *routes.Around) bool {
 	chosen, _ := Chosen(k, around)
 	return chosen == "" && !slices.ContainsFunc(OnKey(k, nil), func(a Advice) bool { return a.unshared })

@@ -150,7 +150,7 @@ func onUnauthorized(l *rule.Limit, around *routes.Around) []Advice {
 		return []Advice{{
 			Kind: UncountedUser, Placeholder: user,
 			Problem: "It counts the status 401, and its key has {" + user + "}, which is empty in every failed login, in whatever order the directives are.",
-			Remedy:  "Use {client_ip}, or {http.rate_limit.basic_user} for the name that nobody has verified, and put the limit before the authentication.",
+			Remedy:  "Use {client_ip}, or {http.rate_limit.basic_user} for the unverified name, and put the limit before the authentication.",
 		}}
 	}
 	if by := around.Authentication(); by != "" && countsUnauthorized(l, true) && l.Key.Template().User() == "" {

@@ -45,11 +45,11 @@ func onMatchers(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advi
 	return found
 }
 
-// unmatchedPath returns why no path matches a pattern, if none does. A question mark stands for any
+// unmatchedPath returns why no path matches a pattern, if none does. A question mark matches any
 // character there, which is never meant.
 func unmatchedPath(pattern string) (Advice, bool) {
 	if path, query, ok := strings.Cut(pattern, "?"); ok && strings.Contains(query, "=") {
-		return unmatched(UnmatchedPath, "path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s beside it.", withOtherForm(path), query)), true
+		return unmatched(UnmatchedPath, "path", pattern, "a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s with it.", withOtherForm(path), query)), true
 	}
 	if pattern == "" || strings.ContainsAny(pattern[:1], `/*{%?[\`) {
 		return Advice{}, false

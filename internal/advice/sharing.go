@@ -47,7 +47,7 @@ type shared struct {
 	module rule.Module
 }
 
-// alwaysMet reports whether all requests that come to the handler meet the limit.
+// alwaysMet reports whether all requests that reach the handler meet the limit.
 func (p shared) alwaysMet() bool {
 	for _, l := range append(slices.Clip(p.Around), p.Limit) {
 		if len(l.Matchers) > 0 {

@@ -108,7 +108,7 @@ func (c *collector) unused(h rule.Handler) {
 			}
 			c.limit(b.Path, Advice{
 				Kind: NeverDenies, OnCheck: true,
-				Problem: "It denies nobody whom limit " + a.Path + " does not deny: that is tighter, for the same key and at least the same requests.",
+				Problem: "It denies no client that limit " + a.Path + " does not deny: that one is tighter, for the same key and at least the same requests.",
 				Remedy:  "Remove it, or give limit " + a.Path + " a matcher for the requests that it is meant for.",
 			})
 			break
@@ -116,7 +116,7 @@ func (c *collector) unused(h rule.Handler) {
 	}
 }
 
-// mayBeUnused reports whether b has no effect if it never denies a request by itself.
+// mayBeUnused reports whether b has no effect if it never denies a request on its own.
 func mayBeUnused(b rule.LocatedBucket, accounting rule.Accounting) bool {
 	l := b.Limit
 	return b.Constant != nil && !b.Off && !l.DryRun && l.Load == nil && !l.Pool && l.Lender == nil && len(l.Borrowers) == 0 &&
@@ -128,7 +128,7 @@ func tighter(a, b *rule.Bucket) bool {
 	return a.Constant != nil && b.Constant != nil && fits(bucket.Limit(a.Constant.Limit), a.Limit.Soft, bucket.Limit(b.Constant.Limit))
 }
 
-// fits reports whether what a limit admits at most in any time, with so many units above its
+// fits reports whether what a limit admits at most in any time, with that many units above its
 // size, never fills another.
 func fits(a bucket.Limit, soft int64, b bucket.Limit) bool {
 	a, b = a.Complete(), b.Complete()

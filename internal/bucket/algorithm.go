@@ -33,13 +33,13 @@ type Kind struct {
 	Name     string
 	Letter   byte  // that names of its keys in Redis end with; 0 for the first
 	Drip     int64 // see Algorithm.DripSize
-	Entries  bool  // whether it keeps an entry for each admission beside the level
+	Entries  bool  // whether it keeps an entry for each admission next to the level
 	Charging       // whether units can be charged ahead of their use
 	Counting       // how it counts
 }
 
 // Charging says whether units of an algorithm can be charged before they are used, and so
-// whether this process may decide by itself.
+// whether this process may decide locally.
 type Charging uint8
 
 const (
@@ -83,14 +83,14 @@ type Counting interface {
 	DrainTime(l *Limit) time.Duration
 	DripTime(l *Limit, units int64) time.Duration
 
-	// Doubles returns the numbers that tell how l's buckets drip and what they hold, as
+	// Doubles returns the numbers that say how l's buckets drip and what they hold, as
 	// the script gets them for a request of the given cost. RestEnd returns a number that
 	// is larger than the rest of any level.
 	Doubles(l *Limit, cost int64) (size, rate, drip, phase float64)
 	RestEnd(l *Limit) int64
 
-	// Room returns how many units fit beside n others: 0 or less if none do. Remaining
-	// returns how many to tell of.
+	// Room returns how many units fit next to n others: 0 or less if none do. Remaining
+	// returns how many to report.
 	Room(l *Limit, s Level, n, now int64) int64
 	Remaining(l *Limit, s Level, now int64) int64
 
@@ -109,21 +109,21 @@ type Counting interface {
 	AtLeast(l *Limit, s Level, n, size int64, at Moment) Level
 
 	// Count returns the level with a denied request of some cost, see Limit.CountDenied,
-	// for which there was no room beside n other units.
+	// for which there was no room next to n other units.
 	Count(l *Limit, s Level, n, cost int64, at Moment) Level
 
 	// Join returns a level that is at least as high as both a and b, from now on. Both
 	// were reported with a delay of at most late, unless one is this process's own.
 	Join(l *Limit, a, b Level, late time.Duration, own bool) Level
 
-	// Arriving returns level s as a server is told of it that hears of it up to late
-	// afterwards. drained says that all may be gone by then, so that telling it would
+	// Arriving returns level s as it is reported to a server that hears of it up to late
+	// afterwards. drained says that all may be gone by then, so that reporting it would
 	// only delay what the server knows.
 	Arriving(l *Limit, s Ahead, late int64) (arrived Ahead, drained bool)
 
 	// Ending returns level s, by which something is about to be decided, as full if its
 	// time may have ended on a server whose reports are up to late late. What is
-	// admitted then is of this time or the next, and neither side could tell.
+	// admitted then is of this time or the next, and neither side could know which.
 	Ending(l *Limit, s Level, now, late int64) Level
 }
 
@@ -195,7 +195,7 @@ func (l *Limit) AtLeastOf(size int64, s Level, n int64, at Moment) Level {
 	return l.by().AtLeast(l, s, n, size, at)
 }
 
-// Arriving returns level s as a server is told of it that hears of it up to late µs
+// Arriving returns level s as it is reported to a server that hears of it up to late µs
 // afterwards, and whether all may be gone by then.
 func (l *Limit) Arriving(s Ahead, late int64) (arrived Ahead, drained bool) {
 	return l.by().Arriving(l, s, late)

@@ -8,7 +8,7 @@ import (
 // MaxBans is the largest number of durations of [BanAfter].
 const MaxBans = 3
 
-// BanAfter returns the Limit of a bucket that bans keys after so many denials, for the first of
+// BanAfter returns the Limit of a bucket that bans keys after that many denials, for the first of
 // the durations, then the next, and so on.
 func BanAfter(after int64, durations ...time.Duration) Limit {
 	l := Limit{Size: after, Aligned: true, Algorithm: Bans}
@@ -19,7 +19,7 @@ func BanAfter(after int64, durations ...time.Duration) Limit {
 	return l
 }
 
-// CountsDenials reports whether l is that of [BanAfter].
+// CountsDenials reports whether l is made by [BanAfter].
 func (l *Limit) CountsDenials() bool { return l.Algorithm == Bans }
 
 // bans counts denials.

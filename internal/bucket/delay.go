@@ -28,7 +28,7 @@ type delaying interface {
 // drips or, with [WarmingUp], to the time of whole units. It is 0 if such requests can't
 // wait: d is shorter than that, or l is neither a leaky bucket nor warms up, or they cost
 // too much for the latter, or more than Size − DripSize + 1 units in a leaky bucket, as then
-// more than Size might pass at a moment. Whoever asks a store with such a Size has to wait as
+// more than Size might pass at a moment. A request to a store with such a Size has to wait as
 // long as [Limit.Delay] says.
 func (l Limit) Delayed(d time.Duration, cost int64) int64 {
 	l = l.Complete()
@@ -39,7 +39,7 @@ func (l Limit) Delayed(d time.Duration, cost int64) int64 {
 }
 
 // Delay returns how long a request of some cost has to wait that was admitted, and left level s,
-// in µs, if l has room for so many delayed units, see [Limit.Delayed].
+// in µs, if l has room for that many delayed units, see [Limit.Delayed].
 func (l *Limit) Delay(s Level, cost, delayed, now int64) int64 {
 	if a, ok := l.by().(delaying); ok {
 		return a.delay(l, s, cost, delayed, now)

@@ -5,7 +5,7 @@ package bucket
 // see NewEntryLog.
 type EntryLog struct {
 	Entries []uint64 // oldest first, see entry; those before head have left
-	base    int64    // the time, in µs, from which those of entries count
+	base    int64    // the time, in µs, from which the times of entries count
 	rate    int64    // the length of the window, in µs
 	Summary Level    // what is stored in the slot
 	head    int32
@@ -97,7 +97,7 @@ func (g *EntryLog) clear(now int64) int64 {
 	return g.time(g.Entries[len(g.Entries)-1]) + g.rate - now
 }
 
-// Append adds units at a time that is no earlier than that of any entry. With grow
+// Append adds units at a time that is no earlier than any entry. With grow
 // it may take more memory.
 func (g *EntryLog) Append(at, more int64, grow bool) {
 	if more == 0 {
@@ -153,7 +153,7 @@ func (g *EntryLog) coarsen() {
 	g.Entries, g.head = kept, 0
 }
 
-// Wait returns the time from now until so many units have left the window, in µs.
+// Wait returns the time from now until that many units have left the window, in µs.
 // There must be as many.
 func (g *EntryLog) Wait(leave, now int64) int64 {
 	if leave <= 0 {
@@ -168,9 +168,9 @@ func (g *EntryLog) Wait(leave, now int64) int64 {
 }
 
 // Level returns what g holds for a request of the given cost, and the times until it has
-// room beside so many units that are held. g must be trimmed.
-func (g *EntryLog) Level(l *Limit, cost, beside, now int64) *EntriesLevel {
-	most := l.Size - beside
+// room next to that many units that are held. g must be trimmed.
+func (g *EntryLog) Level(l *Limit, cost, others, now int64) *EntriesLevel {
+	most := l.Size - others
 	v := &EntriesLevel{Units: int64(g.Total), Clear: g.clear(now), One: g.Wait(int64(g.Total)+1-most, now)}
 	if v.Again = v.One; cost != 1 {
 		if v.Again = 0; cost <= l.Size {
@@ -181,7 +181,7 @@ func (g *EntryLog) Level(l *Limit, cost, beside, now int64) *EntriesLevel {
 }
 
 // Keep drops the oldest units beyond the given number, which denied requests may have
-// added: they leave first, and make nobody wait. Of an entry that is partly beyond it,
+// added: they leave first, and make no request wait. Of an entry that is partly beyond it,
 // the others stay: if it stayed as a whole, each denied request would make the log
 // longer.
 func (g *EntryLog) Keep(most int64) {

@@ -87,7 +87,7 @@ func (leaky) Add(l *Limit, s Level, n int64, at Moment) Level {
 	}
 }
 
-// full returns the level of a bucket to which so many units were added at once.
+// full returns the level of a bucket to which that many units were added at once.
 func (a leaky) full(l *Limit, units int64, at Moment) Level {
 	return a.Add(l, Level{Clear: at.Now}, units, at)
 }

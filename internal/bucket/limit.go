@@ -142,14 +142,14 @@ func (l Limit) DripTime(units int64) time.Duration {
 
 // SpendTime returns over what time to spend the units that remain, of a bucket that runs empty
 // in the time of clear, so as to keep to l: until they have dripped out again or, in windows,
-// until the present one ends. Of an empty bucket, unix tells which window that is, if they go
+// until the present one ends. Of an empty bucket, unix says which window that is, if they go
 // by the clock; others begin with the next request.
 func (l *Limit) SpendTime(remaining int64, clear time.Duration, unix int64) time.Duration {
 	switch {
 	case l.Algorithm.DripSize() == 0:
 		return l.by().DripTime(l, remaining)
 	case clear > 0:
-		// Where the units of a window count in later ones too, that is so much longer.
+		// Where the units of a window count in later ones too, it is that much longer.
 		if later := l.by().DrainTime(l) - l.DripInterval; clear > later {
 			return clear - later
 		}
@@ -185,7 +185,7 @@ func (s Level) below(t Level) bool {
 func (s Level) Ahead(now int64) Ahead { return Ahead{s.Clear - now, s.Rest} }
 
 // Ahead is a level as seen from some moment: its time is the time from then. Clocks of
-// different stores have nothing in common, so this is what they tell each other.
+// different stores have nothing in common, so this is what they report to each other.
 type Ahead struct{ Clear, Rest int64 }
 
 // After returns the level on the clock that shows now at that moment.

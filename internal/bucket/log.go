@@ -17,9 +17,9 @@ import (
 // what the log would.
 //
 // Everything else about the summary is as for sliding windows: what is reported,
-// followed, told and joined. A server that is told of more units in one of two
+// followed, reported and joined. A server that hears of more units in one of two
 // windows than it has adds them to its log as late as they can have been: now, or
-// when that window ended for the node that tells.
+// when that window ended for the node that reports.
 
 // MaxLogUnits is the largest Size of a [SlidingLog].
 const MaxLogUnits = 10_000
@@ -84,7 +84,7 @@ func (a logSummary) AtLeast(l *Limit, s Level, n, size int64, at Moment) Level {
 	return Counted(s.Clear, before, min(last+n, size))
 }
 
-// EntriesLevel is what a log holds, in numbers that its summary does not tell. Times
+// EntriesLevel is what a log holds, in numbers that its summary lacks. Times
 // are in µs from now.
 type EntriesLevel struct {
 	Units int64 // the units in the window that ends now

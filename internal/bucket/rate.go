@@ -34,7 +34,7 @@ func Every(d time.Duration) Limit {
 	return Limit{Size: 1, DripInterval: d, DripSize: 1}
 }
 
-// WithBurst returns l, whose units drip as those of a rate, with bursts of up to n units. If
+// WithBurst returns l, whose units drip as with a rate, with bursts of up to n units. If
 // that is less than a drip, fewer units drip at once, at a rate that may be a little lower.
 func (l Limit) WithBurst(n int64) Limit {
 	if l.Algorithm != 0 { // it has no burst

@@ -13,7 +13,7 @@ import (
 //
 // The time of its level is the end of the window after the one that was last charged:
 // then neither of the two counts any longer. The rest is the units of the window that
-// was last charged, plus those of the one before, shifted. So nothing has to be written
+// was last charged, plus the units of the one before, shifted. So nothing has to be written
 // when a window ends.
 
 const (
@@ -162,7 +162,7 @@ func (a windows) Count(l *Limit, s Level, _, cost int64, at Moment) Level {
 
 // Join: the windows may end later than they should, because reports are late. Of each
 // window the larger count counts, so units that are in both levels count once. If one
-// of them is of a later window, those of the other have ended: what it would hold until
+// of them is of a later window, the units of the other have ended: what it would hold until
 // they end by its own reckoning is not added to the later ones.
 func (windows) Join(l *Limit, a, b Level, _ time.Duration, _ bool) Level {
 	if a.Clear < b.Clear {

@@ -33,7 +33,7 @@ const (
 // and reach the full rate in the time of warmUp. With a Size above n, requests are admitted
 // earlier, so as to wait: up to the time of Size − n units at the full rate before the wait is
 // over. [Limit.Delayed] returns such a Size. It returns none for a cost of half as many units as
-// fit into warmUp at the full rate, or more, as the level that such a request leaves may not tell
+// fit into warmUp at the full rate, or more, as the level that such a request leaves may not show
 // for how long it has to wait. A bucket with such a Size can't hold units.
 func WarmingUp(n int64, d, warmUp time.Duration, coldFactor float64) Limit {
 	l := Limit{Size: n, DripInterval: d, DripSize: n, Aligned: true, Algorithm: WarmUp, Phase: warmUp}
@@ -195,7 +195,7 @@ func (l *Limit) permits() permits {
 	return permits{interval, above, slope, each, min(full, warmUp)}
 }
 
-// take returns how long so many units take from a store that is full after the given idle
+// take returns how long that many units take from a store that is full after the given idle
 // time.
 func (p *permits) take(rest int64, units float64) int64 {
 	used := float64(rest) / p.each

@@ -13,7 +13,7 @@ func FixedWindow(n int64, d time.Duration) Limit {
 // Concurrency returns a Limit of n units that are held at one time.
 func Concurrency(n int64) Limit { return FixedWindow(n, time.Microsecond) }
 
-// CountsHeld reports whether l is that of [Concurrency]: what is charged leaves at once, so
+// CountsHeld reports whether l is made by [Concurrency]: what is charged leaves at once, so
 // that only held units take room.
 func (l *Limit) CountsHeld() bool {
 	return l.Algorithm == Fixed && !l.Aligned && l.DripInterval == time.Microsecond

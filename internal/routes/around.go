@@ -18,17 +18,17 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
-// Around tells which placeholders are set before a handler, and which behind it, by those
+// Around knows which placeholders are set before a handler, and which behind it, by those
 // that requests may pass on their way, and what keeps them from the handler. A nil one knows
 // of none.
 type Around struct {
 	before, behind []setter
 	mapped         map[string]bool // by map, anywhere in the config
 	certain        []*Around       // of handlers of its type that requests have passed on some way to it
-	ways           []way           // on which requests come to it, several to a named route
+	ways           []way           // on which requests reach it, several to a named route
 }
 
-// way is one on which requests come to a handler.
+// way is one on which requests reach a handler.
 type way struct {
 	obstacle *Obstacle             // which none of them passes; nil if some do
 	matchers caddyhttp.MatcherSets // of the route that the handler is in
@@ -44,7 +44,7 @@ type setter struct {
 	sources func(name string) []string
 
 	// Whether it takes the place of what it sets, rather than of what an upstream is to see.
-	tells bool
+	replaces bool
 
 	// What clients can't choose behind it, and whether only some requests pass it.
 	owns        func(name string) bool
@@ -71,13 +71,13 @@ func (a *Around) Plugins() bool {
 // SetLater returns the directive that sets a placeholder behind the handler, or "" if none does
 // or one before may.
 func (a *Around) SetLater(name string) string {
-	return a.setBehind(name, func(s setter) bool { return s.tells })
+	return a.setBehind(name, func(s setter) bool { return s.replaces })
 }
 
 // MarkedLater is SetLater for a placeholder that a matcher reads: it may also be a constant,
 // which marks some of the requests.
 func (a *Around) MarkedLater(name string) string {
-	return a.setBehind(name, func(s setter) bool { return s.tells || s.conditional })
+	return a.setBehind(name, func(s setter) bool { return s.replaces || s.conditional })
 }
 
 // setBehind returns the first directive behind the handler that sets a placeholder and meets a
@@ -300,7 +300,7 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 	switch h := h.(type) {
 	case *caddyauth.Authentication:
 		const prefix = "http.auth.user."
-		s := setter{directive: "basic_auth", tells: true, authenticates: true, sets: func(name string) bool { return strings.HasPrefix(name, prefix) }}
+		s := setter{directive: "basic_auth", replaces: true, authenticates: true, sets: func(name string) bool { return strings.HasPrefix(name, prefix) }}
 		if _, basic := h.Providers["http_basic"]; !basic || len(h.Providers) > 1 {
 			s.directive = "the authentication"
 			found = append(found, setter{}) // providers of plugins may set other things too
@@ -312,7 +312,7 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 				return []setter{{}}
 			}
 		}
-		return []setter{{directive: "vars", tells: true, sets: func(name string) bool {
+		return []setter{{directive: "vars", replaces: true, sets: func(name string) bool {
 			_, set := (*h)[strings.TrimPrefix(name, "http.vars.")]
 			return set && (strings.HasPrefix(name, "http.vars.") || name == "http.auth.user.id")
 		}, sources: func(name string) []string {
@@ -322,7 +322,7 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 		for _, name := range h.Destinations {
 			w.mapped[name] = true
 		}
-		return []setter{{directive: "map", tells: true, sets: func(name string) bool { return slices.Contains(h.Destinations, name) },
+		return []setter{{directive: "map", replaces: true, sets: func(name string) bool { return slices.Contains(h.Destinations, name) },
 			sources: func(name string) []string { return mappedFrom(h, slices.Index(h.Destinations, name)) }}}
 	case *headers.Handler:
 		if h.Request == nil {
@@ -370,7 +370,7 @@ func hasRepetition(re *syntax.Regexp) bool {
 }
 
 // fieldsSet returns the header fields that are set, of which each is a setter: one that is set
-// to a constant, as is done for an upstream, tells nothing of the client.
+// to a constant, as is done for an upstream, says nothing of the client.
 func (w *walker) fieldsSet(ops *headers.HeaderOps) (found []setter) {
 	directive := "request_header"
 	if w.proxies > 0 {
@@ -393,7 +393,7 @@ func (w *walker) fieldsSet(ops *headers.HeaderOps) (found []setter) {
 				return strings.Contains(v, "{http.") && !strings.Contains(v, "{http.request.header."+textproto.CanonicalMIMEHeaderKey(field)+"}")
 			})
 			// These are the client's own where Caddy exchanges them for others.
-			s.tells = dynamic && !is("http.request.header.Authorization") && !is("http.request.header.Cookie")
+			s.replaces = dynamic && !is("http.request.header.Authorization") && !is("http.request.header.Cookie")
 			if adds := i == 1; !adds && !slices.ContainsFunc(values, placeholder.AnyChosen) {
 				s.owns = is
 			}
@@ -403,7 +403,7 @@ func (w *walker) fieldsSet(ops *headers.HeaderOps) (found []setter) {
 	return found
 }
 
-// named returns whether a placeholder stands for a header field.
+// named returns whether a placeholder is a header field.
 func named(field string) func(name string) bool {
 	own := "http.request.header." + textproto.CanonicalMIMEHeaderKey(field)
 	return func(name string) bool { return name == own }

@@ -58,7 +58,7 @@ type stripe struct {
 	units     atomic.Uint64 // charged
 	over      atomic.Uint64 // requests that filled a bucket above its size
 	delayed   atomic.Uint64 // requests that waited for room
-	displaced atomic.Uint64 // requests that lost their places in a queue to those of other clients
+	displaced atomic.Uint64 // requests that lost their places in a queue to requests of other clients
 	bans      atomic.Uint64 // that have begun
 	borrowed  atomic.Uint64 // requests for which a pool had room instead
 
@@ -132,7 +132,7 @@ func filledByOne(b *limiter.Bucket, size int64) bool {
 	return b.Limit.Algorithm == bucket.WarmUp || size-b.Cost <= size/5
 }
 
-// waitForever stands for the wait of a request that will never be admitted.
+// waitForever is the wait of a request that will never be admitted.
 const waitForever = math.MaxInt64
 
 // encodeWait returns the wait of a denial, which is never zero.

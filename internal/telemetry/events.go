@@ -84,7 +84,7 @@ func newEmitter(p *Process) *emitter {
 }
 
 // listen notes which config emits events from now on. What limits denied before anyone
-// listened is not told. The lock must be held.
+// listened is not informed. The lock must be held.
 func (p *Process) listen() {
 	newest := p.newestStarted()
 	for kind := range denialEvents {

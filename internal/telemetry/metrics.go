@@ -66,7 +66,7 @@ var (
 	waitingDesc = newDesc("waiting",
 		"Requests that wait for room in a limit with the option max_delay now, in this process.", "limit")
 	waitingClientsDesc = newDesc("waiting_clients",
-		"Clients, as fair_by tells them apart, whose requests wait in the queue of a limit with the options concurrency and max_delay now, in this process.", "limit")
+		"Clients, as distinguished by fair_by, whose requests wait in the queue of a limit with the options concurrency and max_delay now, in this process.", "limit")
 	bansDesc = newDesc("bans_total",
 		"Bans that a limit with the option ban has begun.", "limit")
 	borrowedDesc = newDesc("borrowed_total",
@@ -81,7 +81,7 @@ var (
 	loadUncountedDesc = newDesc("load_uncounted",
 		"Requests in progress at a limit with concurrency auto that take no room, by why: overdue, for more than twice latency, or body, while their clients send it.", "limit", "why")
 	loadMeanDesc = newDesc("load_mean_seconds",
-		"Mean time until responses begin behind a limit with concurrency auto, of late; of several keys the longest.", "limit")
+		"Mean time until responses begin behind a limit with concurrency auto, recently; of several keys the longest.", "limit")
 	loadLatencyDesc = newDesc("load_latency_seconds",
 		"The option latency of a limit with concurrency auto: the mean that it keeps to.", "limit")
 	loadAtMinDesc = newDesc("load_at_min_seconds_total",
@@ -141,7 +141,7 @@ func newRedisWait() prometheus.Histogram {
 }
 
 // ObserveRedisWait records how long a request waited for decisions, unless it did
-// not: what this process decides by itself never asks Redis.
+// not: what this process decides locally never uses Redis.
 func (p *Process) ObserveRedisWait(waited time.Duration, decisions []limiter.Decision) {
 	if len(decisions) > 0 && decidedHere(decisions) {
 		return
@@ -149,7 +149,7 @@ func (p *Process) ObserveRedisWait(waited time.Duration, decisions []limiter.Dec
 	p.redisWait.Observe(waited.Seconds())
 }
 
-// decidedHere reports whether this process decided the request, and did not mean to ask
+// decidedHere reports whether this process decided the request, and did not mean to query
 // Redis.
 func decidedHere(decisions []limiter.Decision) bool {
 	for i := range decisions {

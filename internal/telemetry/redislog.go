@@ -68,7 +68,7 @@ type losses struct {
 type loss struct {
 	since time.Time
 
-	// Whether an older store has lost it, and the newest one has not reported it yet. It tells
+	// Whether an older store has lost it, and the newest one has not reported it yet. It says
 	// of no return then, since it has not lost it.
 	inherited bool
 

@@ -129,7 +129,7 @@ func TestLease(t *testing.T) {
 	}
 	got := askAs(t, s, 1000, "often", 0)
 	if got["lease 200"] < 900 || got["lease 200"]+got["redis 200"] != 1000 {
-		t.Errorf("a key that is asked for often: got %v", got)
+		t.Errorf("a key with many requests: got %v", got)
 	}
 	if calls = server.CommandStat(t, "evalsha") - calls; calls > 100 {
 		t.Errorf("%d calls for 1001 requests", calls)

@@ -201,7 +201,7 @@ func TestReplay(t *testing.T) {
 		},
 		{
 			"no addresses", two, strings.ReplaceAll(strings.ReplaceAll(every(ms, 3), `"client_ip":"192.0.2.1",`, ""), `"remote_ip":"192.0.2.250",`, ""), "a 3=2+1 of 1",
-			"3 requests have no address of their client in the log: they count as those of one client.",
+			"3 requests have no address of their client in the log: they count as one client.",
 		},
 		{
 			"in Docker's JSON", two, inDocker(every(ms, 3)), "a 3=2+1 of 1", "the lines were taken out of the JSON of Docker's log files.",
@@ -250,7 +250,7 @@ func TestReplay(t *testing.T) {
 			clients(100), "a 100=100+0 of 100", "max_keys, 5, was too small: ",
 		},
 		{
-			"Redis is not asked", "{\nrate_limit {\nredis localhost:1\n}\n}\n" + two, every(ms, 3), "a 3=2+1 of 1", "Redis is not asked",
+			"Redis is not used", "{\nrate_limit {\nredis localhost:1\n}\n}\n" + two, every(ms, 3), "a 3=2+1 of 1", "Redis is not used",
 		},
 		{
 			"whole seconds", two, strings.Repeat(commonLine(20, "192.0.2.1", "/"), 4) + commonLine(21, "192.0.2.1", "/"),

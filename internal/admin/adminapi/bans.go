@@ -64,7 +64,7 @@ func (s server) bans(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, statusOf(answer.Error), answer)
 }
 
-// ban bans the key that is asked for, for a time from now on.
+// ban bans the requested key, for a time from now on.
 func (c *Config) ban(ctx context.Context, query adminjson.BucketQuery, d time.Duration) (adminjson.Ban, error) {
 	b, at, err := c.findBan(query)
 	if err != nil {
@@ -95,7 +95,7 @@ func (c *Config) ban(ctx context.Context, query adminjson.BucketQuery, d time.Du
 	return answer, nil
 }
 
-// unban ends the ban of the key that is asked for, and returns what it was.
+// unban ends the ban of the requested key, and returns what it was.
 func (c *Config) unban(ctx context.Context, query adminjson.BucketQuery) (adminjson.Ban, error) {
 	b, at, err := c.findBan(query)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *Config) unban(ctx context.Context, query adminjson.BucketQuery) (adminj
 	return b.banAnswer(at, found, c.scopes(b.Limit.Bans.List)), err
 }
 
-// findBan returns the limit that was asked for, which bans, and a bucket that has the name
+// findBan returns the requested limit, which bans, and a bucket that has the name
 // and the key of its.
 func (c *Config) findBan(query adminjson.BucketQuery) (*bucket, limiter.Bucket, error) {
 	b, err := c.findBanning(query.Limit)
@@ -133,7 +133,7 @@ func (b *bucket) banAnswer(at limiter.Bucket, found found, scopes []adminjson.Sc
 	}
 }
 
-// bans returns the bans of the limit of a path; without one, those of all limits. It asks the
+// bans returns the bans of the limit of a path; without one, the bans of all limits. It queries the
 // store about each ban in the lists, as other Caddy instances may have ended it.
 func (c *Config) bans(ctx context.Context, path string) (answer adminjson.Bans, err error) {
 	var all []bucket
@@ -147,7 +147,7 @@ func (c *Config) bans(ctx context.Context, path string) (answer adminjson.Bans, 
 		return answer, errNoLimits
 	}
 	var mu sync.Mutex
-	var asking sync.WaitGroup
+	var queries sync.WaitGroup
 	answer.Bans = []adminjson.Ban{}
 	seen := make(map[*rule.BanList]bool)
 	for i := range all {
@@ -159,7 +159,7 @@ func (c *Config) bans(ctx context.Context, path string) (answer adminjson.Bans, 
 		seen[list] = true
 		scopes := c.scopes(list)
 		for key, end := range list.All() {
-			asking.Go(func() {
+			queries.Go(func() {
 				at := limiter.Bucket{Name: b.Name, Key: key.Text, DryRun: b.Limit.DryRun}
 				if key.Address {
 					at.Name = b.AddressName
@@ -181,7 +181,7 @@ func (c *Config) bans(ctx context.Context, path string) (answer adminjson.Bans, 
 			})
 		}
 	}
-	asking.Wait()
+	queries.Wait()
 	slices.SortFunc(answer.Bans, func(a, b adminjson.Ban) int {
 		return cmp.Or(cmp.Compare(b.Left, a.Left), strings.Compare(a.Limit, b.Limit))
 	})

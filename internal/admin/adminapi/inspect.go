@@ -43,7 +43,7 @@ func (s server) inspect(w http.ResponseWriter, r *http.Request, reset bool) erro
 	return writeJSON(w, statusOf(answer.Error), answer)
 }
 
-// inspect looks at the bucket that is asked for, or empties it, and returns what it holds, or
+// inspect looks at the requested bucket, or empties it, and returns what it holds, or
 // held.
 func (c *Config) inspect(ctx context.Context, query adminjson.BucketQuery, reset bool) (adminjson.Level, error) {
 	b, err := c.find(query.Limit)
@@ -188,7 +188,7 @@ func (c *Config) look(ctx context.Context, at limiter.Bucket, reset bool) (f fou
 // unavailable returns what answers say if Redis did not answer.
 func unavailable(err error) string { return "redis unavailable: " + err.Error() }
 
-// locate returns the bucket in stores that was asked for.
+// locate returns the requested bucket in stores.
 func locate(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, err error) {
 	switch {
 	case b.Off:
@@ -213,7 +213,7 @@ func locate(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, err
 	return at, nil
 }
 
-// identify returns a bucket with the name and the key of the one that was asked for.
+// identify returns a bucket with the name and the key of the requested one.
 func identify(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, err error) {
 	at.Name, at.MaxKeys, at.DryRun, at.Consistency = b.Name, b.Limit.MaxKeys, b.Limit.DryRun, b.Consistency
 	if query.Address != nil {

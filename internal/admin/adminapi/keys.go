@@ -9,7 +9,7 @@ import (
 )
 
 // requestsFor returns the requests for the buckets of a limit with key k whose keys can be made
-// from what was asked for all limits; and why not others, if so.
+// from what was requested for all limits; and why not others, if so.
 func requestsFor(query *adminjson.BucketQuery, limit string, k *key.Key) (all []adminjson.BucketQuery, why string) {
 	placeholders := k.Placeholders()
 	n, others := len(placeholders), 0
@@ -49,7 +49,7 @@ func requestsFor(query *adminjson.BucketQuery, limit string, k *key.Key) (all []
 	return all, why
 }
 
-// keyOf returns the key that was asked for, as requests have it at a limit with key k, or the
+// keyOf returns the requested key, as requests have it at a limit with key k, or the
 // address of clients without one.
 func keyOf(a *adminjson.BucketQuery, k *key.Key) (text string, err error) {
 	if a.Address != nil {

@@ -130,7 +130,7 @@ func readFields(body []byte, use string, known ...string) (map[string]json.RawMe
 	return sent, nil
 }
 
-// queryOf returns what the fields of a body ask for.
+// queryOf returns what the fields of a body request.
 func queryOf(sent map[string]json.RawMessage) (query adminjson.BucketQuery, err error) {
 	limit, key, address := sent["limit"], sent["key"], sent["address"]
 	switch {

@@ -1,4 +1,4 @@
-// Package adminapi serves the admin API of rate limits. What it is asked and answers in JSON
+// Package adminapi serves the admin API of rate limits. Its requests and answers in JSON
 // is package adminjson.
 package adminapi
 

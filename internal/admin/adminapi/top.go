@@ -36,7 +36,7 @@ func (s server) top(w http.ResponseWriter, r *http.Request) error {
 	return stream(w, r, b, q)
 }
 
-// topQuery is what top is asked for.
+// topQuery is a request to top.
 type topQuery struct {
 	limit string
 	n     int
@@ -143,7 +143,7 @@ func (c *Config) tracked(path string) (*rule.Bucket, error) {
 	return nil, badRequest("limit: several limits track their keys; use %s", anyOf(paths))
 }
 
-// topOf returns the keys that ask most at b.
+// topOf returns the keys with the most requests at b.
 func topOf(b *rule.Bucket, q topQuery) adminjson.Top {
 	top := b.Policy.Top.Top(q.by, q.n)
 	answer := adminjson.Top{

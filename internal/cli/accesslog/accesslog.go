@@ -36,9 +36,6 @@ func ParseFormat(name string) (Format, error) {
 	return 0, fmt.Errorf("format: %q is not valid; use auto, json, common or combined", name)
 }
 
-// String returns the name of f.
-func (f Format) String() string { return formats[f] }
-
 // Reason says why a line was not used.
 type Reason uint8
 
@@ -237,7 +234,7 @@ func (e *Entry) setSimpleURI() bool {
 	return true
 }
 
-// The characters that stand for themselves in a path and in a query.
+// The characters that are literal in a path and in a query.
 var (
 	plainInPath  = charset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/-_.~")
 	plainInQuery = charset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/-_.~=&%+:@,;!*()'?")

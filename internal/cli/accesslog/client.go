@@ -27,7 +27,7 @@ func (e *Entry) setClient(fields []byte) Reason {
 	found := e.setAddress(client)
 	if !found {
 		after, more := nextField(rest)
-		if site := siteOf(client); e.setAddress(after) || site.port != "" {
+		if site := parseSite(client); e.setAddress(after) || site.port != "" {
 			found = e.ClientIP != ""
 			e.Host, e.TLS = site.host, site.port == "443"
 			client, rest = after, more
@@ -88,8 +88,8 @@ func splitAddress(text string) (host, port string, ok bool) {
 // site is what a log says of the site that a request was for.
 type site struct{ host, port string }
 
-// siteOf reads a field before the client's.
-func siteOf(field string) (s site) {
+// parseSite reads a field before the client's.
+func parseSite(field string) (s site) {
 	host, port, err := net.SplitHostPort(field)
 	_, isNumber := strconv.ParseUint(port, 10, 16)
 	switch {

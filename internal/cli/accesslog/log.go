@@ -41,7 +41,7 @@ type Log struct {
 	spread   struct{ second, index, of int64 }
 }
 
-// Open opens logs. A name "-" stands for standard input. Logs may be compressed by
+// Open opens logs. The name "-" is standard input. Logs may be compressed by
 // gzip or zstd. They may overlap in time, and be named in any order.
 func Open(names []string, format Format) (*Log, error) {
 	l := &Log{exact: true, stopped: make(chan struct{}), inSecond: make(map[int64]int64)}
@@ -171,7 +171,7 @@ func (l *Log) pop() *Entry {
 }
 
 // read returns the request of the open logs that ended first, or nil if there are
-// no more. It opens a log when the others have come to where it begins.
+// no more. It opens a log when the others have reached where it begins.
 func (l *Log) read() *Entry {
 	for {
 		var next *Entry

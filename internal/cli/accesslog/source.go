@@ -231,7 +231,7 @@ func (s *source) open(name string) (*reader, error) {
 
 // isCopyOf reports whether s has the same requests as another log, from the first on: as
 // it is the same file, or one is the other compressed. Times in whole seconds do not
-// tell the logs of several nodes apart, so the names have to do so.
+// distinguish the logs of several nodes, so the names have to.
 func (s *source) isCopyOf(other *source) bool {
 	if s.info != nil && other.info != nil && os.SameFile(s.info, other.info) {
 		return true

@@ -19,7 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 )
 
-// adminClient asks a running Caddy.
+// adminClient queries a running Caddy.
 type adminClient struct {
 	address string // as the user knows it
 	origin  string
@@ -108,7 +108,7 @@ func (c *adminClient) refused(res *http.Response) error {
 	return fmt.Errorf("the admin endpoint at %s answered with status %d", c.address, res.StatusCode)
 }
 
-// unavailableError is the error for buckets of which only the Caddy that was asked
+// unavailableError is the error for buckets of which only the queried Caddy
 // knows something, as Redis does not answer.
 type unavailableError struct {
 	reason string
@@ -118,7 +118,7 @@ type unavailableError struct {
 // Error implements error.
 func (e *unavailableError) Error() string { return terminal.Safe(e.reason) }
 
-// fetch asks and returns the whole answer.
+// fetch sends the request and returns the whole answer.
 func (c *adminClient) fetch(ctx context.Context, path string, send any) ([]byte, error) {
 	res, err := c.send(ctx, path, send)
 	if err != nil {

@@ -67,9 +67,9 @@ follow within a second. The bucket keeps its level; the command reset empties it
 	})
 }
 
-// aboutBan completes a command about one ban, with at least so many arguments. ask returns
+// aboutBan completes a command about one ban, with at least that many arguments. build returns
 // the path of the admin API and what to send there.
-func aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command, []string) (string, any, error)) *cobra.Command {
+func aboutBan(cmd *cobra.Command, args int, build func(*cobra.Command, []string) (string, any, error)) *cobra.Command {
 	cmd.ValidArgsFunction = completeBan
 	cmd.Args = func(cmd *cobra.Command, got []string) error {
 		if len(got) < args {
@@ -78,7 +78,7 @@ func aboutBan(cmd *cobra.Command, args int, ask func(*cobra.Command, []string) (
 		return nil
 	}
 	Runs(cmd, func(cmd *cobra.Command, args []string) error {
-		path, send, err := ask(cmd, args)
+		path, send, err := build(cmd, args)
 		if err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func bansCommand() *cobra.Command {
 		Short: "Lists the keys that are banned",
 		Long: `
 Lists the keys that are banned at a limit, or at all limits, and for how long. These are
-the bans that the Caddy you ask has begun or met, at most 1000 per limit, longest-lasting
+the bans that the queried Caddy has begun or met, at most 1000 per limit, longest-lasting
 first. A ban covers the requests that the limit matches, which SITE and MATCH show. One that began elsewhere is listed once a request of that key reaches this one.`,
 		Example: "  caddy rate-limit bans\n  caddy rate-limit bans login --json",
 		Args:    cobra.MaximumNArgs(1),
@@ -162,7 +162,7 @@ func completeBan(cmd *cobra.Command, args []string, _ string) ([]string, cobra.S
 	return limitPaths(cmd, func(l *adminjson.Limit) bool { return len(l.Ban) > 0 }), cobra.ShellCompDirectiveNoFileComp
 }
 
-// fetchBan is fetchAndShow that also shows what the Caddy that is asked knows if Redis does not
+// fetchBan is fetchAndShow that also shows what the queried Caddy knows if Redis does not
 // answer.
 func fetchBan(cmd *cobra.Command, path string, send, into any, print func(w io.Writer)) error {
 	client, err := newClient(cmd, adminTimeout)

@@ -1,4 +1,4 @@
-// Package command is the command caddy rate-limit: what asks a running Caddy by its admin
+// Package command is the command caddy rate-limit: what queries a running Caddy by its admin
 // API. The commands that read config files are handed to it.
 package command
 
@@ -28,9 +28,9 @@ func New(subcommands []*cobra.Command) caddycmd.Command {
 		Long: `
 Shows what the limits of the rate_limit directive do, empties buckets, and bans.
 
-The commands status, limits, peek, reset, ban, unban, bans and top ask a running Caddy
-through its admin endpoint: that of --address, or of the config file in --config; by
-default that of the environment variable CADDY_ADMIN, or localhost:2019. The other
+The commands status, limits, peek, reset, ban, unban, bans and top query a running Caddy
+through its admin endpoint: the one of --address, or of the config file in --config; by
+default the one of the environment variable CADDY_ADMIN, or localhost:2019. The other
 commands read config files and need no running Caddy.
 
 The exit status is 0 if all is well, 1 if the command failed, and 2 if it worked but
@@ -61,7 +61,7 @@ was asked was looked at or changed (peek, reset, ban, unban, bans).`,
 	}
 }
 
-// AdminCommands returns the commands that ask a running Caddy.
+// AdminCommands returns the commands that query a running Caddy.
 func AdminCommands() []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(), limitsCommand(), peekCommand(), resetCommand(),

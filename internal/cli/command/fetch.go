@@ -22,7 +22,7 @@ import (
 // adminTimeout is how long commands wait for an answer of the admin endpoint.
 const adminTimeout = 10 * time.Second
 
-// addAdminFlags adds the flags of commands that ask a running Caddy.
+// addAdminFlags adds the flags of commands that query a running Caddy.
 func addAdminFlags(cmd *cobra.Command) {
 	cmd.Flags().String("address", "", "The address of the admin endpoint, such as localhost:2019 or unix//run/caddy.sock")
 	cmd.Flags().StringP("config", "c", "", "The config file that has the address of the admin endpoint")
@@ -87,7 +87,7 @@ func show(cmd *cobra.Command, answer []byte, into any, print func(w io.Writer) e
 	return print(io.Discard) // for its error
 }
 
-// fetchAndShow asks a running Caddy and shows the answer.
+// fetchAndShow queries a running Caddy and shows the answer.
 func fetchAndShow(cmd *cobra.Command, path string, send, into any, print func(w io.Writer) error) error {
 	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
@@ -100,7 +100,7 @@ func fetchAndShow(cmd *cobra.Command, path string, send, into any, print func(w 
 	return show(cmd, answer, into, print)
 }
 
-// completeLimit completes the path of a limit by asking the running Caddy.
+// completeLimit completes the path of a limit from the running Caddy.
 func completeLimit(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

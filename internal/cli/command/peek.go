@@ -23,10 +23,10 @@ value of each, in their order, or all with commas between, as they are shown. Fo
 request without a key, give the client's address with --client-ip instead. A key that is
 shown in double quotes may be typed so: '"\xff"'.
 
-Without LIMIT, it asks all limits whose key can be made from --client-ip, --key or both:
+Without LIMIT, it covers all limits whose key can be made from --client-ip, --key or both:
 those by the client's address, those by what --key says, and the buckets of requests that
 have no key. It shows buckets that hold something or deny requests, and the limits that
-could not be asked.
+could not be queried.
 
 The exit status is 2 if Redis does not answer: then only the buckets of the Caddy that
 was asked are shown or emptied.`
@@ -36,7 +36,7 @@ func peekCommand() *cobra.Command {
 	return bucketCommand(&cobra.Command{
 		Use:   "peek [LIMIT [KEY...]]",
 		Short: "Shows how full the buckets of a key or a client are",
-		Long:  "\nShows how full the bucket of a key is, or those of a client at all limits, and charges\nnothing.\n" + aboutKeys,
+		Long:  "\nShows how full the bucket of a key is, or the buckets of a client at all limits, and charges\nnothing.\n" + aboutKeys,
 		Example: "  caddy rate-limit peek api/search 203.0.113.7\n  caddy rate-limit peek tenant acme --json\n" +
 			"  caddy rate-limit peek --client-ip 203.0.113.7",
 	}, false)
@@ -48,9 +48,9 @@ func resetCommand() *cobra.Command {
 		Use:   "reset [LIMIT [KEY...]]",
 		Short: "Empties the buckets of a key or a client",
 		Long: `
-Empties the bucket of a key, or those of a client at all limits, in Redis and in the
-Caddy that is asked. Other Caddy instances follow within a second. It prints what the
-buckets held. While Redis does not answer, only those in the Caddy that is asked are
+Empties the bucket of a key, or the buckets of a client at all limits, in Redis and in the
+queried Caddy. Other Caddy instances follow within a second. It prints what the
+buckets held. While Redis does not answer, only the buckets in the queried Caddy are
 emptied. Without LIMIT, a bucket that all requests share is left as it is.
 ` + aboutKeys,
 		Example: "  caddy rate-limit reset login 203.0.113.7\n  caddy rate-limit reset tenant acme --yes\n" +
@@ -138,7 +138,7 @@ func bucketQuery(cmd *cobra.Command, args []string) (*adminjson.BucketQuery, err
 	return query, nil
 }
 
-// fetchBuckets asks for buckets, or to empty them, and shows the answer. If Redis does
+// fetchBuckets requests buckets, or empties them, and shows the answer. If Redis does
 // not answer, it shows what that Caddy knows.
 func fetchBuckets(cmd *cobra.Command, query *adminjson.BucketQuery, reset bool) error {
 	path, title := "peek", ""
@@ -269,7 +269,7 @@ func retryText(a *adminjson.Level) string {
 }
 
 // printLevels prints what peek and reset answer about the buckets of all limits. It returns
-// an error if there is no bucket to ask for.
+// an error if there is no bucket to request.
 func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
 	held := terminal.NewTable("LIMIT", adminjson.OptionsTitle, "KEY", "LEVEL", "REMAINING", "RETRY AFTER", "EMPTIES IN", "LOCAL")
 	for i := range a.Buckets {

@@ -30,7 +30,7 @@ The exit status is 2 if there is any of that, and 0 if there is none.`,
 		Example: `  caddy rate-limit convert ratelimit.yaml --descriptor 'message_type={header.X-Message-Type}'`,
 		Args:    cobra.ExactArgs(1),
 	}, runConvert)
-	cmd.Flags().StringArray("descriptor", nil, "The placeholder that stands for a descriptor of Envoy or a part of the keys of redis-cell, as 'key={placeholder}'; may be repeated")
+	cmd.Flags().StringArray("descriptor", nil, "The placeholder for a descriptor of Envoy or a part of the keys of redis-cell, as 'key={placeholder}'; may be repeated")
 	return cmd
 }
 

@@ -154,8 +154,8 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// bare matches what needs no quotes in a Caddyfile.
-var bare = regexp.MustCompile("^([\\pL\\pN_./:@+=,;!?&%$~*()-]|\\{[^{}\\s\"`\\\\]+\\})+$")
+// unquoted matches what needs no quotes in a Caddyfile.
+var unquoted = regexp.MustCompile("^([\\pL\\pN_./:@+=,;!?&%$~*()-]|\\{[^{}\\s\"`\\\\]+\\})+$")
 
 // word returns text as a word of a Caddyfile. There is none for text that holds
 // what is not printable, or both backticks and backslashes.
@@ -163,7 +163,7 @@ func word(text string) (string, bool) {
 	switch {
 	case oneLine(text) != text:
 		return "", false
-	case bare.MatchString(text) && !strings.HasPrefix(text, "@"):
+	case unquoted.MatchString(text) && !strings.HasPrefix(text, "@"):
 		return text, true
 	case !strings.Contains(text, "`"):
 		return "`" + text + "`", true

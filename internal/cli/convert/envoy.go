@@ -40,7 +40,7 @@ var windows = map[string]string{
 	"second": "1s", "minute": "1m", "hour": "1h", "day": "1d", "week": "7d", "month": "30d", "year": "365d",
 }
 
-// known maps keys that are common, in lower case, to the placeholders that stand for them.
+// known maps keys that are common, in lower case, to the placeholders that they become.
 var known = map[string]string{
 	"remote_address": "{client_ip}",
 	"client_ip":      "{client_ip}",
@@ -63,7 +63,7 @@ var routed = []string{
 // present are the placeholders that every request has a value for.
 var present = []string{"{client_ip}", "{path}", "{uri}", "{method}", "{host}"}
 
-// Mapping says which placeholders stand for the keys of descriptors. Envoy takes
+// Mapping says which placeholders the keys become of descriptors. Envoy takes
 // their values from its routes, which the configuration of the limits lacks.
 type Mapping map[string]string
 
@@ -98,7 +98,7 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 	return e.result(), nil
 }
 
-// documents converts the documents of text, before which a file has so many lines.
+// documents converts the documents of text, before which a file has that many lines.
 func (e *envoy) documents(text []byte, before int) error {
 	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
 		var node yaml.Node
@@ -493,7 +493,7 @@ func (e *envoy) enforced(d *descriptor) bool {
 	}
 	what := fmt.Sprintf("%s (%d/%s)", d.described(), l.requests, l.unit)
 	if len(l.replaces) > 0 {
-		e.note(l.line, fmt.Sprintf("replaces: the limits named %s apply here besides that of %s. "+
+		e.note(l.line, fmt.Sprintf("replaces: the limits named %s apply here besides the limit of %s. "+
 			"Exclude its requests from them with match not.", quoted(l.replaces), d.described()))
 	}
 	switch {
@@ -525,7 +525,7 @@ func quoted(names []string) string {
 	return strings.Join(shown, ", ")
 }
 
-// placeholderOf returns the placeholder that stands for the key of a descriptor, and
+// placeholderOf returns the placeholder for the key of a descriptor, and
 // what to note on it if it is guessed.
 func (e *envoy) placeholderOf(key string) (field, guess string) {
 	if field = e.placeholder(key); field != "" {

@@ -255,7 +255,7 @@ func (c *cells) write(n *cell, siblings []*cell, at place, used names) (limits i
 		at.path += ":" + n.name
 	}
 	var matchers []string
-	distinguishes := !isRoot || n.name == anyPart // or else the name is that of a kind of keys
+	distinguishes := !isRoot || n.name == anyPart // or else the name belongs to a kind of keys
 	if distinguishes {
 		field := c.placeholderOf(part)
 		matchers = matchPart(n, siblings, field)
@@ -355,7 +355,7 @@ func matchPart(n *cell, siblings []*cell, field string) (matchers []string) {
 	return matchers
 }
 
-// placeholderOf returns the placeholder that stands for a part of keys.
+// placeholderOf returns the placeholder for a part of keys.
 func (c *cells) placeholderOf(part string) string {
 	return cmp.Or(c.placeholder(part), "{vars."+part+"}")
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // maxNodes is how many fields of YAML are read: with aliases, a small file may
-// stand for any number.
+// match any number.
 const maxNodes = 20_000
 
 // reader reads the fields of YAML.
@@ -92,7 +92,7 @@ func (r *reader) merged(from *yaml.Node, in string, named func(string) string) (
 	return fields, nil
 }
 
-// resolve returns what an alias stands for.
+// resolve returns what an alias refers to.
 func resolve(node *yaml.Node) *yaml.Node {
 	for node.Kind == yaml.AliasNode {
 		node = node.Alias

@@ -30,7 +30,7 @@ func CheckCommand() *cobra.Command {
 		Short: "Advises on the limits of a config",
 		Long: `
 Finds valid limits that probably do not do what was intended: those that
-clients can get around, those that deny everybody behind a proxy together, those
+clients can get around, those that deny all clients behind a proxy at once, those
 that no request reaches, and others. For each it says what to change.
 
 A config that Caddy would not load is an error, as with caddy validate, except that log
@@ -61,8 +61,8 @@ func runCheck(cmd *cobra.Command, file string) error {
 		return fmt.Errorf("%s: Caddy would not load it: %w", d.Name, err)
 	}
 	c := newChecker(d)
-	if ask, _ := cmd.Flags().GetBool("redis"); ask {
-		c.askRedis(cmd.Context())
+	if withRedis, _ := cmd.Flags().GetBool("redis"); withRedis {
+		c.checkRedis(cmd.Context())
 	}
 	if asJSON, _ := cmd.Flags().GetBool("json"); asJSON {
 		err = terminal.PrintJSON(cmd.OutOrStdout(), c)
@@ -234,7 +234,7 @@ func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 	}
 	if proxied && h.exemptsConnections(l) {
 		limit(advice.ProxyExempted, "A matcher with not remote_ip exempts by the address of the connection, and the server has trusted proxies: if the matcher has theirs, no client is limited.",
-			"Use not client_ip, which goes by the address that the proxy reports.")
+			"Use not client_ip, which is the address that the proxy reports.")
 	}
 	if !proxied && l.Key().Has(placeholder.ClientIP) && len(s.listen) > 0 && !slices.ContainsFunc(s.listen, reachableFromOutside) {
 		c.hint(advice.Advice{
@@ -303,7 +303,7 @@ func (c *checker) checkNumbers(h *handler, l *Limit) {
 	}
 }
 
-// deniesTwoAtOnce reports whether of two requests that come together one is denied at once.
+// deniesTwoAtOnce reports whether of two simultaneous requests one is denied at once.
 func (l *Limit) deniesTwoAtOnce() bool {
 	size, _ := l.Sizes()
 	of := l.Limit
@@ -340,7 +340,7 @@ func (c *checker) checkRedisOptions() {
 			continue
 		}
 		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
-			c.advise("redis", "It is used without a password: whoever can connect to "+address+" can empty and fill all buckets.",
+			c.advise("redis", "It is used without a password: anyone who can connect to "+address+" can empty and fill all buckets.",
 				"Create a user with a password and the permissions that "+option.Docs+"redis.md lists, and set username and password.")
 			return
 		}

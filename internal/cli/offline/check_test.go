@@ -132,20 +132,20 @@ func TestCheck(t *testing.T) {
 			[]string{"limit a: Its consistency, lease 100ms, has no effect without redis"}},
 		{"lease", "{\nrate_limit {\nredis 127.0.0.1:1\n}\n}\n" + site + "rate_limit a {\nsize 100\nconsistency lease 100ms\n}\n}", nil},
 		{"child under a tighter parent", site + "rate_limit p {\nsize 6\ndrip_rate 1500ms\nlimit c {\nsize 16\ndrip_rate 1s\n}\n}\n}",
-			[]string{"limit p/c: It denies nobody whom limit p does not deny"}},
-		{"tighter sibling", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit a: It denies nobody whom limit b does not deny"}},
-		{"tighter sibling for all", site + "rate_limit {\nlimit api {\nrate 100/10s\n}\nlimit auth {\nrate 5/60s\n}\n}\n}", []string{"limit api: It denies nobody whom limit auth does not deny"}},
+			[]string{"limit p/c: It denies no client that limit p does not deny"}},
+		{"tighter sibling", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit a: It denies no client that limit b does not deny"}},
+		{"tighter sibling for all", site + "rate_limit {\nlimit api {\nrate 100/10s\n}\nlimit auth {\nrate 5/60s\n}\n}\n}", []string{"limit api: It denies no client that limit auth does not deny"}},
 		{"tighter zone", site + "rate_limit {\nzone api {\nkey {client_ip}\nevents 100\nwindow 10s\n}\nzone auth {\nkey {client_ip}\nevents 5\nwindow 60s\n}\n}\n}",
-			[]string{"limit api: It denies nobody whom limit auth does not deny"}},
-		{"equal siblings", site + "rate_limit {\nlimit a {\nrate 10/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit b: It denies nobody whom limit a does not deny"}},
-		{"tighter limit of all", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nkey all\nrate 10/s\n}\n}\n}", []string{"limit a: It denies nobody whom limit b does not deny"}},
+			[]string{"limit api: It denies no client that limit auth does not deny"}},
+		{"equal siblings", site + "rate_limit {\nlimit a {\nrate 10/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit b: It denies no client that limit a does not deny"}},
+		{"tighter limit of all", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nkey all\nrate 10/s\n}\n}\n}", []string{"limit a: It denies no client that limit b does not deny"}},
 		{"tighter limit of some", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nmatch method POST\nrate 10/s\n}\n}\n}", nil},
-		{"tighter limit of all for some", site + "rate_limit {\nlimit a {\nmatch method POST\nrate 100/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit a: It denies nobody whom limit b does not deny"}},
+		{"tighter limit of all for some", site + "rate_limit {\nlimit a {\nmatch method POST\nrate 100/s\n}\nlimit b {\nrate 10/s\n}\n}\n}", []string{"limit a: It denies no client that limit b does not deny"}},
 		{"tighter limit of a user", site + "route {\n" + basicAuth + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nkey {http.auth.user.id}\nrate 10/s\n}\n}\n}\n}", nil},
 		{"tighter limit of a network", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nipv4_prefix 24\nrate 10/s\n}\n}\n}", nil},
 		{"burst and rate", site + "rate_limit {\nlimit a {\nsize 10\ndrip_rate 100ms\n}\nlimit b {\nsize 100\ndrip_rate 1s\n}\n}\n}", nil},
 		{"windows of two lengths", site + "rate_limit {\nlimit a {\nalgorithm fixed_window\nsize 10\nwindow 1s\n}\nlimit b {\nalgorithm fixed_window\nsize 100\nwindow 1m\n}\n}\n}", nil},
-		{"windows that never fill", site + "rate_limit {\nlimit a {\nalgorithm fixed_window\nsize 10\nwindow 1s\n}\nlimit b {\nalgorithm fixed_window\nsize 600\nwindow 1m\n}\n}\n}", []string{"limit b: It denies nobody"}},
+		{"windows that never fill", site + "rate_limit {\nlimit a {\nalgorithm fixed_window\nsize 10\nwindow 1s\n}\nlimit b {\nalgorithm fixed_window\nsize 600\nwindow 1m\n}\n}\n}", []string{"limit b: It denies no client"}},
 		{"tighter limit that only counts", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\ndry_run\n}\n}\n}", nil},
 		{"tighter limit of failures", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\ncount status 404\n}\n}\n}", nil},
 		{"tighter limit that has requests wait", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\nmax_delay 1s\n}\n}\n}", nil},
@@ -237,7 +237,7 @@ func TestCheckCommand(t *testing.T) {
 	}
 	sitetest.RunCommand(t, "check", "--config", file, "--redis", "--json")
 	sitetest.RunCommand(t, "check", "--config", sitetest.ConfigFile(t, "http://:8080 {\n"+dryLimit("a")+"}"), "--redis").Want(t, 0, ""+
-		"No problems found.\nNote: The config has no Redis to ask.\n")
+		"No problems found.\nNote: The config has no Redis to check.\n")
 }
 
 // TestCheckNotes guards that check says what it did not look at.
@@ -251,7 +251,7 @@ func TestCheckNotes(t *testing.T) {
 		for _, flags := range [][]string{nil, {"--redis"}} {
 			want := "No problems found.\nNote: " + tc.note + "\n"
 			if flags != nil {
-				want += "Note: The config has no Redis to ask.\n"
+				want += "Note: The config has no Redis to check.\n"
 			}
 			sitetest.RunCommand(t, append([]string{"check", "--config", sitetest.ConfigFile(t, tc.config)}, flags...)...).Want(t, 0, want)
 		}
@@ -365,7 +365,7 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 		}},
 		"a sentinel": {sentinel.Sentinels[0].Addr, nil, []string{"It is a sentinel, and not a server. Add master_name,"}},
 		"master_name of no sentinel": {plain.Addr, []string{"master_name mymaster"}, []string{
-			"With master_name, give the addresses of sentinels, whose port is not that of the server.",
+			"With master_name, give the addresses of sentinels, whose port is not the port of the server.",
 		}},
 		"cluster of a single server": {plain.Addr, []string{"cluster"}, []string{"If it is a single server, give its address alone, without the option cluster."}},
 		"no such database":           {plain.Addr, []string{"db 999"}, []string{"has no database of this number", "Correct db:"}},

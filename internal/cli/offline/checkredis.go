@@ -20,10 +20,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// askRedis connects to Redis, tries what requests need, and advises on how it is set up.
-func (c *checker) askRedis(ctx context.Context) {
+// checkRedis connects to Redis, tries what requests need, and advises on how it is set up.
+func (c *checker) checkRedis(ctx context.Context) {
 	if c.Redis == nil {
-		c.Notes = append(c.Notes, "The config has no Redis to ask.")
+		c.Notes = append(c.Notes, "The config has no Redis to check.")
 		return
 	}
 	opt, err := c.redisOptions()
@@ -103,7 +103,7 @@ func modeOf(ctx context.Context, client redis.UniversalClient) string {
 func (c *checker) askInfo(ctx context.Context, client redis.UniversalClient, masterName string) {
 	var mu sync.Mutex
 	infos := make(map[string]map[string]string) // by server
-	ask := func(ctx context.Context, server *redis.Client) error {
+	collect := func(ctx context.Context, server *redis.Client) error {
 		reply := server.InfoMap(ctx)
 		err := reply.Err()
 		if err == nil {
@@ -120,9 +120,9 @@ func (c *checker) askInfo(ctx context.Context, client redis.UniversalClient, mas
 	var err error
 	switch client := client.(type) {
 	case *redis.ClusterClient:
-		err = client.ForEachMaster(ctx, ask) // all at once
+		err = client.ForEachMaster(ctx, collect) // all at once
 	case *redis.Client:
-		err = ask(ctx, client)
+		err = collect(ctx, client)
 	}
 	for _, server := range slices.Sorted(maps.Keys(infos)) {
 		c.Notes = append(c.Notes, "The server at "+server+" is "+serverName(infos[server])+".")
@@ -177,7 +177,7 @@ func (c *checker) missingRights(ctx context.Context, client redis.UniversalClien
 // logs a log, for which the script calls further commands.
 func tryBuckets(ctx context.Context, store *limiter.Redis, logs bool) error {
 	buckets := []limiter.Bucket{{
-		// With more drips than a number holds exactly, and soon empty by itself.
+		// With more drips than a number holds exactly, and soon empty anyway.
 		Name: "check", Limit: limiter.Limit{Size: 1000, DripInterval: 10 * time.Millisecond, DripSize: 1},
 	}}
 	if logs {
@@ -245,7 +245,7 @@ func why(err error) string {
 	return err.Error()
 }
 
-// unreachable are the reasons for which a server can be asked nothing at all.
+// unreachable are the reasons for which a server can't be queried at all.
 var unreachable = []string{"refused", "timeout", "closed", "reply", "dns", "tls", "noauth", "wrongpass", "credentials", "nomaster", "maxclients"}
 
 // remedies are what to do about each reason.
@@ -274,7 +274,7 @@ func remedy(err error, opt *limiter.RedisOptions) string {
 	case why == "unsupported" && opt.Cluster: // it knows nothing of clusters
 		return "If it is a single server, give its address alone, without the option cluster. " + listed
 	case why == "unsupported" && opt.MasterName != "":
-		return "With master_name, give the addresses of sentinels, whose port is not that of the server. " + listed
+		return "With master_name, give the addresses of sentinels, whose port is not the port of the server. " + listed
 	default:
 		return cmp.Or(remedies[why], listed)
 	}
@@ -290,10 +290,10 @@ func (c *checker) checkInfo(address string, info map[string]string) {
 	case most == 0:
 	case policy == "noeviction":
 		c.advise(about, "When its memory is full (maxmemory), it refuses all writes (maxmemory-policy noeviction), and each Caddy instance limits separately.",
-			"Set maxmemory-policy volatile-lru: it then forgets buckets that nobody uses.")
+			"Set maxmemory-policy volatile-lru: it then forgets unused buckets.")
 	case strings.HasSuffix(policy, "-random"), strings.HasSuffix(policy, "-ttl"):
 		c.advise(about, "When its memory is full (maxmemory), it forgets buckets that are in use (maxmemory-policy "+policy+"), and their clients start over.",
-			"Set maxmemory-policy volatile-lru: it then forgets buckets that nobody uses.")
+			"Set maxmemory-policy volatile-lru: it then forgets unused buckets.")
 	}
 	if most > 0 && used > most/10*9 {
 		c.advise(about, fmt.Sprintf("It uses %d %% of its memory (maxmemory).", used*100/most),

@@ -16,7 +16,7 @@ import (
 
 // Config is a config that is loaded only to find out which limits a request
 // would have to pass: nothing is listened on, logged or connected to. Of the
-// handlers, it only has those of this module, those that contain others, and
+// handlers, it only has the handlers of this module, handlers that contain others, and
 // those that change the request on its way to a limit.
 type Config struct {
 	Name    string    // of the file
@@ -257,7 +257,7 @@ func (s *Server) cut(d *Config) (map[string]json.RawMessage, error) {
 		if _ = json.Unmarshal(raw, &module); module.Source == "static" {
 			kept["trusted_proxies"] = raw
 		} else {
-			d.warn("Server %s: trusted_proxies %s is not asked for its addresses, so the client's address is the one of the connection.", s.Name, module.Source)
+			d.warn("Server %s: the addresses of trusted_proxies %s are not looked up, so the client's address is the one of the connection.", s.Name, module.Source)
 		}
 	}
 	c := cutter{Config: d, server: s.Name, limited: make(map[string]bool)}

@@ -54,7 +54,7 @@ A replay knows only what is in the log:
     and a filter may remove all headers. Limits whose key needs them are not replayed
     for such requests.
   - The common and combined formats have no host (see --host) unless lines begin with
-    it, as those of Apache's vhost_combined do. If the address of a client is a list,
+    it, as in Apache's vhost_combined. If the address of a client is a list,
     the first counts. A log in which the client could be one of several fields is
     refused.
   - They have no headers besides Referer and User-Agent, and times in whole seconds.
@@ -80,7 +80,7 @@ and 1 if none could be, or for bad input.`,
 	f.String("format", "auto", "The format of the logs: auto, json, common or combined")
 	f.String("host", "", "The host to assume for requests whose log has none; not needed if the config has only one")
 	f.String("target", "0.1%", "The share of keys that may be denied at times, for the size to propose")
-	f.Bool("utc", false, "Count by the hours of UTC instead of those of this system's time zone")
+	f.Bool("utc", false, "Count by the hours of UTC instead of this system's time zone")
 	f.Bool("show-keys", false, "Show the keys that were denied most, such as addresses")
 	f.Bool("json", false, "Print the results as JSON")
 	f.String("html", "", "Write a report with plots to this file, which must be new or a report")
@@ -376,7 +376,7 @@ func (s *Session) Report(logs []string) *report.Report {
 	r.Lines, r.Used, skipped = s.log.Counts()
 	if s.interrupted {
 		r.Lines, r.Used = r.Lines-r.Used+s.used.Load(), s.used.Load() // others were read, but not replayed
-		r.Notes = append(r.Notes, fmt.Sprintf("Interrupted: the results are those of the first %s requests.", humanize.Comma(s.used.Load())))
+		r.Notes = append(r.Notes, fmt.Sprintf("Interrupted: the results cover the first %s requests.", humanize.Comma(s.used.Load())))
 	}
 	for _, reason := range slices.SortedFunc(maps.Keys(skipped), func(a, b accesslog.Reason) int {
 		return cmp.Or(cmp.Compare(skipped[b], skipped[a]), cmp.Compare(a, b))
@@ -390,7 +390,7 @@ func (s *Session) Report(logs []string) *report.Report {
 	for i, p := range s.replays {
 		c := report.Config{Name: p.config.Name, Requests: p.requests, Admitted: p.admitted, Denied: p.denied}
 		if p.config.Redis != nil {
-			r.Notes = append(r.Notes, c.Name+": Redis is not asked. The buckets are in memory, and empty at first.")
+			r.Notes = append(r.Notes, c.Name+": Redis is not used. The buckets are in memory, and empty at first.")
 		}
 		c.Limits = s.limits(i)
 		r.Configs = append(r.Configs, c)
@@ -453,8 +453,8 @@ func (p *replay) notes(several bool) (notes []string) {
 	}
 	others := terminal.SafeList(p.otherHosts)
 	add(p.unserved, "was for a host that no site of the config has: "+others+".", "were for hosts that no site of the config has, such as "+others+".")
-	add(p.addressless, "has no address of its client in the log: it counts as that of one more client.",
-		"have no address of their client in the log: they count as those of one client.")
+	add(p.addressless, "has no address of its client in the log: it counts as one more client.",
+		"have no address of their client in the log: they count as one client.")
 	if p.readsHeaders {
 		const found = " in the log: matchers and numbers of the config that read others found none."
 		few, none := " no header fields but Referer and User-Agent"+found, " no header fields"+strings.Replace(found, "others", "them", 1)

@@ -16,7 +16,7 @@ import (
 
 // What a request is charged may depend on its response, or it counts only while it is in
 // progress. As in a Caddy, it then holds units from its arrival to its end, and is settled
-// by its response. The log tells both, or that it does not.
+// by its response. The log has both, or says that it has not.
 
 // heldUnits is what a request holds of one bucket, in both stores.
 type heldUnits struct {
@@ -99,7 +99,7 @@ func (p *replay) keep(run *offline.Run) {
 // statusClientLeft is the status of requests whose client left before the response.
 const statusClientLeft = 499
 
-// settleAfter settles h after a time, by the response. It returns whether that tells what
+// settleAfter settles h after a time, by the response. It returns whether that shows what
 // to charge.
 func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *rule.Response) (known bool) {
 	h.charge, known = h.held.Charge(r)

@@ -168,7 +168,7 @@ func (p *replay) prepare() *offline.Run {
 			server = nil
 		}
 		if len(p.servers) == 10_000 {
-			clear(p.servers) // clients choose the hosts that they ask for
+			clear(p.servers) // clients choose the hosts that they request
 		}
 		p.servers[replayedSite{strings.Clone(host), secure}] = server
 	}
@@ -238,9 +238,9 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 		if held := q.Held(i); held != nil {
 			p.held = append(p.held, heldUnits{limit: p.of[e.Bucket], held: held, index: len(buckets)})
 		}
-		ask := e.Query
-		ask.Borrows, ask.Pool = false, false // each by itself
-		buckets, decided = append(buckets, ask), append(decided, e)
+		q := e.Query
+		q.Borrows, q.Pool = false, false // each on its own
+		buckets, decided = append(buckets, q), append(decided, e)
 	}
 	levels, err := p.roomy.fill(buckets)
 	for i := range p.held[before:] {
@@ -280,7 +280,7 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 	}
 	for _, e := range decided {
 		if l := p.of[e.Bucket]; !denied { // as denials are remembered
-			l.asked++
+			l.passed++
 			if leased {
 				l.leased++
 			}
@@ -385,10 +385,10 @@ type Options struct {
 	Host     string         // of requests whose log does not say
 }
 
-// With consistency lease 100ms, a node renews the lease of a key that is asked for often
-// about every quarter of that. So of the requests of one key in so long, that of the first
-// and a renewal ask Redis, and no others, if there is enough room to lease something. This
-// is a careful estimate: a busier key asks less often.
+// With consistency lease 100ms, a node renews the lease of a key with many requests
+// about every quarter of that. So of the requests of one key in that time, the first
+// and a renewal use Redis, and no others, if there is enough room to lease something. This
+// is a careful estimate: a busier key does so less often.
 const (
 	lease       = "lease 100ms"
 	leasePeriod = 25 * time.Millisecond
@@ -399,11 +399,11 @@ const (
 // leaseAdvice returns what a lease would spare if l is exact and most of its calls would be
 // spared, and otherwise "".
 func (p *replay) leaseAdvice(l *replayedLimit) string {
-	if p.config.Redis == nil || !l.exact || l.leased < l.asked/2+1 {
+	if p.config.Redis == nil || !l.exact || l.leased < l.passed/2+1 {
 		return ""
 	}
 	return fmt.Sprintf("Most of its requests follow others of their key closely: with consistency %s, one Caddy would decide about %s of the %s that pass without asking Redis.",
-		lease, humanize.Comma(l.leased), humanize.Comma(l.asked))
+		lease, humanize.Comma(l.leased), humanize.Comma(l.passed))
 }
 
 // unusual returns what to know about the numbers of l, one sentence each.
@@ -452,7 +452,7 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 			continue
 		}
 		if u.Forgotten > 0 {
-			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d buckets were forgotten for those of new keys.", u.MaxKeys, u.Forgotten))
+			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d buckets were forgotten for new keys.", u.MaxKeys, u.Forgotten))
 		}
 		if u.Shared > 0 {
 			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d requests were decided by a bucket that keys share.", u.MaxKeys, u.Shared))

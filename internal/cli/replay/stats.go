@@ -51,7 +51,7 @@ type replayedLimit struct {
 	borrowed                   int64         // requests that a pool had room for instead
 	redacted, headerless       int64         // requests that were left out, as the log lacks their key
 	keyless                    int64         // requests that their client's address stood for
-	asked, leased              int64         // requests that were not denied, and how many of them a lease would do
+	passed, leased             int64         // requests that were not denied, and how many of them a lease would do
 
 	times timeline
 	hours hours
@@ -123,7 +123,7 @@ func (l *replayedLimit) report() report.Limit {
 	return r
 }
 
-// beneath returns the size that holds so many units together with what is above it.
+// beneath returns the size that holds that many units together with what is above it.
 func (l *replayedLimit) beneath(units int64) int64 {
 	if units == report.NoSize || l.above == 0 {
 		return units
@@ -134,7 +134,7 @@ func (l *replayedLimit) beneath(units int64) int64 {
 // factor is the option that divides sizes, in millionths.
 type factor uint64
 
-// sizeFor returns the smallest size that leaves so many units when it is divided by f, or
+// sizeFor returns the smallest size that leaves that many units when it is divided by f, or
 // report.NoSize if none that a limit can have does.
 func (f factor) sizeFor(units int64) int64 {
 	hi, lo := bits.Mul64(uint64(max(units-1, 0)), uint64(f)) //nolint:gosec // not negative
@@ -256,7 +256,7 @@ func (h *hours) count(at int64, denied bool) {
 }
 
 // pathCounts counts requests by path. When there are too many paths, those with
-// the least requests are added up as others: clients can ask for any path.
+// the least requests are added up as others: clients can request any path.
 type pathCounts struct {
 	counts map[string]*report.Count
 	others report.Count
@@ -309,7 +309,7 @@ func (p *pathCounts) shrink(n int) {
 }
 
 // top returns the counts of the paths with the most denied requests, and last
-// those of all others.
+// the ones of all others.
 func (p *pathCounts) top() (top []report.Breakdown) {
 	others := p.others
 	for i, path := range p.sorted() {
@@ -357,7 +357,7 @@ type keyStat struct {
 
 // lasts reports whether the time since b's bucket was empty is more than half of that
 // in which a full one runs empty. A bucket that became too small in less was filled by a
-// burst; otherwise its key asked for more than drips out.
+// burst; otherwise its key sent more than drips out.
 func lasts(b *limiter.Bucket, since time.Duration) bool {
 	drip := max(b.Limit.DripSize, 1)
 	drips := (b.Limit.Size + drip - 1) / drip
@@ -472,7 +472,7 @@ func (s *keyStat) report(text string) report.Key {
 	return report.Key{Text: text, Count: report.Count{Requests: int64(s.requests), Denied: int64(s.denied)}, Peak: s.peak}
 }
 
-// lasting returns how many keys needed more than the size, and long to come to that.
+// lasting returns how many keys needed more than the size, and took long to reach it.
 func (k *keyStats) lasting() int64 {
 	n := k.foldedLasting
 	for i := range k.keys {

@@ -126,7 +126,7 @@ func newDocument(r *Report) document {
 	return d
 }
 
-// newEntry prepares one of so many limits.
+// newEntry prepares one of a number of limits.
 func newEntry(l Limit, id string, limits int) entry {
 	e := entry{
 		Limit:     l,

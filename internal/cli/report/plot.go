@@ -195,7 +195,7 @@ func timePlot(l Limit, id string, most int) *plot {
 	return p
 }
 
-// merge joins neighbouring slots until there are at most so many.
+// merge joins neighbouring slots until there are at most that many.
 func merge(times []Slot, each time.Duration, most int) ([]Slot, time.Duration) {
 	n := (len(times) + most - 1) / most
 	if n <= 1 {
@@ -457,7 +457,7 @@ func span(from, to int64) string {
 }
 
 // decadeStep returns by which power of ten ticks of a logarithmic axis are apart
-// if there shall be about so many.
+// for about that many.
 func decadeStep(decades float64, ticks int) int64 {
 	step := int64(10)
 	for n := decades / float64(ticks); n > 1; n-- {
@@ -467,7 +467,7 @@ func decadeStep(decades float64, ticks int) int64 {
 }
 
 // linear gives a panel an axis from 0 to at least high, with ticks at whole numbers
-// only if so asked, and returns where values are and how far apart ticks may be.
+// only if requested, and returns where values are and how far apart ticks may be.
 func linear(p *panel, high float64, whole bool) (func(float64) float64, float64) {
 	want := 4.0
 	if p.Height < 100 {

@@ -21,7 +21,7 @@ type Report struct {
 	Skipped     []Skipped
 
 	// How exact the times in the logs are. With one second, which requests of a
-	// second came together is unknown, so Limit.Denied is a lower bound and
+	// second came at once is unknown, so Limit.Denied is a lower bound and
 	// Limit.DeniedAtMost an upper one.
 	Resolution time.Duration
 
@@ -77,7 +77,7 @@ type Limit struct {
 	Slot  time.Duration
 	Times []Slot
 
-	// How many keys with a peak above the size came to it by asking for more than drips
+	// How many keys with a peak above the size reached it by sending more than drips
 	// out for long, and not by a burst. It is of no use with Windows.
 	KeysLasting int64
 

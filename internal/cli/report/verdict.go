@@ -77,7 +77,7 @@ func judge(l Limit) verdict {
 		return v
 	}
 
-	// A key that asks for more than drips out needs ever more room, so a larger size
+	// A key that sends more than drips out needs ever more room, so a larger size
 	// denies it only later. What counts in windows does not add up like that.
 	over := above(l.Peaks, l.Size)
 	switch {

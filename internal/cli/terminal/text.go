@@ -67,7 +67,7 @@ func Briefly(d time.Duration) string {
 	return d.Round(time.Microsecond).String()
 }
 
-// Wrapped returns a text in lines of at most so many characters, broken between words, that
+// Wrapped returns a text in lines of at most that many characters, broken between words, that
 // are indented except the first. Words that are too long stay whole. 0 is any length.
 func Wrapped(text string, most, indent int) string {
 	var b strings.Builder

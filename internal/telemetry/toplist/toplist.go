@@ -1,4 +1,4 @@
-// Package toplist finds the keys that ask most often, and those that are denied
+// Package toplist finds the keys with the most requests, and those that are denied
 // most often, in bounded memory.
 //
 // It counts by the Space-Saving algorithm (Metwally, Agrawal and El Abbadi 2005): n

@@ -82,7 +82,7 @@ func (p *Process) Stop() {
 	<-p.Exited
 }
 
-// Running returns an error that tells what the process has printed if it has exited.
+// Running returns an error with what the process has printed if it has exited.
 func (p *Process) Running() error {
 	select {
 	case <-p.Exited:

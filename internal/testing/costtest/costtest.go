@@ -4,7 +4,7 @@
 // Times of a shared machine say little. What repeats best is this: a task and a hash of
 // 260 bytes take turns in one process, in slices of a tenth of a millisecond and in
 // random order, and the fastest tenth of the slices of each counts. The time of a task
-// is told in hashes. That repeats within some percent in one process, but differs by a
+// is measured in hashes. That repeats within some percent in one process, but differs by a
 // third from one machine to the next, even between two of one kind: so a test only
 // fails when a task takes twice as long as it should.
 package costtest
@@ -140,7 +140,7 @@ type Size struct {
 	Why           string // why it matters
 }
 
-// Bytes returns the bytes that a call of run allocates, beyond those of a call of
+// Bytes returns the bytes that a call of run allocates, beyond a call of
 // without. A pool of memory that the garbage collector empties meanwhile only makes
 // some measurements larger.
 func Bytes(run, without func()) int {

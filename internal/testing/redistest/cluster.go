@@ -122,7 +122,7 @@ func (c *Cluster) Addrs() []string { return addrs(c.Nodes) }
 // Slot returns the slot of a key.
 func (c *Cluster) Slot(t testing.TB, key string) int {
 	t.Helper()
-	slot, err := ask(t, c.Nodes).client.ClusterKeySlot(context.Background(), key).Result()
+	slot, err := running(t, c.Nodes).client.ClusterKeySlot(context.Background(), key).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func (c *Cluster) Slot(t testing.TB, key string) int {
 func (c *Cluster) Owner(t testing.TB, slot int) *Server {
 	t.Helper()
 	//nolint:staticcheck // clients use it to find slots
-	ranges, err := ask(t, c.Nodes).client.ClusterSlots(context.Background()).Result()
+	ranges, err := running(t, c.Nodes).client.ClusterSlots(context.Background()).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,9 +230,9 @@ func (c *Cluster) Remove(t testing.TB, node *Server) {
 	ctx := context.Background()
 	i := slices.Index(c.Nodes, node)
 	heir := c.Nodes[(i+1)%len(c.Nodes)]
-	told := []*Server{heir} // first
+	informed := []*Server{heir} // first
 	if node.running() {
-		told = append(told, node) // before those that only learn of it by gossip
+		informed = append(informed, node) // before those that only learn of it by gossip
 		keys, err := node.client.Keys(ctx, "*").Result()
 		if err != nil {
 			t.Fatal(err)
@@ -245,14 +245,14 @@ func (c *Cluster) Remove(t testing.TB, node *Server) {
 	}
 	for _, s := range c.Nodes {
 		if s != heir && s != node {
-			told = append(told, s)
+			informed = append(informed, s)
 		}
 	}
 	ranges, err := heir.client.ClusterSlots(ctx).Result() //nolint:staticcheck // as above
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range told {
+	for _, s := range informed {
 		pipe := s.client.Pipeline()
 		for _, r := range ranges {
 			for slot := r.Start; slot <= r.End && r.Nodes[0].Addr == node.Addr; slot++ {
@@ -408,8 +408,8 @@ func do(t testing.TB, s *Server, args ...any) {
 	}
 }
 
-// ask returns the first of the servers that is running.
-func ask(t testing.TB, servers []*Server) *Server {
+// running returns the first of the servers that is running.
+func running(t testing.TB, servers []*Server) *Server {
 	t.Helper()
 	for _, s := range servers {
 		if s.running() {

@@ -42,19 +42,19 @@ func TestCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ask := fmt.Sprintf("ASK %d %s", slot, to.Addr)
+	redirect := fmt.Sprintf("ASK %d %s", slot, to.Addr)
 
 	c.BeginMove(t, slot, to)
 	get(from, "{k}1", "v")
-	get(from, "{k}none", ask)
+	get(from, "{k}none", redirect)
 	get(to, "{k}1", fmt.Sprintf("MOVED %d %s", slot, from.Addr))
 
 	c.MoveKeys(t, slot, to, "{k}1")
-	get(from, "{k}1", ask)
+	get(from, "{k}1", redirect)
 	get(from, "{k}2", "v")
 
 	c.MoveKeys(t, slot, to)
-	get(from, "{k}2", ask)
+	get(from, "{k}2", redirect)
 
 	c.EndMove(t, slot, to)
 	get(from, "{k}2", fmt.Sprintf("MOVED %d %s", slot, to.Addr))

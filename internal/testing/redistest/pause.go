@@ -20,7 +20,7 @@ func (s *Server) Pause(t testing.TB) {
 		t.Fatal(err)
 	}
 	// The signal may take effect a moment later. Without such a file there is no
-	// way to tell.
+	// way to know.
 	WaitFor(t, 5*time.Second, func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Pid))
 		if err == nil && !bytes.Contains(stat, []byte(") T ")) {

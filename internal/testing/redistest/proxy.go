@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Proxy forwards connections to a server until it is told to inject a fault. It
+// Proxy forwards connections to a server until it is made to inject a fault. It
 // has one fault at a time: each method that starts a lasting fault replaces the
 // one before, for new connections and for open ones. A connection that was closed
 // by a fault stays closed.

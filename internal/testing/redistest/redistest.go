@@ -232,7 +232,7 @@ func (s *Server) SetUser(t testing.TB, rights ...string) {
 // launch starts the process and waits until it answers.
 func (s *Server) launch() error {
 	output := new(bytes.Buffer)
-	cmd := exec.Command(s.path, s.args...) //nolint:gosec // what a test asks for
+	cmd := exec.Command(s.path, s.args...) //nolint:gosec // what a test chooses
 	cmd.Stdout, cmd.Stderr = output, output
 	exited, err := Run(cmd)
 	if err != nil {
@@ -255,7 +255,7 @@ func (s *Server) launch() error {
 	return nil
 }
 
-// answers reports whether the server accepts commands. It does so even if it asks
+// answers reports whether the server accepts commands. It does so even if it requires
 // for a password first.
 func (s *Server) answers() bool {
 	conn, err := net.DialTimeout("unix", s.Socket, time.Second)

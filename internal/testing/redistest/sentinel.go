@@ -35,7 +35,7 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	return StartSentinelAuth(t, "", "", args...)
 }
 
-// StartSentinelAuth does the same as StartSentinel, with sentinels that require a
+// StartSentinelAuth is StartSentinel, with sentinels that require a
 // password and, unless it is empty, a username. These are for the sentinels alone:
 // the arguments of the master and the replica are in args.
 func StartSentinelAuth(t testing.TB, username, password string, args ...string) *Sentinel {
@@ -43,7 +43,7 @@ func StartSentinelAuth(t testing.TB, username, password string, args ...string) 
 	return startSentinel(t, username, password, nil, args)
 }
 
-// StartSentinelTLS does the same as StartSentinel, with servers and sentinels that
+// StartSentinelTLS is StartSentinel, with servers and sentinels that
 // accept only TLS and use it among themselves as well. See StartTLS for their
 // certificates.
 func StartSentinelTLS(t testing.TB, a *Authority, clientCerts bool, args ...string) *Sentinel {
@@ -110,7 +110,7 @@ func (s *Sentinel) SentinelAddrs() []string { return addrs(s.Sentinels) }
 // MasterAddr returns the address of the master according to the sentinels.
 func (s *Sentinel) MasterAddr(t testing.TB) string {
 	t.Helper()
-	addr, err := masterAddr(ask(t, s.Sentinels))
+	addr, err := masterAddr(running(t, s.Sentinels))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,14 +125,14 @@ func (s *Sentinel) Failover(t testing.TB) {
 	// Sentinels that have not heard of the promotion within four periods undo it,
 	// and the one that leads looks only once a second whether it is done.
 	s.publishEvery(t, time.Second)
-	do(t, ask(t, s.Sentinels), "sentinel", "failover", MasterName)
-	asked := time.Now()
+	do(t, running(t, s.Sentinels), "sentinel", "failover", MasterName)
+	requested := time.Now()
 	WaitFor(t, stableWithin, func() error {
 		err := s.masterIsNot(before)
-		if err != nil && time.Since(asked) > 8*time.Second {
+		if err != nil && time.Since(requested) > 8*time.Second {
 			// Sentinels may abort a failover, on a busy machine for instance.
-			asked = time.Now()
-			_ = ask(t, s.Sentinels).Client().Do(t.Context(), "sentinel", "failover", MasterName).Err()
+			requested = time.Now()
+			_ = running(t, s.Sentinels).Client().Do(t.Context(), "sentinel", "failover", MasterName).Err()
 		}
 		return err
 	})
@@ -142,7 +142,7 @@ func (s *Sentinel) Failover(t testing.TB) {
 	}
 }
 
-// publishEvery sets how often the running sentinels tell each other what they
+// publishEvery sets how often the running sentinels report to each other what they
 // know.
 func (s *Sentinel) publishEvery(t testing.TB, period time.Duration) {
 	t.Helper()
