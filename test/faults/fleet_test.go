@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -31,6 +32,7 @@ var fleetFaults = []fault{
 	{"35 (3 nodes)", "the same, one of three nodes", func(tr *trial) { frozen(tr, 3) }},
 	{"36", "Caddy is killed and started with `caddy run --resume`; Redis", func(tr *trial) { resumed(tr, true) }},
 	{"36 (in process)", "the same; buckets in the process", func(tr *trial) { resumed(tr, false) }},
+	{"36 (under load)", "Caddy is killed at random moments under load, and started; a quota of a month in the process", killedUnderLoad},
 	{"37", "reloads that change Redis's settings while requests over HTTP/1.1, 2 and 3 are under way between two limits", reloadedBetween},
 	{"38", "Redis is killed and restarted with an older RDB or append-only file", restored},
 	{"39", "two masters after a split, one for two nodes and one for the third, then one for all", splitBrain},
@@ -212,6 +214,46 @@ func resumed(tr *trial, shared bool) {
 	strictly(tr, "admitted more after the start", fill(n, "k", 3*slowSize), want)
 	tr.is("the limits of the last reload", n.ask(slowPath, "X-Key", "k").StatusCode == http.StatusTooManyRequests)
 }
+
+// killedUnderLoad: what was admitted long enough before a crash is known after it.
+func killedUnderLoad(tr *trial) {
+	const quota = 1_000_000
+	n := startNodes(tr, 1, caddyfile("", "rate_limit {\nkey all\nalgorithm fixed_window\nperiod month\nsize 1000000\n}\nrespond ok"))[0]
+	charged := func() int { // with this request
+		remaining, err := strconv.Atoi(n.ask("/").Header.Get("X-RateLimit-Remaining"))
+		if err != nil {
+			tr.Fatal(err)
+		}
+		return quota - remaining
+	}
+	for range during(1, 4) {
+		before, l := charged(), startLoad(tr, []*node{n}, 200)
+		time.Sleep(written + time.Duration(rand.Int64N(int64(during(5*time.Second, written)))))
+		killed := time.Now()
+		n.caddy.Stop()
+		known, sent := before, before
+		for _, r := range l.stop() {
+			if r.sent.Before(killed) {
+				sent++
+			}
+			if r.status == http.StatusOK && r.got.Before(killed.Add(-written)) {
+				known++
+			}
+		}
+		if err := n.launch("--config", n.file()); err != nil {
+			tr.Fatal(err)
+		}
+		after := charged() - 1
+		least(tr, "charged after a crash", after, known)
+		strictly(tr, "which was sent", after, sent)
+	}
+	damaged, _ := filepath.Glob(filepath.Join(n.dir, "caddy", "rate_limit", "*.damaged*"))
+	most(tr, "damaged files", len(damaged), 0)
+}
+
+// written is after how long a charge is in the file of buckets: it is looked at each second
+// whether 30 have passed.
+const written = 32 * time.Second
 
 // reloadedBetween: a request has passed one limit and meets the next one when its
 // configuration, and the connections to its Redis, are long gone.
