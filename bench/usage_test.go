@@ -36,35 +36,14 @@ func BenchmarkUsage(b *testing.B) {
 		}
 	}))
 	defer upstream.Close()
-	addr := redistest.FreeAddr(b)
-	config, _, err := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}.Adapt([]byte(`{
-		admin off
-		persist_config off
-		log {
-			output discard
-		}
-		rate_limit {
-			memory {
-				persist off
-			}
-		}
-	}
-	http://`+addr+` {
+	addr := startCaddy(b, `
 		rate_limit /tokens/* {
 			algorithm fixed_window
 			size 1000000000000
 			period month
 			actual_cost tokens
 		}
-		reverse_proxy `+upstream.Listener.Addr().String()+`
-	}`), nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := caddy.Load(config, true); err != nil {
-		b.Fatal(err)
-	}
-	defer func() { _ = caddy.Stop() }()
+		reverse_proxy `+upstream.Listener.Addr().String())
 	for _, name := range []string{"text", "events", "numbers"} {
 		b.Run(name, func(b *testing.B) {
 			get := func(path string) task {
@@ -88,4 +67,33 @@ func BenchmarkUsage(b *testing.B) {
 			comparison{task: get("/tokens/"), baselines: []baseline{{"none", get("/none/")}}, callers: 1, rates: true}.run(b)
 		})
 	}
+}
+
+// startCaddy runs a Caddy in this process until the benchmark ends, and returns the address of its
+// site.
+func startCaddy(b *testing.B, site string) (addr string) {
+	addr = redistest.FreeAddr(b)
+	config, _, err := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}.Adapt([]byte(`{
+		admin off
+		persist_config off
+		log {
+			output discard
+		}
+		rate_limit {
+			memory {
+				persist off
+			}
+		}
+	}
+	http://`+addr+` {
+		`+site+`
+	}`), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := caddy.Load(config, true); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = caddy.Stop() })
+	return addr
 }

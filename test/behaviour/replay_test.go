@@ -511,11 +511,27 @@ func TestReplayChargesByResponse(t *testing.T) {
 	without := func(member, lines string) string {
 		return strings.ReplaceAll(lines, fmt.Sprintf("%q:", member), `"other":`)
 	}
+	said := func(units, lines string) string {
+		return strings.ReplaceAll(lines, `"resp_headers"`, `"rate_limit":{"result":"admitted","units":`+units+`},"resp_headers"`)
+	}
 	for _, tc := range []struct {
 		name, config, log string
 		want              string
 		notes             string
 	}{
+		{"tokens", limit("size 10; cost 2; actual_cost tokens"), said(`{"a":5}`, answers(right, right, right)), "a 3=2+1 of 1", ""},
+		{"numbers of a body", limit("size 10; cost 2; actual_cost json usage.x*2"), said(`{"b":1,"a":9}`, answers(right, right)), "a 2=1+1 of 1", ""},
+		{"tokens of errors", limit("size 4; cost 2; actual_cost tokens"), answers(wrong, wrong, wrong), "a 3=3+0 of 1", ""},
+		{"tokens of errors that say it", limit("size 4; cost 2; actual_cost tokens"), said(`{"a":4}`, answers(wrong, wrong)), "a 2=1+1 of 1", ""},
+		{
+			"tokens of a log without", limit("size 4; cost 2; actual_cost tokens"), said(`{"b":1}`, answers(right, right, right)), "a 3=2+1 of 1",
+			"2 requests cost what was estimated, because the log does not say what they cost.",
+		},
+		{"time", limit("size 1000; actual_cost duration"), answers(slow, right, right, right, right), "a 5=3+2 of 1", ""},
+		{
+			"time of a log without", limit("size 2; actual_cost duration"), without("duration", answers(slow, right, right)), "a 3=2+1 of 1",
+			"2 requests cost what was estimated",
+		},
 		{"count", limit("size 2; count status 401"), logins, "a 8=6+2 of 1", ""},
 		{"count in parallel", limit("size 2; count status 401"), answers(slow, slow, slow, right), "a 4=3+1 of 1", ""},
 		{"count a field", limit("size 1; count header X-Cost 5"), answers(right, costs(4), costs(5), right), "a 4=3+1 of 1", ""},

@@ -173,6 +173,20 @@ func TestLimitsSurviveKill(t *testing.T) {
 	}
 }
 
+// Guards that zones as mholt/caddy-ratelimit has them survive a restart too.
+func TestZonesSurviveRestart(t *testing.T) {
+	t.Parallel()
+	r := &restarting{t: t, dir: sitetest.TempDir(t)}
+	site := sitetest.Config{Site: "rate_limit {\nzone all {\nkey static\nevents 5\nwindow 1h\n}\n}\nrespond ok"}
+	for i, want := range []int{3, 2, 0} {
+		r.start(site)
+		if n := r.admitted(3); n != want {
+			t.Errorf("start %d: %d were admitted, want %d", i+1, n, want)
+		}
+		r.stop(sitetest.Patience)
+	}
+}
+
 // Guards what happens to the file when buckets are kept elsewhere: what it has goes to Redis once,
 // and is not read again when Redis is no longer used.
 func TestRestartIntoRedis(t *testing.T) {

@@ -11,8 +11,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -250,6 +252,75 @@ func TestTokensInParallel(t *testing.T) {
 			t.Errorf("%d were passed on, %d at once, want 10", passed.Load(), most.Load())
 		}
 	})
+}
+
+// TestTokensOfManyStreams guards that a thousand streams at a time are charged exactly, and that
+// what is kept of them is little and let go: Caddy has less than 50 kB more for each than without
+// a limit, though half are compressed.
+func TestTokensOfManyStreams(t *testing.T) {
+	const streams = 1000
+	arrived, proceed := make(chan struct{}, streams), make(chan struct{})
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		out, flush := io.Writer(w), http.NewResponseController(w).Flush
+		if strings.HasSuffix(r.URL.Path, "z") {
+			w.Header().Set("Content-Encoding", "gzip")
+			z := newEncoder("gzip", w)
+			defer z.Close()
+			out, flush = z, func() error { _ = z.Flush(); return http.NewResponseController(w).Flush() }
+		}
+		fmt.Fprint(out, "data: {\"choices\":[{\"delta\":{\"content\":\"word\"}}],\"usage\":null}\n\ndata: {\"usage\":{\"total")
+		_ = flush()
+		arrived <- struct{}{}
+		<-proceed
+		fmt.Fprint(out, "_tokens\":77}}\n\n")
+	})
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2c\n}",
+		Site:   "rate_limit /limited* tokens {\nkey all\nsize 1000000\ndrip_rate 5m\ncost 50\nactual_cost tokens\n}\nreverse_proxy " + upstream,
+	})
+	transport := &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	defer transport.CloseIdleConnections()
+	heap := func(path string) int64 { // while all are open
+		var wg sync.WaitGroup
+		for i := range streams {
+			wg.Go(func() {
+				req, _ := http.NewRequestWithContext(t.Context(), "GET", s.URL(path+[]string{"", "z"}[i%2]), nil)
+				res, err := transport.RoundTrip(req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			})
+		}
+		for range streams {
+			select {
+			case <-arrived:
+			case <-time.After(sitetest.Patience):
+				t.Error("some streams do not arrive")
+			}
+		}
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		for range streams {
+			proceed <- struct{}{}
+		}
+		wg.Wait()
+		return int64(m.HeapAlloc)
+	}
+	heap("/none") // what is made once
+	goroutines := runtime.NumGoroutine()
+	without := heap("/none")
+	each := (heap("/limited") - without) / streams
+	if t.Logf("%d bytes for each", each); each > 50_000 {
+		t.Errorf("each stream takes %d bytes more than without a limit", each)
+	}
+	sitetest.Eventually(t, "each is charged 77", func() bool { l := level(t, "tokens"); return l.Units == 77*streams && l.Held == 0 })
+	sitetest.Eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() < goroutines+streams/2 })
 }
 
 // TestTokensOfBrokenStreams guards what is charged if the client hangs up or the upstream breaks
