@@ -294,7 +294,7 @@ func (a *App) Compiled() *telemetry.Config {
 	}
 	for _, h := range a.handlers {
 		for b := range rule.Buckets(h.limits) {
-			c.Limits = append(c.Limits, b.Reported(a.shared.MaxKeys))
+			c.Limits = append(c.Limits, adminapi.Reported(b.Bucket, a.shared.MaxKeys))
 		}
 	}
 	return c

@@ -18,7 +18,7 @@ func templateOf(t *testing.T, text string) key.Template {
 	t.Helper()
 	segment := caddyfile.Segment{{Text: text}}
 	shorthands().ApplyToSegment(&segment)
-	k, err := key.Parse(segment[0].Text, clientip.Prefixes{IPv4: 32, IPv6: 64})
+	k, err := key.Parse("key", segment[0].Text, clientip.Prefixes{IPv4: 32, IPv6: 64})
 	if err != nil {
 		t.Fatal(err)
 	}

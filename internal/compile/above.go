@@ -2,12 +2,9 @@ package compile
 
 import (
 	"cmp"
-	"errors"
 	"math"
 	"slices"
-	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
@@ -35,10 +32,8 @@ func (d *LimitBuilder) setExtra() (err error) {
 		}
 	}
 	if d.MaxDelay != "" {
-		var delay time.Duration
-		delay, err = option.Parse(d.resolve, "max_delay", string(d.MaxDelay), option.Interval)
-		d.rule.MaxDelay, d.rule.MaxWaiting = adminjson.Seconds(delay), int64(most)
-		d.rule.Waiting = &rule.Waiters{Option: string(d.MaxDelay)}
+		d.rule.MaxWaiting, d.rule.Waiting = int64(most), &rule.Waiters{Option: string(d.MaxDelay)}
+		d.rule.MaxDelay, err = option.Parse(d.resolve, "max_delay", string(d.MaxDelay), option.Interval)
 	}
 	return err
 }
@@ -51,13 +46,8 @@ func (d *LimitBuilder) setFairBy() (err error) {
 		return option.Needs("fair_by", d.FairBy, "concurrency and max_delay")
 	case !queues, d.FairBy == "off":
 	default:
-		if d.rule.FairBy, err = key.Parse(cmp.Or(d.FairBy, defaultKey), d.rule.Key.Prefixes); err != nil {
-			wrong := new(option.Error)
-			errors.As(err, &wrong)
-			wrong.Option = "fair_by"
-		}
+		d.rule.FairBy, err = key.Parse("fair_by", cmp.Or(d.FairBy, defaultKey), d.rule.Key.Prefixes)
 	}
-	d.rule.Policies.FairBy = d.FairBy
 	return err
 }
 

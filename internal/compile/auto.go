@@ -8,7 +8,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
@@ -56,9 +55,9 @@ func (d *LimitBuilder) setLoad() (err error) {
 	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), option.Is("body", "header", "body")); err != nil {
 		return err
 	}
-	load.Options.High = a.HighRaw != nil
+	load.Options.High, load.HighRaw, load.LowRaw = a.HighRaw != nil, a.HighRaw, a.LowRaw
 	if d.Key == "" {
-		if d.rule.Key, err = key.Parse(everyone, d.rule.Key.Prefixes); err != nil {
+		if d.rule.Key, err = key.Parse("key", everyone, d.rule.Key.Prefixes); err != nil {
 			return err
 		}
 	}
@@ -66,9 +65,6 @@ func (d *LimitBuilder) setLoad() (err error) {
 		d.rule.Status = http.StatusServiceUnavailable
 	}
 	d.rule.Settlement, d.rule.Load = rule.Settlement{}, load
-	d.rule.Auto = &adminjson.Auto{
-		Latency: adminjson.Seconds(load.Options.Latency), Min: load.Options.Min, Until: cmp.Or(a.Until, "header"), High: a.HighRaw, Low: a.LowRaw,
-	}
 	return nil
 }
 

@@ -5,7 +5,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -35,7 +34,6 @@ func (d *LimitBuilder) setBans() (err error) {
 		if durations[i], err = option.Parse(d.resolve, "ban", text, parseBan); err != nil {
 			return err
 		}
-		d.rule.Ban = append(d.rule.Ban, adminjson.Seconds(durations[i]))
 	}
 	after := 1
 	if d.BanAfter != "" {
@@ -47,8 +45,7 @@ func (d *LimitBuilder) setBans() (err error) {
 	if bans.Validate() != nil {
 		return option.Bad("ban", d.BanText(), UseBans)
 	}
-	d.rule.BanAfter = int64(after)
-	d.rule.Bans = &rule.Bans{Limit: bans, Events: state.Process.Process}
+	d.rule.Bans = &rule.Bans{After: int64(after), Durations: durations, Limit: bans, Events: state.Process.Process}
 	return nil
 }
 

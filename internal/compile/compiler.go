@@ -224,7 +224,7 @@ func (d *LimitBuilder) setKey() (err error) {
 	case d.parent != nil && d.Key == "" && prefixes == d.parent.rule.Key.Prefixes:
 		d.rule.Key = d.parent.rule.Key
 	default:
-		d.rule.Key, err = key.Parse(cmp.Or(template, defaultKey), prefixes)
+		d.rule.Key, err = key.Parse("key", cmp.Or(template, defaultKey), prefixes)
 	}
 	return err
 }

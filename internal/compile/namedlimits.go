@@ -6,56 +6,56 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// NamedLimits are the limits that users named, by their paths: those of one path share their
-// buckets, so their options must agree.
+// NamedLimits are limits that share something by a name, such as buckets by the path that users gave
+// them, so that their options must agree.
 type NamedLimits map[string]*namedLimit
 
-// namedLimit is what all limits of one path have in common.
+// namedLimit is the first limit of a name.
 type namedLimit struct {
-	options  []option.Setting
-	first    *config.Limit // of them
+	limit    *config.Limit
+	options  []option.Setting // in which the others must agree
 	bucket   *rule.Bucket
+	policy   *rule.Policy // of the first, which all have
 	location Location
 }
 
-// addBucket adds a bucket of d, which is at a location. It returns the first one of its path, which may
-// be this, and an error if their options differ.
-func (all NamedLimits) addBucket(d *LimitBuilder, b *rule.Bucket, at Location) (first *namedLimit, differ *option.Error) {
-	options := d.sharedOptions(b)
-	first = all[b.Path]
+// add adds a bucket of l, which is at a location, under a name. It returns the first one of that name, which
+// may be this, and an error if their options differ.
+func (all NamedLimits) add(name string, l *LimitBuilder, b *rule.Bucket, options []option.Setting, at Location) (first *namedLimit, differ *option.Error) {
+	first = all[name]
 	if first == nil {
-		first = &namedLimit{options, d.Limit, b, at}
-		all[b.Path] = first
+		first = &namedLimit{l.Limit, options, b, b.Policy, at}
+		all[name] = first
 	}
 	for i, o := range options {
 		switch earlier := first.options[i]; {
-		case o == earlier || !d.knows(o) || !d.knows(earlier):
+		case o == earlier || !l.knows(o) || !l.knows(earlier):
 		case b.Free() != first.bucket.Free() && slices.Contains(chargeOptions, o.Option):
 		default:
-			return first, disagreement(b.Path, written(d.Limit, b, o), written(first.first, first.bucket, earlier), first.location)
+			return first, disagreement(b.Path, asWritten(l.Limit, b, o), asWritten(first.limit, first.bucket, earlier), first.location)
 		}
 	}
 	if first.bucket.Free() && !b.Free() { // it has more to agree with
-		b.Policy = first.bucket.Policy
-		*first = namedLimit{options, d.Limit, b, at}
+		*first = namedLimit{l.Limit, options, b, first.policy, at}
 	}
 	return first, nil
 }
 
-// Add adds the buckets of d, if it has a name. It returns an error if an earlier limit has the
+// Add adds the buckets of l, if it has a name. It returns an error if an earlier limit has the
 // same name and other options.
-func (all NamedLimits) Add(d *LimitBuilder, at Location) error {
-	if !d.rule.Named {
+func (all NamedLimits) Add(l *LimitBuilder, at Location) error {
+	if !l.rule.Named {
 		return nil
 	}
-	for _, b := range d.rule.Buckets {
-		if _, differ := all.addBucket(d, b, at); differ != nil {
-			return d.errorIn(differ)
+	for _, b := range l.rule.Buckets {
+		if _, differ := all.add(b.Path, l, b, l.sharedOptions(b), at); differ != nil {
+			return l.errorIn(differ)
 		}
 	}
 	return nil
@@ -83,9 +83,9 @@ func disagreement(path string, got, earlier option.Setting, at Location) *option
 		option.Shortened(got.Text), other, path, at(earlier.Option))
 }
 
-// written returns an option of l's bucket b as the user wrote it: a size may have come from a
+// asWritten returns an option of l's bucket b as the user wrote it: a size may have come from a
 // rate.
-func written(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting {
+func asWritten(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting {
 	names := []string{o.Option}
 	switch {
 	case o.Option == "ban" && len(l.Ban) > 0:
@@ -108,7 +108,7 @@ func written(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting {
 // sharedOptions returns the options in which limits have to agree that have a bucket of the same
 // path as b.
 func (d *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
-	l := d.rule
+	l, policies := d.rule, adminapi.LimitPolicies(d.rule)
 	return append([]option.Setting{
 		{Option: "key", Text: l.Key.String()},
 		{Option: "ipv4_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv4)},
@@ -122,5 +122,5 @@ func (d *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
 		{Option: "period", Text: d.Period},
 		{Option: "warm_up", Text: b.WarmUp.String()},
 		{Option: "cold_factor", Text: b.Cold.String()},
-	}, l.Settings()...)
+	}, policies.Settings()...)
 }

@@ -31,7 +31,6 @@ func (d *LimitBuilder) setSettlement() (err error) {
 			return option.Bad("count", "", "status codes or header fields of the responses that count")
 		}
 	}
-	d.rule.Count, d.rule.ActualCost, d.rule.Hold = d.Count, d.ActualCost, d.Hold
 	d.rule.Settlement = s
 	if d.Hold == "" {
 		return nil

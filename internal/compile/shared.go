@@ -11,6 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/refpool"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -19,15 +20,15 @@ import (
 // Shared is what the limits of a config that share buckets have to agree in, and what they
 // share besides.
 type Shared struct {
-	named  NamedLimits
-	bounds map[string]sharedBounds // by the name of the bucket in stores
-	warned map[string]bool         // options that have no effect
+	named  NamedLimits     // by path
+	bounds NamedLimits     // by the name of the bucket in stores
+	warned map[string]bool // options that have no effect
 
-	counters map[string]*telemetry.Counters // by path
-	tops     state.Refs[state.TopID, *toplist.List]
-	bans     state.Refs[string, *rule.BanList] // by the name of the bucket in stores
-	waiting  state.Refs[string, *rule.Queues]  // likewise
-	loads    state.Refs[state.LoadID, *adaptive.Controllers]
+	counters refpool.Refs[string, *telemetry.Counters] // by path
+	tops     refpool.Refs[state.TopID, *toplist.List]
+	bans     refpool.Refs[string, *rule.BanList] // by the name of the bucket in stores
+	waiting  refpool.Refs[string, *rule.Queues]  // likewise
+	loads    refpool.Refs[state.LoadID, *adaptive.Controllers]
 
 	MaxKeys     int    // for all limits together
 	Persist     string // the path of the file for the buckets in this process; empty if there is none
@@ -41,19 +42,13 @@ type Shared struct {
 // errors: " at Caddyfile:7".
 type Location func(option string) string
 
-// sharedBounds are what the bounds of all limits are whose buckets have one name.
-type sharedBounds struct {
-	options  [3]option.Setting
-	location Location // of the first of them
-}
-
 // NewShared returns the Shared of a config without limits, and reads the options of its app.
 func NewShared(app *config.App) (s *Shared, err error) {
 	s = &Shared{
 		named:    make(NamedLimits),
-		bounds:   make(map[string]sharedBounds),
+		bounds:   make(NamedLimits),
 		warned:   make(map[string]bool),
-		counters: make(map[string]*telemetry.Counters),
+		counters: state.Process.Counters.NewRefs(),
 		tops:     state.Process.Tops.NewRefs(),
 		bans:     state.Process.Bans.NewRefs(),
 		waiting:  state.Process.Waiting.NewRefs(),
@@ -96,26 +91,13 @@ var ParseMaxKeys = option.Integer(1, 1_000_000_000)
 // ParseMetrics parses the metrics option.
 var ParseMetrics = option.Is("on", "on", "off")
 
-// countersOf returns the counters of a path.
-func (a *Shared) countersOf(path string) *telemetry.Counters {
-	c := a.counters[path]
-	if c == nil {
-		c = state.Process.Counters(path)
-		a.counters[path] = c
-	}
-	return c
-}
-
 // Release releases what the limits share.
 func (a *Shared) Release() {
 	a.loads.Release()
 	a.waiting.Release()
 	a.bans.Release()
 	a.tops.Release()
-	for path, c := range a.counters {
-		c.Release()
-		delete(a.counters, path)
-	}
+	a.counters.Release()
 }
 
 // add adds the buckets of d. Limits of the same name share their buckets
@@ -135,12 +117,12 @@ func (a *Shared) add(d *LimitBuilder) error {
 	for _, b := range l.Buckets {
 		b.Policy = &rule.Policy{
 			Policy:   outcome.Policy{Path: b.Path, Title: b.Path, Status: l.Status, Concurrency: l.Settlement.InProgress, Unit: b.QuotaUnit()},
-			Counters: a.countersOf(b.Path),
+			Counters: a.counters.Get(b.Path),
 		}
 		if l.Zone != nil {
 			b.Policy.Title = l.Zone.Name
 		}
-		if err := a.addBounds(d, b); err != nil {
+		if _, err := a.bounds.add(b.Name, d, b, a.boundsOf(l), d.Location); err != nil {
 			return err
 		}
 		if l.TrackTop > 0 {
@@ -149,34 +131,21 @@ func (a *Shared) add(d *LimitBuilder) error {
 		if !l.Named {
 			continue
 		}
-		first, err := a.named.addBucket(d, b, d.Location)
+		first, err := a.named.add(b.Path, d, b, d.sharedOptions(b), d.Location)
 		if err != nil && (l.Zone == nil || first.bucket.Limit.Zone == nil) {
 			return err
 		}
-		b.Policy = first.bucket.Policy
+		b.Policy = first.policy
 	}
 	return nil
 }
 
-// addBounds adds max_keys, when_full and track_top of b's limit. A store bounds all
-// buckets of one name together, and their keys are tracked together, so limits whose
-// buckets have the same name must agree in these, even if the limits have no name
-// themselves.
-func (a *Shared) addBounds(d *LimitBuilder, b *rule.Bucket) error {
-	options := [3]option.Setting{
-		{Option: "max_keys", Text: fmt.Sprint(b.Limit.MaxKeysOf(a.MaxKeys))},
-		{Option: "when_full", Text: b.Limit.WhenFull()},
-		{Option: "track_top", Text: fmt.Sprint(b.Limit.TrackTop)},
+// boundsOf returns the options of l that limits share whose buckets have one name in stores, even if the
+// limits have no name: a store bounds all buckets of a name together, and their keys are tracked together.
+func (a *Shared) boundsOf(l *rule.Limit) []option.Setting {
+	return []option.Setting{
+		{Option: "max_keys", Text: fmt.Sprint(l.MaxKeysOf(a.MaxKeys))},
+		{Option: "when_full", Text: l.WhenFull()},
+		{Option: "track_top", Text: fmt.Sprint(l.TrackTop)},
 	}
-	earlier, found := a.bounds[b.Name]
-	if !found {
-		a.bounds[b.Name] = sharedBounds{options, d.Location}
-		return nil
-	}
-	for i, o := range options {
-		if o != earlier.options[i] {
-			return disagreement(b.Path, o, earlier.options[i], earlier.location)
-		}
-	}
-	return nil
 }

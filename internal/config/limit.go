@@ -6,7 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
 // Limit is a leaky bucket for each key, such as each client address. The
@@ -146,7 +146,7 @@ type Limit struct {
 	// the client has left after the request was passed on, or an upstream did not answer.
 	// One that was not passed on is not charged. Default: all requests count, whatever
 	// their responses.
-	Count *adminjson.Responses `json:"count,omitempty"`
+	Count *option.Responses `json:"count,omitempty"`
 
 	// What a request costs in the end, one of:
 	//

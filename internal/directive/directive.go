@@ -17,7 +17,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
@@ -297,8 +296,8 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 
 // parseCount parses the responses that count: one criterion in a line, or several in a
 // block.
-func parseCount(d *caddyfile.Dispenser) (*adminjson.Responses, error) {
-	m := new(adminjson.Responses)
+func parseCount(d *caddyfile.Dispenser) (*option.Responses, error) {
+	m := new(option.Responses)
 	for nesting := d.Nesting(); d.NextArg() || d.NextBlock(nesting); {
 		codes := &m.StatusCode
 		if d.Val() == "not" {

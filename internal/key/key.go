@@ -39,11 +39,11 @@ type part struct {
 	spelling         // how its value is read
 }
 
-// Parse parses a template. Its error names the option.
-func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
+// Parse parses a template. Its error is about the given option.
+func Parse(name, template string, prefixes clientip.Prefixes) (*Key, error) {
 	const use = "text or placeholders, such as {client_ip}, or a word for one bucket for all"
 	if template == "" || strings.ContainsRune(template, 0) {
-		return nil, option.Bad("key", template, use)
+		return nil, option.Bad(name, template, use)
 	}
 	// Caddy's own replacer finds the placeholders, as it handles escapes.
 	k := &Key{Source: template, Prefixes: prefixes}
@@ -53,10 +53,10 @@ func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
 		return "\x00", nil
 	})
 	if err != nil {
-		return nil, option.Bad("key", template, fmt.Sprintf("%s: %v", use, err))
+		return nil, option.Bad(name, template, fmt.Sprintf("%s: %v", use, err))
 	}
 	if !placeholder.BracesBalance(template) {
-		return nil, option.Bad("key", template, `both braces of each placeholder, and \{ and \} for others`)
+		return nil, option.Bad(name, template, `both braces of each placeholder, and \{ and \} for others`)
 	}
 	for i, literal := range strings.Split(text, "\x00") {
 		if i > 0 {
@@ -74,7 +74,7 @@ func Parse(template string, prefixes clientip.Prefixes) (*Key, error) {
 // ParseZone parses the template of a zone, whose key may be empty. Without one it
 // counts as the limit does that it is converted to.
 func ParseZone(template string, prefixes clientip.Prefixes) (*Key, error) {
-	k, err := Parse(cmp.Or(template, zone.NoKey), prefixes)
+	k, err := Parse("key", cmp.Or(template, zone.NoKey), prefixes)
 	if err != nil {
 		return nil, err
 	}

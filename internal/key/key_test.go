@@ -41,7 +41,7 @@ func expandKeyPrefixes(
 	t testing.TB, template string, ipv4, ipv6 int, values map[string]string,
 ) (text string, own bool) {
 	t.Helper()
-	k, err := Parse(template, clientip.Prefixes{IPv4: ipv4, IPv6: ipv6})
+	k, err := Parse("key", template, clientip.Prefixes{IPv4: ipv4, IPv6: ipv6})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestKeyTemplates(t *testing.T) {
 	}
 	for _, template := range templates {
 		t.Run(template, func(t *testing.T) {
-			k, err := Parse(template, defaultPrefixes)
+			k, err := Parse("key", template, defaultPrefixes)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -121,7 +121,7 @@ func TestKeyTemplateErrors(t *testing.T) {
 		strings.Repeat("{", 102): `key: "` + strings.Repeat("{", 64) + `…" is not valid; ` + want +
 			`: too many unclosed placeholders`,
 	} {
-		if _, err := Parse(template, defaultPrefixes); err == nil || err.Error() != message {
+		if _, err := Parse("key", template, defaultPrefixes); err == nil || err.Error() != message {
 			t.Errorf("got error %v\nwant %s", err, message)
 		}
 	}
@@ -135,7 +135,7 @@ func TestKeyBraces(t *testing.T) {
 		"{", "}", "}{", "{a", "a}", "{a}{", "{{a}", "{{a}}", "{a}}", "{a{b}}", "{a}{b", "{{{a}}}", `{a\}`,
 		"{a}" + strings.Repeat("{", 50), "{http.vars.client_ip", "x-{a}-{b", `\{a}}`,
 	} {
-		_, err := Parse(template, defaultPrefixes)
+		_, err := Parse("key", template, defaultPrefixes)
 		want := fmt.Sprintf(`key: %q is not valid; use both braces of each placeholder, and \{ and \} for others`, template)
 		if err == nil || err.Error() != want {
 			t.Errorf("got error %v\nwant %s", err, want)
@@ -236,7 +236,7 @@ func drawValues(t *rapid.T, others [2]string) [2]string {
 func TestKeysAreInjective(t *testing.T) {
 	t.Parallel()
 	check := func(template string, first, second [2]string) error {
-		k, err := Parse(template, clientip.Prefixes{IPv4: 32, IPv6: 128})
+		k, err := Parse("key", template, clientip.Prefixes{IPv4: 32, IPv6: 128})
 		if err != nil {
 			return err
 		}
@@ -317,7 +317,7 @@ func FuzzKey(f *testing.F) {
 	f.Add("{a}{b}", `,\`, ",", ",", `\,`)
 	f.Add("{a}{b}{a}", "\xff", "1\n", "{b}", "")
 	f.Fuzz(func(t *testing.T, template, a1, b1, a2, b2 string) {
-		k, err := Parse(template, clientip.Prefixes{IPv4: 32, IPv6: 128})
+		k, err := Parse("key", template, clientip.Prefixes{IPv4: 32, IPv6: 128})
 		if err != nil {
 			return
 		}

@@ -16,7 +16,7 @@ import (
 // newTestKey parses a template with the default prefix lengths.
 func newTestKey(t testing.TB, template string) *Key {
 	t.Helper()
-	k, err := Parse(template, clientip.Prefixes{IPv4: 24, IPv6: 64})
+	k, err := Parse("key", template, clientip.Prefixes{IPv4: 24, IPv6: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestTypedAddresses(t *testing.T) {
 			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
 		}
 	}
-	exact, err := Parse("{client_ip}", clientip.Prefixes{IPv4: 32, IPv6: 128})
+	exact, err := Parse("key", "{client_ip}", clientip.Prefixes{IPv4: 32, IPv6: 128})
 	if err != nil {
 		t.Fatal(err)
 	}

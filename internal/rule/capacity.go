@@ -73,7 +73,7 @@ func (b *Bucket) checkDelay(numbers *bucket.Limit) error {
 	switch unit := numbers.DripTime(1); {
 	case !b.Counts.MayWait():
 		needed = "algorithm leaky_bucket, token_bucket or warm_up"
-	case time.Duration(l.MaxDelay) < unit:
+	case l.MaxDelay < unit:
 		return option.Bad("max_delay", l.Waiting.Option, fmt.Sprintf("at least %v, the time in which one unit drips", unit))
 	case l.delayed(*numbers, cost) > 0:
 		return nil
@@ -94,7 +94,7 @@ func minDelaying(numbers *bucket.Limit, cost int64) int64 { return numbers.DripS
 // what l admits above its size is room like the rest.
 func (l *Limit) delayed(numbers bucket.Limit, cost int64) int64 {
 	numbers.Size += l.Soft
-	return numbers.Delayed(time.Duration(l.MaxDelay), cost)
+	return numbers.Delayed(l.MaxDelay, cost)
 }
 
 // Waiters are the requests that may wait.

@@ -410,7 +410,7 @@ func (q *Request) join(e *Entry, class adaptive.Class, since time.Time, t turn) 
 	if !w.queues.add(w, e.Limit.MaxWaiting) {
 		return nil
 	}
-	w.over = time.NewTimer(time.Until(since.Add(time.Duration(e.Limit.MaxDelay))))
+	w.over = time.NewTimer(time.Until(since.Add(e.Limit.MaxDelay)))
 	w.look = time.NewTicker(lookEvery)
 	return w
 }
@@ -520,7 +520,7 @@ func (q *Request) waitForSlots(s limiter.Store, how *How, full *Entry, t turn) (
 	waited, since := how.Outcome.Waited(), time.Now()
 	decided := t != waiting
 	var in *Entry // in whose queue it waits
-	for full != nil && full != in && !q.left && time.Since(since) < time.Duration(full.Limit.MaxDelay) {
+	for full != nil && full != in && !q.left && time.Since(since) < full.Limit.MaxDelay {
 		in = full
 		w := q.join(in, 0, since, t)
 		for full == in && err == nil && w.nextTurn() {

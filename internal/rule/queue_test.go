@@ -14,7 +14,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
@@ -37,8 +36,8 @@ type sharedSlots struct {
 // newSlots returns n slots, for which requests wait at most so long.
 func newSlots(n int, most time.Duration) *slots {
 	l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, Settlement: Settlement{InProgress: true}}
-	l.MaxDelay, l.MaxWaiting = adminjson.Seconds(most), 1000
-	l.FairBy, _ = key.Parse("{http.request.header.X-Client}", clientip.Prefixes{})
+	l.MaxDelay, l.MaxWaiting = most, 1000
+	l.FairBy, _ = key.Parse("fair_by", "{http.request.header.X-Client}", clientip.Prefixes{})
 	return &slots{sharedSlots: &sharedSlots{free: n}, limit: l, counters: new(telemetry.Counters)}
 }
 

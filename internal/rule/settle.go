@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
@@ -43,11 +43,11 @@ const statusClientLeft = 499
 // Settlement is how requests are charged that hold units of a limit until their outcome is
 // known.
 type Settlement struct {
-	InProgress bool                 // not at all, as only requests in progress count
-	Count      *adminjson.Responses // the responses that count; nil if all do
-	ActualCost string               // as it is configured; empty for the cost
-	Usage      *usage.Cost          // the actual cost if the response's body says it, or nil
-	HoldOff    bool                 // whether nothing is held meanwhile, so that a request is admitted if there is room for any
+	InProgress bool              // not at all, as only requests in progress count
+	Count      *option.Responses // the responses that count; nil if all do
+	ActualCost string            // as it is configured; empty for the cost
+	Usage      *usage.Cost       // the actual cost if the response's body says it, or nil
+	HoldOff    bool              // whether nothing is held meanwhile, so that a request is admitted if there is room for any
 }
 
 // Holds reports whether requests hold units, or nothing in place of them, and are settled.

@@ -20,6 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/refpool"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -30,10 +31,10 @@ import (
 var Process = &processState{
 	Process: telemetry.New(telemetry.Options{}),
 	Stores:  caddy.NewUsagePool(),
-	Tops:    newRefPool(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
-	Bans:    newRefPool(func(string) *rule.BanList { return rule.NewBanList() }),
-	Waiting: newRefPool(func(string) *rule.Queues { return rule.NewQueues() }),
-	Loads:   newRefPool(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
+	Tops:    refpool.New(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
+	Bans:    refpool.New(func(string) *rule.BanList { return rule.NewBanList() }),
+	Waiting: refpool.New(func(string) *rule.Queues { return rule.NewQueues() }),
+	Loads:   refpool.New(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
 
 	MakeMemory:      limiter.NewMemory,
 	DataDir:         caddy.AppDataDir,
@@ -54,10 +55,10 @@ type processState struct {
 	// The memory store while no app uses it.
 	IdleMemory atomic.Pointer[SharedMemory]
 
-	Tops    *RefPool[TopID, *toplist.List]  // the keys that ask most
-	Bans    *RefPool[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
-	Waiting *RefPool[string, *rule.Queues]  // the requests that wait, by the same
-	Loads   *RefPool[LoadID, *adaptive.Controllers]
+	Tops    *refpool.Pool[TopID, *toplist.List]  // the keys that ask most
+	Bans    *refpool.Pool[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
+	Waiting *refpool.Pool[string, *rule.Queues]  // the requests that wait, by the same
+	Loads   *refpool.Pool[LoadID, *adaptive.Controllers]
 
 	// MakeMemory returns a new memory store.
 	MakeMemory func() *limiter.Memory

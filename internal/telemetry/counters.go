@@ -5,8 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -37,7 +35,6 @@ const deciders = int(limiter.DecidedByLoad) + 1
 type Counters struct {
 	Path    string
 	stripes [stripes]stripe
-	pool    *caddy.UsagePool
 
 	reported [len(denialEvents)]reported // guarded by the lock of the Process
 }
@@ -64,20 +61,6 @@ type stripe struct {
 
 	waits [len(denialEvents)]atomic.Int64 // of the last denial, see encodeWait; 0 if an event has reported it
 }
-
-// Counters returns the counters of a path. The caller must release them.
-func (p *Process) Counters(path string) *Counters {
-	c, _, _ := p.counters.LoadOrNew(path, func() (caddy.Destructor, error) {
-		return &Counters{Path: path, pool: p.counters}, nil
-	})
-	return c.(*Counters)
-}
-
-// Release releases the counters, which end with the last config that uses them.
-func (c *Counters) Release() { _, _ = c.pool.Delete(c.Path) }
-
-// Destruct implements caddy.Destructor.
-func (*Counters) Destruct() error { return nil }
 
 // Count counts what the limit decided on a request for b, given whether it had banned the
 // key before, whether the request is denied by any limit, and whether b was charged.
@@ -257,11 +240,5 @@ func (p *Process) Requests() map[Checked]uint64 {
 			n[what] += p.checked[i].n[what].Load()
 		}
 	}
-	return n
-}
-
-// References returns how many configs use the counters of a path.
-func (p *Process) References(path string) int {
-	n, _ := p.counters.References(path)
 	return n
 }

@@ -90,10 +90,9 @@ func (p *Process) listen() {
 	for kind := range denialEvents {
 		listens := newest != nil && newest.listens(denialEvents[kind].name)
 		if listens && !p.listening[kind] {
-			p.counters.Range(func(_, c any) bool {
-				c.(*Counters).reported[kind].denials = c.(*Counters).denied(kind)
-				return true
-			})
+			for _, c := range p.Counters.All() {
+				c.reported[kind].denials = c.denied(kind)
+			}
 		}
 		p.listening[kind] = listens
 	}
@@ -120,14 +119,12 @@ func (p *Process) lookForDenials(now time.Time) (inTime bool) {
 
 // lookForDenialsOf is lookForDenials for one of denialEvents. The lock must be held.
 func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
-	inTime = true
-	p.counters.Range(func(_, v any) bool {
-		c := v.(*Counters)
+	for _, c := range p.Counters.All() {
 		denied, reported := c.denied(kind), &c.reported[kind]
 		if denied == reported.denials || now.Before(reported.next) {
-			return true
+			continue
 		}
-		if inTime = len(p.events.stuck) < cap(p.events.stuck); !inTime {
+		if len(p.events.stuck) >= cap(p.events.stuck) {
 			return false
 		}
 		wait := c.lastWait(kind)
@@ -139,11 +136,10 @@ func (p *Process) lookForDenialsOf(kind int, now time.Time) (inTime bool) {
 		case p.events.queue <- event{denialEvents[kind].name, data}:
 			reported.denials, reported.next = denied, now.Add(denialEvents[kind].every)
 		default:
-			inTime = false
+			return false
 		}
-		return inTime
-	})
-	return inTime
+	}
+	return true
 }
 
 // Banned emits an event of a ban that has begun. key is the text of the key, or nil if keys are not wanted. If

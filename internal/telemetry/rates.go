@@ -3,9 +3,8 @@ package telemetry
 import (
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/refpool"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -39,13 +38,12 @@ func (t *Totals) counts() counts {
 }
 
 // sample takes a sample.
-func (r *rates) sample(now time.Time, of *caddy.UsagePool) {
+func (r *rates) sample(now time.Time, of *refpool.Pool[string, *Counters]) {
 	s := sample{now, make(map[string]counts)}
-	of.Range(func(path, c any) bool {
-		totals := c.(*Counters).Totals()
-		s.counts[path.(string)] = totals.counts()
-		return true
-	})
+	for path, c := range of.All() {
+		totals := c.Totals()
+		s.counts[path] = totals.counts()
+	}
 	if *r = append(*r, s); len(*r) > samples {
 		*r = append((*r)[:0], (*r)[1:]...)
 	}

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/refpool"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -126,7 +127,7 @@ func (p Policies) has(option Policies) bool { return p&option != 0 }
 // logged at most once a minute outlive configs.
 type Process struct {
 	opt      Options
-	counters *caddy.UsagePool // of limits, by path
+	Counters *refpool.Pool[string, *Counters] // of limits, by path
 	checked  [stripes]struct {
 		_ [64]byte
 		n [checkedKinds]atomic.Uint64
@@ -174,7 +175,7 @@ func New(opt Options) *Process {
 		opt.Patience = 10 * time.Second
 	}
 	p := &Process{
-		opt: opt, counters: caddy.NewUsagePool(), redisWait: newRedisWait(), failed: make(map[[2]string]*Throttle),
+		opt: opt, Counters: refpool.New(func(path string) *Counters { return &Counters{Path: path} }), redisWait: newRedisWait(), failed: make(map[[2]string]*Throttle),
 		ServerStats: (*limiter.Redis).Stats, losses: losses{lost: make(map[string]*loss)},
 	}
 	p.events = newEmitter(p)
@@ -289,7 +290,7 @@ func (p *Process) sample(now time.Time) bool {
 		return false
 	}
 	p.sampled = now
-	p.rates.sample(now, p.counters)
+	p.rates.sample(now, p.Counters)
 	return true
 }
 

@@ -16,8 +16,9 @@ import (
 // whole time.
 func TestRates(t *testing.T) {
 	p := New(Options{})
-	c := p.Counters("rates")
-	defer c.Release()
+	refs := p.Counters.NewRefs()
+	defer refs.Release()
+	c := refs.Get("rates")
 	var s rates
 	const most = 2 * samples * sampleEvery
 	start := time.Now()
@@ -26,7 +27,7 @@ func TestRates(t *testing.T) {
 	}
 	admit := func(n uint64) { c.stripes[0].decisions[Admitted][0].Add(n) }
 	for i := range 20 {
-		s.sample(start.Add(time.Duration(i)*sampleEvery), p.counters)
+		s.sample(start.Add(time.Duration(i)*sampleEvery), p.Counters)
 		admit(uint64(i))
 	}
 	end := start.Add(20 * sampleEvery)

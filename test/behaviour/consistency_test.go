@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
@@ -26,7 +27,7 @@ func consistencies(t *testing.T, caddyfile string) map[string]string {
 	found := make(map[string]string)
 	for _, s := range configtest.LoadDry(t, caddyfile).Servers {
 		for _, l := range s.Limits() {
-			found[l.Path] = l.ShownPolicies().Consistency
+			found[l.Path] = adminapi.Policies(l.Bucket).Consistency
 		}
 	}
 	return found

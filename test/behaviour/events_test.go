@@ -570,8 +570,9 @@ func TestDenialsWithoutListeners(t *testing.T) {
 		t.Fatal(err)
 	}
 	quiet.Compiled().Events.Emit(quiet.Compiled().Context, "started", nil)
-	c := state.Process.Counters("api")
-	defer c.Release()
+	refs := state.Process.Counters.NewRefs()
+	defer refs.Release()
+	c := refs.Get("api")
 	deny := func() {
 		d := limiter.Decision{Denied: true, RetryAfter: time.Second}
 		c.Count(0, new(limiter.Bucket), &d, false, true, false)

@@ -272,10 +272,10 @@ func TestMetricsThroughReloads(t *testing.T) {
 			t.Fatalf("%s: the config was accepted", name)
 		}
 		check(map[string]string{admitted("reload-a"): "2", admitted("reload-rejected"): ""})
-		if n := state.Process.References("reload-rejected"); n > 0 {
+		if n := state.Process.Counters.References("reload-rejected"); n > 0 {
 			t.Errorf("%s: counters of the config are in use %d times", name, n)
 		}
-		if n := state.Process.References("reload-a"); n != 1 {
+		if n := state.Process.Counters.References("reload-a"); n != 1 {
 			t.Errorf("%s: counters are in use %d times, want by one config", name, n)
 		}
 	}
@@ -297,7 +297,7 @@ func TestMetricsThroughReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"reload-a", "reload-b"} {
-		if n := state.Process.References(path); n > 0 {
+		if n := state.Process.Counters.References(path); n > 0 {
 			t.Errorf("Caddy stopped, but counters of %s are in use %d times", path, n)
 		}
 	}

@@ -414,9 +414,9 @@ func decidesAsCaddy(t *testing.T, s *sitetest.Site, limits string, status map[st
 	s.Entries() // all are logged
 	var want []string
 	for _, path := range paths {
-		c := state.Process.Counters(path)
-		n := c.Totals()
-		c.Release()
+		refs := state.Process.Counters.NewRefs()
+		n := refs.Get(path).Totals()
+		refs.Release()
 		denied := n.Of(telemetry.Denied, telemetry.Banned)
 		all := denied + n.Of(telemetry.Admitted, telemetry.Near, telemetry.Spared)
 		want = append(want, fmt.Sprintf("%s %d denied %d", path, all, denied))

@@ -19,7 +19,7 @@ func FuzzBucketRequest(f *testing.F) {
 	}
 	var keys []*key.Key
 	for _, template := range []string{"{client_ip}", "all", "{http.request.header.A}-{client_ip}"} {
-		k, err := key.Parse(template, clientip.Prefixes{IPv4: 24, IPv6: 64})
+		k, err := key.Parse("key", template, clientip.Prefixes{IPv4: 24, IPv6: 64})
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -126,8 +126,8 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 func (b bucket) answer(maxKeys int) adminjson.Limit {
 	l, handler := b.Limit, b.module.Compiled()
 	answer := adminjson.Limit{
-		Numbers: b.Shown(),
-		Path:    b.Path, Name: b.title, Handler: b.index, Off: b.Off, Cost: b.ShownCost(),
+		Numbers: Numbers(b.Bucket),
+		Path:    b.Path, Name: b.title, Handler: b.index, Off: b.Off, Cost: shownCost(b.Bucket),
 		Key: l.Key.String(), IPv4Prefix: l.Key.Prefixes.IPv4, IPv6Prefix: l.Key.Prefixes.IPv6,
 		MaxKeys: l.MaxKeysOf(maxKeys), WhenFull: l.WhenFull(), TrackTop: l.TrackTop,
 		Accounting: string(handler.Accounting), OnError: string(handler.OnError),

@@ -16,10 +16,10 @@ import (
 // Policies are the options of a limit that say what counts, and what happens at the limit,
 // under their names in a config. Whatever shows a limit shows all of them, see Options.
 type Policies struct {
-	CountDenied bool       `json:"count_denied,omitempty"`
-	Count       *Responses `json:"count,omitempty"`
-	ActualCost  string     `json:"actual_cost,omitempty"`
-	Hold        string     `json:"hold,omitempty" default:"on"` // whether requests hold units until they are charged
+	CountDenied bool              `json:"count_denied,omitempty"`
+	Count       *option.Responses `json:"count,omitempty"`
+	ActualCost  string            `json:"actual_cost,omitempty"`
+	Hold        string            `json:"hold,omitempty" default:"on"` // whether requests hold units until they are charged
 
 	DryRun bool `json:"dry_run,omitempty"`
 
@@ -109,7 +109,7 @@ func optionText(value any) string {
 		for _, d := range value {
 			words = append(words, Interval(d))
 		}
-	case *Responses:
+	case *option.Responses:
 		return value.String()
 	default:
 		return fmt.Sprint(value)

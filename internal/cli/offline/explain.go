@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
@@ -279,7 +280,7 @@ func (x *explainer) addMet(l *Limit, e *rule.Entry) {
 	numbers := e.Query.Limit
 	numbers.Size = e.Size()
 	x.Limits = append(x.Limits, explainedLimit{
-		Limit: l.Path, Key: keytext.Of(e.Query.Key), NoKey: e.ByAddress(), Cost: e.Estimate, Numbers: l.ShownFor(&numbers),
+		Limit: l.Path, Key: keytext.Of(e.Query.Key), NoKey: e.ByAddress(), Cost: e.Estimate, Numbers: adminapi.NumbersFor(l.Bucket, &numbers),
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
@@ -71,7 +72,7 @@ func (l *Limit) Sizes() (inForce, written int64) {
 
 // Numbers returns the numbers as the config has them.
 func (l *Limit) Numbers() adminjson.Numbers {
-	n := l.Shown()
+	n := adminapi.Numbers(l.Bucket)
 	if inForce, written := l.Sizes(); inForce != written {
 		n.Size = l.Size.String() + " / " + l.Factor.String()
 	}

@@ -1,4 +1,4 @@
-package rule
+package adminapi
 
 import (
 	"encoding/json"
@@ -6,13 +6,14 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Shown returns the numbers of b as its config has them.
-func (b *Bucket) Shown() adminjson.Numbers {
-	n := b.shownWith(jsonValue(&b.Rate, func(d time.Duration) any { return adminjson.Seconds(d) }), jsonValue(&b.Drip, asIs))
+// Numbers returns the numbers of a bucket as its config has them.
+func Numbers(b *rule.Bucket) adminjson.Numbers {
+	n := numbersWith(b, jsonValue(&b.Rate, func(d time.Duration) any { return adminjson.Seconds(d) }), jsonValue(&b.Drip, asIs))
 	if b.Period != nil {
 		n.Window = nil // its length varies
 	}
@@ -29,42 +30,41 @@ func (b *Bucket) Shown() adminjson.Numbers {
 	return n
 }
 
-// ShownFor returns the numbers of b for one request.
-func (b *Bucket) ShownFor(l *limiter.Limit) adminjson.Numbers {
-	n := b.shownWith(adminjson.Seconds(l.DripInterval), l.DripSize)
+// NumbersFor returns the numbers of a bucket for one request.
+func NumbersFor(b *rule.Bucket, l *limiter.Limit) adminjson.Numbers {
+	n := numbersWith(b, adminjson.Seconds(l.DripInterval), l.DripSize)
 	n.Size = l.Size
 	return n
 }
 
-// shownWith returns the numbers of b except for its size, given the interval and the
+// numbersWith returns the numbers of b except for its size, given the interval and the
 // size of its drips.
-func (b *Bucket) shownWith(interval, drip any) adminjson.Numbers {
+func numbersWith(b *rule.Bucket, interval, drip any) adminjson.Numbers {
 	n := adminjson.Numbers{Algorithm: string(b.Limit.Algorithm)}
-	n.Policies = b.ShownPolicies()
+	n.Policies = Policies(b)
 	switch b.Limit.Algorithm {
-	case LeakyBucket, TokenBucket:
+	case rule.LeakyBucket, rule.TokenBucket:
 		n.DripRate, n.DripSize = interval, drip
-	case FixedWindow:
+	case rule.FixedWindow:
 		n.Window = interval
 		if b.Period != nil {
 			n.Period = b.Period.String()
 		} else {
-			n.WindowStart = b.windowStart()
+			n.WindowStart = windowStart(b)
 		}
-	case Concurrency: // has only a size
-	case SlidingWindow, SlidingLog:
+	case rule.Concurrency: // has only a size
+	case rule.SlidingWindow, rule.SlidingLog:
 		n.Window = interval
-	case WarmUp:
+	case rule.WarmUp:
 		n.Rate = option.Rate{Units: b.Drip.Constant, Each: b.Rate.Constant}.String()
 		n.WarmUp, n.ColdFactor = adminjson.Seconds(b.WarmUp), json.Number(b.Cold.String())
 	}
 	return n
 }
 
-// ShownPolicies returns the policies of b. The bucket of a min_interval has few of the policies
-// of its limit.
-func (b *Bucket) ShownPolicies() adminjson.Policies {
-	p := b.Limit.Policies
+// Policies returns the policies of a bucket. That of a min_interval has few of those of its limit.
+func Policies(b *rule.Bucket) adminjson.Policies {
+	p := LimitPolicies(b.Limit)
 	if !b.IsMain() {
 		p = adminjson.Policies{CountDenied: p.CountDenied, DryRun: p.DryRun, Status: p.Status}
 	}
@@ -74,16 +74,48 @@ func (b *Bucket) ShownPolicies() adminjson.Policies {
 	return p
 }
 
+// LimitPolicies returns the policies of a limit, without the consistency, which each of its buckets has.
+func LimitPolicies(l *rule.Limit) adminjson.Policies {
+	p := adminjson.Policies{
+		CountDenied: l.CountDenied, Count: l.Settlement.Count, ActualCost: l.Settlement.ActualCost, DryRun: l.DryRun, Soft: l.Soft,
+		MaxDelay: adminjson.Seconds(l.MaxDelay), MaxWaiting: l.MaxWaiting, Borrow: l.Borrow, Pool: l.Pool, Status: l.Status,
+	}
+	if l.Settlement.HoldOff {
+		p.Hold = "off"
+	}
+	switch {
+	case l.FairBy != nil:
+		p.FairBy = l.FairBy.Source
+	case l.MaxDelay > 0 && l.Algorithm == rule.Concurrency:
+		p.FairBy = "off"
+	}
+	if l.Bans != nil {
+		p.BanAfter = l.Bans.After
+		for _, d := range l.Bans.Durations {
+			p.Ban = append(p.Ban, adminjson.Seconds(d))
+		}
+	}
+	if l.Load != nil {
+		p.Auto = &adminjson.Auto{
+			Latency: adminjson.Seconds(l.Load.Options.Latency), Min: l.Load.Options.Min, Until: "header", High: l.Load.HighRaw, Low: l.Load.LowRaw,
+		}
+		if l.Load.UntilBody {
+			p.Auto.Until = "body"
+		}
+	}
+	return p
+}
+
 // windowStart returns when fixed windows begin, as the option is written.
-func (b *Bucket) windowStart() string {
+func windowStart(b *rule.Bucket) string {
 	if b.Aligned {
 		return "clock"
 	}
 	return "first"
 }
 
-// ShownCost returns the cost of requests, before their responses are known.
-func (b *Bucket) ShownCost() any {
+// shownCost returns the cost of requests, before their responses are known.
+func shownCost(b *rule.Bucket) any {
 	if b.CostIsBody {
 		return "body"
 	}
@@ -102,13 +134,13 @@ func jsonValue[T any](v *option.Value[T], show func(T) any) any {
 // asIs returns a number to show.
 func asIs(n int64) any { return n }
 
-// Reported returns what metrics show of b, given the maximum number of buckets of all limits.
-func (b *Bucket) Reported(maxKeys int) telemetry.Limit {
-	n := b.Shown()
+// Reported returns what metrics show of a bucket, given the maximum number of buckets of all limits.
+func Reported(b *rule.Bucket, maxKeys int) telemetry.Limit {
+	n := Numbers(b)
 	l := telemetry.Limit{
 		Name: b.Name, MaxKeys: b.Limit.MaxKeysOf(maxKeys), Counters: b.Policy.Counters, Algorithm: n.Algorithm,
 		Size: reportedNumber(n.Size), DripRate: reportedNumber(n.DripRate), DripSize: reportedNumber(n.DripSize),
-		Window: reportedNumber(n.Window), Policies: b.counted(),
+		Window: reportedNumber(n.Window), Policies: counted(b),
 	}
 	if b.Limit.Load != nil {
 		l.Load = b.Limit.Load.Controllers
@@ -126,7 +158,7 @@ func (b *Bucket) Reported(maxKeys int) telemetry.Limit {
 }
 
 // counted returns the options of b of which more is counted.
-func (b *Bucket) counted() (p telemetry.Policies) {
+func counted(b *rule.Bucket) (p telemetry.Policies) {
 	for name, has := range map[telemetry.Policies]bool{
 		telemetry.DryRun: b.Limit.DryRun, telemetry.Soft: b.Limit.Soft > 0, telemetry.Delays: b.Limit.MaxDelay > 0,
 		telemetry.Bans: b.Limit.Bans != nil, telemetry.Borrows: b.Limit.Lender != nil,

@@ -1,4 +1,4 @@
-package adminjson
+package option
 
 import (
 	"encoding/json"
