@@ -16,51 +16,51 @@ import (
 const defaultMaxWaiting = 1000
 
 // setExtra sets what may be above the size of the limit.
-func (d *LimitBuilder) setExtra() (err error) {
-	if d.Soft != "" {
-		if d.rule.Soft, err = option.Parse(d.resolve, "soft", string(d.Soft), d.units()); err != nil {
+func (l *LimitBuilder) setExtra() (err error) {
+	if l.Soft != "" {
+		if l.rule.Soft, err = option.Parse(l.resolve, "soft", string(l.Soft), l.units()); err != nil {
 			return err
 		}
 	}
 	most := defaultMaxWaiting
-	if d.MaxWaiting != "" {
-		if most, err = option.Parse(d.resolve, "max_waiting", string(d.MaxWaiting), option.Integer(1, math.MaxInt32)); err != nil {
+	if l.MaxWaiting != "" {
+		if most, err = option.Parse(l.resolve, "max_waiting", string(l.MaxWaiting), option.Integer(1, math.MaxInt32)); err != nil {
 			return err
 		}
-		if d.MaxDelay == "" {
-			return option.Needs("max_waiting", string(d.MaxWaiting), "max_delay")
+		if l.MaxDelay == "" {
+			return option.Needs("max_waiting", string(l.MaxWaiting), "max_delay")
 		}
 	}
-	if d.MaxDelay != "" {
-		d.rule.MaxWaiting, d.rule.Waiting = int64(most), &rule.Waiters{Option: string(d.MaxDelay)}
-		d.rule.MaxDelay, err = option.Parse(d.resolve, "max_delay", string(d.MaxDelay), option.Interval)
+	if l.MaxDelay != "" {
+		l.rule.MaxWaiting, l.rule.Waiting = int64(most), &rule.Waiters{Option: string(l.MaxDelay)}
+		l.rule.MaxDelay, err = option.Parse(l.resolve, "max_delay", string(l.MaxDelay), option.Interval)
 	}
 	return err
 }
 
 // setFairBy sets which clients of the limit wait in turn.
-func (d *LimitBuilder) setFairBy() (err error) {
-	queues := d.MaxDelay != "" && d.Concurrency != ""
+func (l *LimitBuilder) setFairBy() (err error) {
+	queues := l.MaxDelay != "" && l.Concurrency != ""
 	switch {
-	case d.FairBy != "" && !queues:
-		return option.Needs("fair_by", d.FairBy, "concurrency and max_delay")
-	case !queues, d.FairBy == "off":
+	case l.FairBy != "" && !queues:
+		return option.Needs("fair_by", l.FairBy, "concurrency and max_delay")
+	case !queues, l.FairBy == "off":
 	default:
-		d.rule.FairBy, err = key.Parse("fair_by", cmp.Or(d.FairBy, defaultKey), d.rule.Key.Prefixes)
+		l.rule.FairBy, err = key.Parse("fair_by", cmp.Or(l.FairBy, defaultKey), l.rule.Key.Prefixes)
 	}
 	return err
 }
 
-// checkQueue returns an error if requests that wait for a place of d would be charged by other
+// checkQueue returns an error if requests that wait for a place of l would be charged by other
 // limits each time that they ask for it.
-func (d *LimitBuilder) checkQueue() error {
+func (l *LimitBuilder) checkQueue() error {
 	switch {
-	case d.MaxDelay == "" || !d.rule.Settlement.InProgress:
+	case l.MaxDelay == "" || !l.rule.Settlement.InProgress:
 		return nil
-	case d.Settings.Accounting != rule.Atomic:
-		return option.Needs("max_delay", string(d.MaxDelay), "accounting atomic with concurrency: others would charge a request each time that it asks for a place")
-	case d.countsDenied:
-		return option.Clash("max_delay", string(d.MaxDelay), "count_denied in one block", "remove count_denied: it would count a request each time that it asks for a place")
+	case l.Settings.Accounting != rule.Atomic:
+		return option.Needs("max_delay", string(l.MaxDelay), "accounting atomic with concurrency: others would charge a request each time that it asks for a place")
+	case l.countsDenied:
+		return option.Clash("max_delay", string(l.MaxDelay), "count_denied in one block", "remove count_denied: it would count a request each time that it asks for a place")
 	}
 	return nil
 }

@@ -28,24 +28,24 @@ const (
 
 // setLoad sets how the limit follows the load. By default it has one key for all requests, and
 // another status.
-func (d *LimitBuilder) setLoad() (err error) {
-	if d.Concurrency != config.ConcurrencyAuto {
-		if d.Auto != nil {
+func (l *LimitBuilder) setLoad() (err error) {
+	if l.Concurrency != config.ConcurrencyAuto {
+		if l.Auto != nil {
 			return option.Needs("auto", "", "concurrency auto")
 		}
 		return nil
 	}
-	a := cmp.Or(d.Auto, new(config.Auto))
+	a := cmp.Or(l.Auto, new(config.Auto))
 	load := new(rule.Load)
-	if load.Options.Latency, err = option.Parse(d.resolve, "latency", cmp.Or(string(a.Latency), defaultLatency), parseLatency); err != nil {
+	if load.Options.Latency, err = option.Parse(l.resolve, "latency", cmp.Or(string(a.Latency), defaultLatency), parseLatency); err != nil {
 		return err
 	}
-	if load.Options.Min, err = option.Parse(d.resolve, "min", cmp.Or(string(a.Min), defaultMin), option.Integer(1, maxInProgress)); err != nil {
+	if load.Options.Min, err = option.Parse(l.resolve, "min", cmp.Or(string(a.Min), defaultMin), option.Integer(1, maxInProgress)); err != nil {
 		return err
 	}
 	load.Options.Max = max(defaultMax, load.Options.Min)
 	if a.Max != "" {
-		if load.Options.Max, err = option.Parse(d.resolve, "max", string(a.Max), option.Integer(1, maxInProgress)); err != nil {
+		if load.Options.Max, err = option.Parse(l.resolve, "max", string(a.Max), option.Integer(1, maxInProgress)); err != nil {
 			return err
 		}
 		if load.Options.Max < load.Options.Min {
@@ -56,15 +56,15 @@ func (d *LimitBuilder) setLoad() (err error) {
 		return err
 	}
 	load.Options.High, load.HighRaw, load.LowRaw = a.HighRaw != nil, a.HighRaw, a.LowRaw
-	if d.Key == "" {
-		if d.rule.Key, err = key.Parse("key", everyone, d.rule.Key.Prefixes); err != nil {
+	if l.Key == "" {
+		if l.rule.Key, err = key.Parse("key", everyone, l.rule.Key.Prefixes); err != nil {
 			return err
 		}
 	}
-	if d.Status == "" {
-		d.rule.Status = http.StatusServiceUnavailable
+	if l.Status == "" {
+		l.rule.Status = http.StatusServiceUnavailable
 	}
-	d.rule.Settlement, d.rule.Load = rule.Settlement{}, load
+	l.rule.Settlement, l.rule.Load = rule.Settlement{}, load
 	return nil
 }
 
@@ -78,8 +78,8 @@ func parseLatency(text string) (d time.Duration, use string) {
 }
 
 // setClasses loads the matchers of the requests that are more or less important.
-func (d *LimitBuilder) setClasses(ctx caddy.Context) error {
-	if d.Auto == nil {
+func (l *LimitBuilder) setClasses(ctx caddy.Context) error {
+	if l.Auto == nil {
 		return nil
 	}
 	for _, of := range []struct {
@@ -87,12 +87,12 @@ func (d *LimitBuilder) setClasses(ctx caddy.Context) error {
 		raw         caddyhttp.RawMatcherSets
 		into        *caddyhttp.MatcherSets
 	}{
-		{"high", "HighRaw", d.Auto.HighRaw, &d.rule.Load.High}, {"low", "LowRaw", d.Auto.LowRaw, &d.rule.Load.Low},
+		{"high", "HighRaw", l.Auto.HighRaw, &l.rule.Load.High}, {"low", "LowRaw", l.Auto.LowRaw, &l.rule.Load.Low},
 	} {
 		if of.raw == nil {
 			continue
 		}
-		sets, err := ctx.LoadModule(d.Auto, of.field)
+		sets, err := ctx.LoadModule(l.Auto, of.field)
 		if err != nil {
 			return option.Errorf(of.name, "%v", err)
 		}

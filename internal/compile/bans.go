@@ -19,33 +19,33 @@ const maxBanAfter = 10_000
 const UseBans = "one to three durations, none shorter than the one before, such as 10m 1h 24h"
 
 // setBans sets how long keys are banned that the limit has denied.
-func (d *LimitBuilder) setBans() (err error) {
-	if len(d.Ban) == 0 {
-		if d.BanAfter != "" {
-			return option.Needs("ban_after", string(d.BanAfter), "ban, the durations of bans")
+func (l *LimitBuilder) setBans() (err error) {
+	if len(l.Ban) == 0 {
+		if l.BanAfter != "" {
+			return option.Needs("ban_after", string(l.BanAfter), "ban, the durations of bans")
 		}
 		return nil
 	}
-	if len(d.Ban) > bucket.MaxBans {
-		return option.Bad("ban", d.BanText(), UseBans)
+	if len(l.Ban) > bucket.MaxBans {
+		return option.Bad("ban", l.BanText(), UseBans)
 	}
-	durations := make([]time.Duration, len(d.Ban))
-	for i, text := range d.Ban {
-		if durations[i], err = option.Parse(d.resolve, "ban", text, parseBan); err != nil {
+	durations := make([]time.Duration, len(l.Ban))
+	for i, text := range l.Ban {
+		if durations[i], err = option.Parse(l.resolve, "ban", text, parseBan); err != nil {
 			return err
 		}
 	}
 	after := 1
-	if d.BanAfter != "" {
-		if after, err = option.Parse(d.resolve, "ban_after", string(d.BanAfter), option.Integer(1, maxBanAfter)); err != nil {
+	if l.BanAfter != "" {
+		if after, err = option.Parse(l.resolve, "ban_after", string(l.BanAfter), option.Integer(1, maxBanAfter)); err != nil {
 			return err
 		}
 	}
 	bans := limiter.BanAfter(int64(after), durations...)
 	if bans.Validate() != nil {
-		return option.Bad("ban", d.BanText(), UseBans)
+		return option.Bad("ban", l.BanText(), UseBans)
 	}
-	d.rule.Bans = &rule.Bans{After: int64(after), Durations: durations, Limit: bans, Events: state.Process.Process}
+	l.rule.Bans = &rule.Bans{After: int64(after), Durations: durations, Limit: bans, Events: state.Process.Process}
 	return nil
 }
 

@@ -70,22 +70,22 @@ type LimitBuilder struct {
 // compile compiles all of l that its options alone determine, without its matchers, and
 // those within it. siblings are the limits next to l, and l. If an option is
 // invalid, the error names the limit and the option.
-func (c *Compiler) compile(l *config.Limit, siblings []*config.Limit, parent *LimitBuilder) (*LimitBuilder, error) {
-	d := &LimitBuilder{Limit: l, Compiler: c, rule: &rule.Limit{Named: l.Name != "", Zone: c.zones[l]}, parent: parent, siblings: siblings}
-	if err := d.setPath(); err != nil {
-		return nil, fmt.Errorf("limit %q: %w", option.Redacted(l.Name), err)
+func (c *Compiler) compile(of *config.Limit, siblings []*config.Limit, parent *LimitBuilder) (*LimitBuilder, error) {
+	l := &LimitBuilder{Limit: of, Compiler: c, rule: &rule.Limit{Named: of.Name != "", Zone: c.zones[of]}, parent: parent, siblings: siblings}
+	if err := l.setPath(); err != nil {
+		return nil, fmt.Errorf("limit %q: %w", option.Redacted(of.Name), err)
 	}
-	d.rule.CountDenied, d.rule.Pool = l.CountDenied, l.Pool
-	d.rule.DryRun = l.DryRun || parent != nil && parent.rule.DryRun
+	l.rule.CountDenied, l.rule.Pool = of.CountDenied, of.Pool
+	l.rule.DryRun = of.DryRun || parent != nil && parent.rule.DryRun
 	for _, set := range []func(*LimitBuilder) error{
 		(*LimitBuilder).setKey, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setFairBy, (*LimitBuilder).setSettlement,
 		(*LimitBuilder).checkTogether, (*LimitBuilder).setLoad, (*LimitBuilder).checkQueue, (*LimitBuilder).setBuckets, (*LimitBuilder).setBans, (*LimitBuilder).setPool, (*LimitBuilder).setConsistency, (*LimitBuilder).addPaths,
 	} {
-		if err := set(d); err != nil {
-			return d, d.errorIn(err)
+		if err := set(l); err != nil {
+			return l, l.errorIn(err)
 		}
 	}
-	return d, nil
+	return l, nil
 }
 
 // Check compiles the limits of the block, and calls visit for each, see eachWithin.
@@ -97,15 +97,15 @@ func (c *Compiler) Check(visit func(*config.Limit, *LimitBuilder, error) error) 
 // placeholders that have no value yet, and calls visit for each, with the error if there is
 // one. It ends with the first error of visit.
 func (c *Compiler) eachWithin(limits []*config.Limit, parent *LimitBuilder, visit func(*config.Limit, *LimitBuilder, error) error) error {
-	for _, l := range limits {
-		d, err := c.compile(l, limits, parent)
-		if err := visit(l, d, err); err != nil {
+	for _, of := range limits {
+		l, err := c.compile(of, limits, parent)
+		if err := visit(of, l, err); err != nil {
 			return err
 		}
-		if d == nil || d.rule.Key == nil {
+		if l == nil || l.rule.Key == nil {
 			continue // because of a placeholder, and limits within may inherit it
 		}
-		if err := c.eachWithin(l.Limits.List, d, visit); err != nil {
+		if err := c.eachWithin(of.Limits.List, l, visit); err != nil {
 			return err
 		}
 	}
@@ -133,29 +133,29 @@ func (c *Compiler) Load(ctx caddy.Context, s *Shared) ([]*rule.Limit, error) {
 // loads their matchers.
 func (c *Compiler) loadWithin(ctx caddy.Context, limits []*config.Limit, parent *LimitBuilder, s *Shared) ([]*rule.Limit, error) {
 	all := make([]*rule.Limit, len(limits))
-	for i, l := range limits {
-		if l == nil {
+	for i, of := range limits {
+		if of == nil {
 			if parent != nil {
 				return nil, parent.errorIn(fmt.Errorf("limit %d within it is null", i))
 			}
 			return nil, fmt.Errorf("limits: limit %d is null", i)
 		}
-		d, err := c.compile(l, limits, parent)
+		l, err := c.compile(of, limits, parent)
 		if err != nil {
 			return nil, err
 		}
-		all[i], d.rule.Reporter.Logger = d.rule, c.Logger
-		if err = s.add(d); err == nil {
-			err = d.setMatchers(ctx)
+		all[i], l.rule.Reporter.Logger = l.rule, c.Logger
+		if err = s.add(l); err == nil {
+			err = l.setMatchers(ctx)
 		}
 		if err == nil {
-			err = d.setClasses(ctx)
+			err = l.setClasses(ctx)
 		}
 		if err != nil {
-			return nil, d.errorIn(err)
+			return nil, l.errorIn(err)
 		}
-		d.rule.WatchForProxies()
-		if d.rule.Within, err = c.loadWithin(ctx, l.Limits.List, d, s); err != nil {
+		l.rule.WatchForProxies()
+		if l.rule.Within, err = c.loadWithin(ctx, of.Limits.List, l, s); err != nil {
 			return nil, err
 		}
 	}
@@ -163,116 +163,116 @@ func (c *Compiler) loadWithin(ctx caddy.Context, limits []*config.Limit, parent 
 	return all, nil
 }
 
-// errorIn returns an error that names d.
-func (d *LimitBuilder) errorIn(err error) error {
-	return fmt.Errorf("limit %q: %w", d.displayPath(), err)
+// errorIn returns an error that names l.
+func (l *LimitBuilder) errorIn(err error) error {
+	return fmt.Errorf("limit %q: %w", l.displayPath(), err)
 }
 
-// displayPath returns the path of d for messages.
-func (d *LimitBuilder) displayPath() string { return cmp.Or(d.rule.Path, config.DefaultName) }
+// displayPath returns the path of l for messages.
+func (l *LimitBuilder) displayPath() string { return cmp.Or(l.rule.Path, config.DefaultName) }
 
-// setPath sets the path: the names of the limits that contain d and its
+// setPath sets the path: the names of the limits that contain l and its
 // own. A limit without a name that only groups others is not part of paths.
-func (d *LimitBuilder) setPath() error {
+func (l *LimitBuilder) setPath() error {
 	switch {
-	case d.Name != "" && !validName.MatchString(d.Name):
-		return option.Bad("name", d.Name, "1 to 64 letters, digits, '_', '.' or '-'")
-	case d.Name == "" && d.parent != nil:
+	case l.Name != "" && !validName.MatchString(l.Name):
+		return option.Bad("name", l.Name, "1 to 64 letters, digits, '_', '.' or '-'")
+	case l.Name == "" && l.parent != nil:
 		return errors.New("nested limits need a name")
-	case d.Name == "" && d.IsGroup():
+	case l.Name == "" && l.IsGroup():
 		return nil
 	}
-	d.rule.Path = cmp.Or(d.Name, config.DefaultName)
-	if d.parent != nil && d.parent.rule.Path != "" {
-		d.rule.Path = d.parent.rule.Path + "/" + d.rule.Path
+	l.rule.Path = cmp.Or(l.Name, config.DefaultName)
+	if l.parent != nil && l.parent.rule.Path != "" {
+		l.rule.Path = l.parent.rule.Path + "/" + l.rule.Path
 	}
 	return nil
 }
 
 // addPaths adds the paths of the buckets. Each may occur once in a handler, since a request
 // can't be charged twice in one step.
-func (d *LimitBuilder) addPaths() error {
-	for _, b := range d.rule.Buckets {
-		if d.paths[b.Path] {
+func (l *LimitBuilder) addPaths() error {
+	for _, b := range l.rule.Buckets {
+		if l.paths[b.Path] {
 			return option.Errorf("name", "%q is the name of two limits of one block; use another for one of them", b.Path)
 		}
-		d.paths[b.Path] = true
+		l.paths[b.Path] = true
 	}
 	return nil
 }
 
 // setKey sets the key. By default it is the parent's, and so are its prefix
 // lengths.
-func (d *LimitBuilder) setKey() (err error) {
-	template, prefixes := d.Key, defaultPrefixes
-	if template == "" && d.parent != nil {
-		template, prefixes = d.parent.rule.Key.Source, d.parent.rule.Key.Prefixes
+func (l *LimitBuilder) setKey() (err error) {
+	template, prefixes := l.Key, defaultPrefixes
+	if template == "" && l.parent != nil {
+		template, prefixes = l.parent.rule.Key.Source, l.parent.rule.Key.Prefixes
 	}
-	if d.IPv4Prefix != "" {
-		if prefixes.IPv4, err = option.Parse(d.resolve, "ipv4_prefix", string(d.IPv4Prefix), option.Bits(32)); err != nil {
+	if l.IPv4Prefix != "" {
+		if prefixes.IPv4, err = option.Parse(l.resolve, "ipv4_prefix", string(l.IPv4Prefix), option.Bits(32)); err != nil {
 			return err
 		}
 	}
-	if d.IPv6Prefix != "" {
-		if prefixes.IPv6, err = option.Parse(d.resolve, "ipv6_prefix", string(d.IPv6Prefix), option.Bits(128)); err != nil {
+	if l.IPv6Prefix != "" {
+		if prefixes.IPv6, err = option.Parse(l.resolve, "ipv6_prefix", string(l.IPv6Prefix), option.Bits(128)); err != nil {
 			return err
 		}
 	}
 	switch {
-	case d.rule.Zone != nil:
-		d.rule.Key, err = key.ParseZone(d.Key, prefixes)
-	case d.parent != nil && d.Key == "" && prefixes == d.parent.rule.Key.Prefixes:
-		d.rule.Key = d.parent.rule.Key
+	case l.rule.Zone != nil:
+		l.rule.Key, err = key.ParseZone(l.Key, prefixes)
+	case l.parent != nil && l.Key == "" && prefixes == l.parent.rule.Key.Prefixes:
+		l.rule.Key = l.parent.rule.Key
 	default:
-		d.rule.Key, err = key.Parse("key", cmp.Or(template, defaultKey), prefixes)
+		l.rule.Key, err = key.Parse("key", cmp.Or(template, defaultKey), prefixes)
 	}
 	return err
 }
 
 // setBounds sets how many buckets the limit may have, what to
 // do with new keys when it is full, and how many counters track them.
-func (d *LimitBuilder) setBounds() (err error) {
-	if d.MaxKeys != "" {
-		if d.rule.MaxKeys, err = option.Parse(d.resolve, "max_keys", string(d.MaxKeys), ParseMaxKeys); err != nil {
+func (l *LimitBuilder) setBounds() (err error) {
+	if l.MaxKeys != "" {
+		if l.rule.MaxKeys, err = option.Parse(l.resolve, "max_keys", string(l.MaxKeys), ParseMaxKeys); err != nil {
 			return err
 		}
-		if d.rule.MaxKeys > d.Compiler.maxKeys {
-			return option.Bad("max_keys", string(d.MaxKeys),
-				fmt.Sprintf("at most %d, that of memory in the global option", d.Compiler.maxKeys))
+		if l.rule.MaxKeys > l.Compiler.maxKeys {
+			return option.Bad("max_keys", string(l.MaxKeys),
+				fmt.Sprintf("at most %d, that of memory in the global option", l.Compiler.maxKeys))
 		}
 	}
-	if d.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(d.WhenFull, "forget"), option.Is("share", "forget", "share")); err != nil {
+	if l.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(l.WhenFull, "forget"), option.Is("share", "forget", "share")); err != nil {
 		return err
 	}
-	if d.TrackTop != "" {
-		d.rule.TrackTop, err = option.Parse(d.resolve, "track_top", string(d.TrackTop), option.Integer(1, adminapi.MaxTop))
+	if l.TrackTop != "" {
+		l.rule.TrackTop, err = option.Parse(l.resolve, "track_top", string(l.TrackTop), option.Integer(1, adminapi.MaxTop))
 	}
 	return err
 }
 
 // setStatus sets the status of denials.
-func (d *LimitBuilder) setStatus() (err error) {
-	if d.rule.Status = http.StatusTooManyRequests; d.Status != "" {
-		d.rule.Status, err = option.Parse(d.resolve, "status", string(d.Status), option.Integer(400, 599))
+func (l *LimitBuilder) setStatus() (err error) {
+	if l.rule.Status = http.StatusTooManyRequests; l.Status != "" {
+		l.rule.Status, err = option.Parse(l.resolve, "status", string(l.Status), option.Integer(400, 599))
 	}
 	return err
 }
 
 // setMatchers loads the matchers.
-func (d *LimitBuilder) setMatchers(ctx caddy.Context) error {
-	if d.MatcherSetsRaw == nil {
+func (l *LimitBuilder) setMatchers(ctx caddy.Context) error {
+	if l.MatcherSetsRaw == nil {
 		return nil
 	}
-	d.rule.Match = d.MatcherSetsRaw
-	sets, err := ctx.LoadModule(d.Limit, "MatcherSetsRaw")
+	l.rule.Match = l.MatcherSetsRaw
+	sets, err := ctx.LoadModule(l.Limit, "MatcherSetsRaw")
 	if err != nil {
 		return fmt.Errorf("match: %w", err)
 	}
-	return d.rule.Matchers.FromInterface(sets)
+	return l.rule.Matchers.FromInterface(sets)
 }
 
-// addBucket completes b and adds it to the buckets of d.
-func (d *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error) {
+// addBucket completes b and adds it to the buckets of l.
+func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error) {
 	parse := option.Cost
 	if b.Source.Option == "min_interval" {
 		parse = costOfInterval
@@ -282,22 +282,22 @@ func (d *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error
 	if cost == bodyCost {
 		cost = ""
 	}
-	if b.Cost, err = option.NewValue(d.resolve, "cost", cmp.Or(cost, "1"), parse); err != nil {
+	if b.Cost, err = option.NewValue(l.resolve, "cost", cmp.Or(cost, "1"), parse); err != nil {
 		return err
 	}
-	if b.Factor, err = option.NewOptional(d.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
+	if b.Factor, err = option.NewOptional(l.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
 		return err
 	}
-	b.Limit = d.rule
-	b.Holds = d.rule.Settlement.Holds() && b.IsMain()
+	b.Limit = l.rule
+	b.Holds = l.rule.Settlement.Holds() && b.IsMain()
 	if err := b.Complete(); err != nil {
 		return err
 	}
-	if z := d.rule.Zone; z != nil && z.Events == 0 {
+	if z := l.rule.Zone; z != nil && z.Events == 0 {
 		b.Constant.Cost = b.Constant.Limit.Size + 1 // more than it ever has room for
 	}
 	b.SetName(defaultKey)
-	d.rule.Buckets = append(d.rule.Buckets, b)
+	l.rule.Buckets = append(l.rule.Buckets, b)
 	return nil
 }
 

@@ -66,49 +66,43 @@ var conflicts = []conflict{
 	{"consistency", "max_delay", "use exact: requests of all instances wait in one order"},
 }
 
-// needBucket are the options that a limit can't have which only groups others.
-var needBucket = []string{
-	"drip_rate", "drip_size", "cost", "factor", "max_keys", "when_full", "track_top", "status", "soft", "max_delay", "max_waiting", "fair_by",
-	"actual_cost", "hold", "count_denied", "count", "ban", "ban_after", "borrow", "pool", "algorithm",
-}
-
-// has reports whether d has what an option may conflict with.
-func (d *LimitBuilder) has(with string) bool {
+// has reports whether l has what an option may conflict with.
+func (l *LimitBuilder) has(with string) bool {
 	switch with {
 	case "limit":
-		return !d.Limits.IsZero()
+		return !l.Limits.IsZero()
 	case "concurrency auto":
-		return d.Concurrency == config.ConcurrencyAuto
+		return l.Concurrency == config.ConcurrencyAuto
 	case "cost 0":
-		cost, err := d.resolve("cost", string(d.Cost))
+		cost, err := l.resolve("cost", string(l.Cost))
 		units, use := option.Cost(cost)
 		return err == nil && use == "" && units == 0
 	case "when_full share":
-		return d.rule.ShareWhenFull
+		return l.rule.ShareWhenFull
 	case "accounting in_order":
-		return d.Settings.Accounting == rule.InOrder
+		return l.Settings.Accounting == rule.InOrder
 	}
-	return d.Setting(with) != nil
+	return l.Setting(with) != nil
 }
 
-// checkTogether returns an error if options of d don't go together. Those that make its
-// bucket are checked by form.check, and consistency by setConsistency.
-func (d *LimitBuilder) checkTogether() error {
+// checkTogether returns an error if options of l don't go together. Those that make its
+// bucket are checked by shape.check, and consistency by setConsistency.
+func (l *LimitBuilder) checkTogether() error {
 	for _, c := range conflicts {
-		if c.Option == "consistency" || !d.has(c.With) || d.IsGroup() {
+		if c.Option == "consistency" || !l.has(c.With) || l.IsGroup() {
 			continue
 		}
-		if o := d.Setting(c.Option); o != nil {
+		if o := l.Setting(c.Option); o != nil {
 			return option.Clash(o.Option, o.Text, c.With, c.Instead)
 		}
 	}
 	return nil
 }
 
-// mustBeExact returns the first reason why Redis has to decide each request on d, or nil.
-func (d *LimitBuilder) mustBeExact() *conflict {
+// mustBeExact returns the first reason why Redis has to decide each request on l, or nil.
+func (l *LimitBuilder) mustBeExact() *conflict {
 	for i, c := range conflicts {
-		if c.Option == "consistency" && d.has(c.With) {
+		if c.Option == "consistency" && l.has(c.With) {
 			return &conflicts[i]
 		}
 	}

@@ -41,35 +41,35 @@ func ParseConsistency(text string) (c limiter.Consistency, use string) {
 	return c, UseConsistency
 }
 
-// setConsistency sets who decides on the buckets of d. Unless it says so itself, that is as
+// setConsistency sets who decides on the buckets of l. Unless it says so itself, that is as
 // in the limit that contains it or else as by default, and exact if it can't be so.
-func (d *LimitBuilder) setConsistency() (err error) {
-	if d.consistency = d.Compiler.consistency; d.parent != nil {
-		d.consistency = d.parent.consistency
+func (l *LimitBuilder) setConsistency() (err error) {
+	if l.consistency = l.Compiler.consistency; l.parent != nil {
+		l.consistency = l.parent.consistency
 	}
-	if d.Consistency != "" {
-		if d.consistency, err = option.Parse(d.resolve, "consistency", d.Consistency, ParseConsistency); err != nil {
+	if l.Consistency != "" {
+		if l.consistency, err = option.Parse(l.resolve, "consistency", l.Consistency, ParseConsistency); err != nil {
 			return err
 		}
 	}
-	reason := d.mustBeExact()
-	for _, b := range d.rule.Buckets {
+	reason := l.mustBeExact()
+	for _, b := range l.rule.Buckets {
 		b.Leasable = reason == nil && mustBeExact(b, limiter.Lease(time.Second)) == nil
 	}
-	if d.consistency == (limiter.Consistency{}) {
+	if l.consistency == (limiter.Consistency{}) {
 		return nil
 	}
-	for _, b := range d.rule.Buckets {
-		reason = cmp.Or(reason, mustBeExact(b, d.consistency))
+	for _, b := range l.rule.Buckets {
+		reason = cmp.Or(reason, mustBeExact(b, l.consistency))
 	}
 	if reason != nil {
-		if d.Consistency != "" {
-			return option.Clash("consistency", d.Consistency, reason.With, reason.Instead)
+		if l.Consistency != "" {
+			return option.Clash("consistency", l.Consistency, reason.With, reason.Instead)
 		}
 		return nil
 	}
-	for _, b := range d.rule.Buckets {
-		b.Consistency = d.consistency
+	for _, b := range l.rule.Buckets {
+		b.Consistency = l.consistency
 	}
 	return nil
 }

@@ -97,8 +97,9 @@ func asWritten(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting
 	case o.Option == "drip_rate", o.Option == "drip_size":
 		names = append(names, "rate")
 	}
+	texts := config.OptionsOf[string](l)
 	for _, name := range names {
-		if text := config.OptionsOf[string](l)[name]; text != nil && *text != "" && !option.HasPlaceholder(*text) {
+		if text := texts[name]; text != nil && *text != "" && !option.HasPlaceholder(*text) {
 			return option.Setting{Option: name, Text: *text}
 		}
 	}
@@ -107,19 +108,19 @@ func asWritten(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting
 
 // sharedOptions returns the options in which limits have to agree that have a bucket of the same
 // path as b.
-func (d *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
-	l, policies := d.rule, adminapi.LimitPolicies(d.rule)
+func (l *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
+	policies := adminapi.LimitPolicies(l.rule)
 	return append([]option.Setting{
-		{Option: "key", Text: l.Key.String()},
-		{Option: "ipv4_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv4)},
-		{Option: "ipv6_prefix", Text: fmt.Sprint(l.Key.Prefixes.IPv6)},
-		{Option: "algorithm", Text: string(l.Algorithm)},
+		{Option: "key", Text: l.rule.Key.String()},
+		{Option: "ipv4_prefix", Text: fmt.Sprint(l.rule.Key.Prefixes.IPv4)},
+		{Option: "ipv6_prefix", Text: fmt.Sprint(l.rule.Key.Prefixes.IPv6)},
+		{Option: "algorithm", Text: string(l.rule.Algorithm)},
 		{Option: b.Size.Option, Text: b.Size.String()},
 		{Option: b.Rate.Option, Text: b.Rate.String()},
 		{Option: b.Drip.Option, Text: b.Drip.String()},
 		{Option: "factor", Text: b.Factor.String()},
-		{Option: "window_start", Text: d.startOfWindows()},
-		{Option: "period", Text: d.Period},
+		{Option: "window_start", Text: l.startOfWindows()},
+		{Option: "period", Text: l.Period},
 		{Option: "warm_up", Text: b.WarmUp.String()},
 		{Option: "cold_factor", Text: b.Cold.String()},
 	}, policies.Settings()...)

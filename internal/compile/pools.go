@@ -8,29 +8,29 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// setPool checks that there is a pool next to d to borrow from, or if it is one, that there is
+// setPool checks that there is a pool next to l to borrow from, or if it is one, that there is
 // a limit that borrows from it.
-func (d *LimitBuilder) setPool() error {
-	d.rule.Borrow, d.rule.OwnCost = d.Borrow, d.Cost != "" || d.Concurrency != ""
-	if d.Pool {
-		if d.Borrow == "" && !slices.ContainsFunc(d.siblings, func(other *config.Limit) bool { return lendsTo(d.Limit, other) }) {
+func (l *LimitBuilder) setPool() error {
+	l.rule.Borrow, l.rule.OwnCost = l.Borrow, l.Cost != "" || l.Concurrency != ""
+	if l.Pool {
+		if l.Borrow == "" && !slices.ContainsFunc(l.siblings, func(other *config.Limit) bool { return lendsTo(l.Limit, other) }) {
 			return option.Needs("pool", "", "a limit in the same block that borrows from it")
 		}
 		return nil
 	}
-	if d.Borrow == "" {
+	if l.Borrow == "" {
 		return nil
 	}
-	i := slices.IndexFunc(d.siblings, func(other *config.Limit) bool { return other != nil && other.Name == d.Borrow })
+	i := slices.IndexFunc(l.siblings, func(other *config.Limit) bool { return other != nil && other.Name == l.Borrow })
 	switch {
 	case i < 0:
-		return option.Bad("borrow", d.Borrow, "the name of a limit in the same block that has pool")
-	case d.siblings[i] == d.Limit:
-		return option.Bad("borrow", d.Borrow, "another limit in the same block, with pool")
-	case !d.siblings[i].Pool:
-		return option.Needs("borrow", d.Borrow, "pool in that limit")
-	case d.siblings[i].DryRun != d.DryRun && (d.parent == nil || !d.parent.rule.DryRun):
-		return option.Needs("borrow", d.Borrow, "dry_run in both limits, or in neither")
+		return option.Bad("borrow", l.Borrow, "the name of a limit in the same block that has pool")
+	case l.siblings[i] == l.Limit:
+		return option.Bad("borrow", l.Borrow, "another limit in the same block, with pool")
+	case !l.siblings[i].Pool:
+		return option.Needs("borrow", l.Borrow, "pool in that limit")
+	case l.siblings[i].DryRun != l.DryRun && (l.parent == nil || !l.parent.rule.DryRun):
+		return option.Needs("borrow", l.Borrow, "dry_run in both limits, or in neither")
 	}
 	return nil
 }

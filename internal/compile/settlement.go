@@ -11,34 +11,34 @@ import (
 )
 
 // setSettlement sets what requests are charged in the end.
-func (d *LimitBuilder) setSettlement() (err error) {
-	s := rule.Settlement{InProgress: d.Concurrency != "", Count: d.Count, ActualCost: d.ActualCost}
+func (l *LimitBuilder) setSettlement() (err error) {
+	s := rule.Settlement{InProgress: l.Concurrency != "", Count: l.Count, ActualCost: l.ActualCost}
 	switch {
-	case usage.IsCost(d.ActualCost):
-		if s.Usage, err = d.usage.Parse(d.ActualCost); err != nil {
+	case usage.IsCost(l.ActualCost):
+		if s.Usage, err = l.usage.Parse(l.ActualCost); err != nil {
 			return err
 		}
-	case d.ActualCost != "" && d.ActualCost != rule.ActualBytes && d.ActualCost != rule.ActualDuration && !option.IsTemplate(d.ActualCost):
-		return option.Bad("actual_cost", d.ActualCost, "tokens, json and paths, bytes, duration, or a placeholder such as {http.response.header.X-Cost}")
+	case l.ActualCost != "" && l.ActualCost != rule.ActualBytes && l.ActualCost != rule.ActualDuration && !option.IsTemplate(l.ActualCost):
+		return option.Bad("actual_cost", l.ActualCost, "tokens, json and paths, bytes, duration, or a placeholder such as {http.response.header.X-Cost}")
 	}
-	if d.Count != nil {
-		for _, code := range slices.Concat(d.Count.StatusCode, d.Count.NotStatusCode) {
+	if l.Count != nil {
+		for _, code := range slices.Concat(l.Count.StatusCode, l.Count.NotStatusCode) {
 			if code < 1 || code > 5 && code < 100 || code > 599 {
 				return option.Bad("count", strconv.Itoa(code), useStatusCodes)
 			}
 		}
-		if d.Count.IsEmpty() {
+		if l.Count.IsEmpty() {
 			return option.Bad("count", "", "status codes or header fields of the responses that count")
 		}
 	}
-	d.rule.Settlement = s
-	if d.Hold == "" {
+	l.rule.Settlement = s
+	if l.Hold == "" {
 		return nil
 	}
-	if !d.rule.Settlement.Holds() && !d.IsGroup() {
-		return option.Needs("hold", d.Hold, "count or actual_cost: other limits hold nothing")
+	if !l.rule.Settlement.Holds() && !l.IsGroup() {
+		return option.Needs("hold", l.Hold, "count or actual_cost: other limits hold nothing")
 	}
-	d.rule.Settlement.HoldOff, err = option.ParseConstant("hold", d.Hold, option.Is("off", "on", "off"))
+	l.rule.Settlement.HoldOff, err = option.ParseConstant("hold", l.Hold, option.Is("off", "on", "off"))
 	return err
 }
 

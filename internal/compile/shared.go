@@ -100,39 +100,39 @@ func (a *Shared) Release() {
 	a.counters.Release()
 }
 
-// add adds the buckets of d. Limits of the same name share their buckets
+// add adds the buckets of l. Limits of the same name share their buckets
 // wherever they are, so their options must agree. Those of limits without a name, as JSON
 // may have them, need not: these share buckets if key and numbers are equal.
-func (a *Shared) add(d *LimitBuilder) error {
-	l := d.rule
-	if l.Bans != nil {
-		l.Bans.List = a.bans.Get(l.Buckets[0].Name)
+func (a *Shared) add(l *LimitBuilder) error {
+	r := l.rule
+	if r.Bans != nil {
+		r.Bans.List = a.bans.Get(r.Buckets[0].Name)
 	}
-	if l.Waiting != nil {
-		l.Waiting.Queues = a.waiting.Get(l.Buckets[0].Name)
+	if r.Waiting != nil {
+		r.Waiting.Queues = a.waiting.Get(r.Buckets[0].Name)
 	}
-	if l.Load != nil {
-		l.Load.Controllers = a.loads.Get(state.LoadID{Name: l.Buckets[0].Name, Options: l.Load.Options})
+	if r.Load != nil {
+		r.Load.Controllers = a.loads.Get(state.LoadID{Name: r.Buckets[0].Name, Options: r.Load.Options})
 	}
-	for _, b := range l.Buckets {
+	for _, b := range r.Buckets {
 		b.Policy = &rule.Policy{
-			Policy:   outcome.Policy{Path: b.Path, Title: b.Path, Status: l.Status, Concurrency: l.Settlement.InProgress, Unit: b.QuotaUnit()},
+			Policy:   outcome.Policy{Path: b.Path, Title: b.Path, Status: r.Status, Concurrency: r.Settlement.InProgress, Unit: b.QuotaUnit()},
 			Counters: a.counters.Get(b.Path),
 		}
-		if l.Zone != nil {
-			b.Policy.Title = l.Zone.Name
+		if r.Zone != nil {
+			b.Policy.Title = r.Zone.Name
 		}
-		if _, err := a.bounds.add(b.Name, d, b, a.boundsOf(l), d.Location); err != nil {
+		if _, err := a.bounds.add(b.Name, l, b, a.boundsOf(r), l.Location); err != nil {
 			return err
 		}
-		if l.TrackTop > 0 {
-			b.Policy.Top = a.tops.Get(state.TopID{Name: b.Name, N: l.TrackTop})
+		if r.TrackTop > 0 {
+			b.Policy.Top = a.tops.Get(state.TopID{Name: b.Name, N: r.TrackTop})
 		}
-		if !l.Named {
+		if !r.Named {
 			continue
 		}
-		first, err := a.named.add(b.Path, d, b, d.sharedOptions(b), d.Location)
-		if err != nil && (l.Zone == nil || first.bucket.Limit.Zone == nil) {
+		first, err := a.named.add(b.Path, l, b, l.sharedOptions(b), l.Location)
+		if err != nil && (r.Zone == nil || first.bucket.Limit.Zone == nil) {
 			return err
 		}
 		b.Policy = first.policy

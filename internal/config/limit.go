@@ -39,7 +39,7 @@ type Limit struct {
 	// those without a name do so if their keys are equal too. A Caddyfile has
 	// none of these: they get names there, `default`, `default-2` and so on.
 	// Required for a nested limit. Default: `default`.
-	Name string `json:"name,omitempty"`
+	Name string `json:"name,omitempty" bucket:"none"`
 
 	// The key of a request, whose bucket is charged: text with placeholders,
 	// evaluated after the limit's matchers. An IP address is normalised and
@@ -49,7 +49,7 @@ type Limit struct {
 	// the name in a Basic credential, which nobody has verified. If none of the placeholders has a value, the client's address is used
 	// instead, with buckets of its own. Default: that of the containing limit, or
 	// `{http.vars.client_ip}`.
-	Key string `json:"key,omitempty"`
+	Key string `json:"key,omitempty" bucket:"none"`
 
 	// How units are counted, one of:
 	//
@@ -70,52 +70,52 @@ type Limit struct {
 	//   times as long, and shrink during the `warm_up`. A request is admitted once
 	//   the interval after the last one is over, and one that costs several units,
 	//   at most the `n` of the rate, makes the next one wait for all of them.
-	Algorithm string `json:"algorithm,omitempty"`
+	Algorithm string `json:"algorithm,omitempty" bucket:"any"`
 
 	// The rate, as `<n>/<duration>`: n units per duration, evenly, such as `10/s`,
 	// `10r/s`, `60/min`, `5/12h` or `10 per minute`. It replaces `drip_rate` and `drip_size`, and
 	// the size is n unless it is set. That is a burst of `size` and n per duration on
 	// average, so up to `size` + n − 1 in one duration. Placeholders must not depend
 	// on the request.
-	Rate Rate `json:"rate,omitempty"`
+	Rate Rate `json:"rate,omitempty" bucket:"rate warm_up"`
 
 	// The number of units that the bucket holds, from 1 to 2^49. If they are bytes, because of
 	// `actual_cost` or `cost`, it may be text with a unit, such as `10MB` or `1GiB`. Default: the
 	// `n` of the rate, if it is set.
-	Size Number `json:"size,omitempty"`
+	Size Number `json:"size,omitempty" bucket:"rate drip fixed_window sliding_window sliding_log"`
 
 	// The time from one drip to the next, in whole microseconds. Each value of
 	// placeholders has its own buckets. Default: `1s`.
-	DripRate Duration `json:"drip_rate,omitempty"`
+	DripRate Duration `json:"drip_rate,omitempty" bucket:"drip"`
 
 	// The number of units in a drip, from 1 to 2^49. Each value of placeholders
 	// has its own buckets. Default: 1.
-	DripSize Number `json:"drip_size,omitempty"`
+	DripSize Number `json:"drip_size,omitempty" bucket:"drip"`
 
 	// The length of a window, fixed, sliding or of a log, in whole microseconds.
 	// Each value of placeholders has its own windows.
-	Window Duration `json:"window,omitempty"`
+	Window Duration `json:"window,omitempty" bucket:"fixed_window sliding_window sliding_log"`
 
 	// When a fixed window begins: with `clock` (default) at multiples of its
 	// length since the beginning of 1970 (UTC), with `first` at the first request
 	// after the last window has ended.
-	WindowStart string `json:"window_start,omitempty"`
+	WindowStart string `json:"window_start,omitempty" bucket:"fixed_window"`
 
 	// The fixed windows are calendar periods: `minute`, `hour`, `day`, `week` (from
 	// Monday), `month` or `year`. A time zone may follow, as in `month
 	// Europe/Berlin`; the default is UTC. Days on which clocks are changed have 23
 	// or 25 hours. Placeholders must not depend on the request.
-	Period string `json:"period,omitempty"`
+	Period string `json:"period,omitempty" bucket:"fixed_window"`
 
 	// The time in which a limit that warms up, if there are always requests, comes to
 	// its full rate after it was idle, and the idle time after which it starts anew;
 	// in whole microseconds. Placeholders must not depend on the request.
-	WarmUp Duration `json:"warm_up,omitempty"`
+	WarmUp Duration `json:"warm_up,omitempty" bucket:"warm_up"`
 
 	// How many times as long as at the full rate the intervals between requests are
 	// at first, if a limit warms up: a decimal from 1 to 1000000 with at most 3 digits
 	// after the point. Placeholders must not depend on the request. Default: 3.
-	ColdFactor Number `json:"cold_factor,omitempty"`
+	ColdFactor Number `json:"cold_factor,omitempty" bucket:"warm_up"`
 
 	// Whether requests that are denied count too, so that a client which keeps asking
 	// stays locked out, and one that waits for its `Retry-After` is admitted. A
@@ -130,14 +130,14 @@ type Limit struct {
 	// that does not ask before, and all numbers are those after counting.
 	// With Redis, every denied request asks it. The bucket of `min_interval` counts
 	// too. Default: no.
-	CountDenied bool `json:"count_denied,omitempty"`
+	CountDenied bool `json:"count_denied,omitempty" bucket:"any"`
 
 	// The number of units that a request adds, or `body`: one for each byte of the
 	// request's body as its `Content-Length` says, at least 1. A request with a body of
 	// unknown length gets a 411 then. A request that costs 0 is charged nothing and always
 	// passes, unless its key is banned: it tells what is left. So use no placeholder that
 	// clients choose. Default: 1.
-	Cost Number `json:"cost,omitempty"`
+	Cost Number `json:"cost,omitempty" bucket:"any"`
 
 	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
 	// in JSON 4), or any but these, and by their header fields or trailers. A request holds its cost until its
@@ -146,7 +146,7 @@ type Limit struct {
 	// the client has left after the request was passed on, or an upstream did not answer.
 	// One that was not passed on is not charged. Default: all requests count, whatever
 	// their responses.
-	Count *option.Responses `json:"count,omitempty"`
+	Count *option.Responses `json:"count,omitempty" bucket:"any"`
 
 	// What a request costs in the end, one of:
 	//
@@ -167,14 +167,14 @@ type Limit struct {
 	// bucket may be overfilled, by its size at most. The `cost` is charged if there is no response or
 	// no number; of a body without one, a quarter of its bytes if that is more, but nothing if the
 	// status is 3xx, 4xx or 5xx. Default: the `cost`.
-	ActualCost string `json:"actual_cost,omitempty"`
+	ActualCost string `json:"actual_cost,omitempty" bucket:"any"`
 
 	// Whether a request holds its cost until it is known what it is charged, with `count`
 	// or `actual_cost`: `on` (default) or `off`. With `off` a request is admitted while the
 	// bucket is not full, and charged once that is known, whether there is room or not. So
 	// parallel requests do not deny each other, and may exceed the limit by as many as they
 	// are; they overfill the bucket by its size at most.
-	Hold string `json:"hold,omitempty"`
+	Hold string `json:"hold,omitempty" bucket:"any"`
 
 	// How many requests of a key may be in progress at once, from 1 to 2^49, instead of a
 	// size and a rate. A request is in progress until its response has ended, and an
@@ -185,41 +185,41 @@ type Limit struct {
 	// `latency`, and shrinks while it does not. All requests share it unless the limit has a
 	// key, and each Caddy instance has its own. Requests beyond it get a 503. The options of this
 	// are in `auto`, in a Caddyfile in a block behind `concurrency auto`.
-	Concurrency Number `json:"concurrency,omitempty"`
+	Concurrency Number `json:"concurrency,omitempty" bucket:"concurrency"`
 
 	// How `concurrency auto` follows the load.
-	Auto *Auto `json:"auto,omitempty"`
+	Auto *Auto `json:"auto,omitempty" bucket:"none"`
 
 	// Whether this is a dry run: the limit decides and is charged as if it were enforced
 	// beside the others, but denies no request. It is shown by no header field, and by
 	// `{http.rate_limit.dry_run}`, the access log, metrics and events. Limits within a dry
 	// run are dry runs too. Default: no.
-	DryRun bool `json:"dry_run,omitempty"`
+	DryRun bool `json:"dry_run,omitempty" bucket:"none"`
 
 	// Divides the size, rounding up: a decimal with at most 6 digits after the
 	// point. 0 switches the bucket off, but not nested limits. Default: 1.
-	Factor Number `json:"factor,omitempty"`
+	Factor Number `json:"factor,omitempty" bucket:"rate max drip concurrency fixed_window sliding_window sliding_log"`
 
 	// The burst, and the number of requests per `duration` on average.
 	// Placeholders must not depend on the request.
-	Max Number `json:"max,omitempty"`
+	Max Number `json:"max,omitempty" bucket:"max"`
 
 	// The time in which `max` requests are admitted on average. Placeholders must
 	// not depend on the request.
-	Duration Duration `json:"duration,omitempty"`
+	Duration Duration `json:"duration,omitempty" bucket:"max"`
 
 	// The minimum time between two requests, whatever they cost, enforced by a second
 	// bucket besides that of `max` and `duration`, or alone. Requests that cost 0 do not
 	// count. Placeholders must not depend on the request.
-	MinInterval Duration `json:"min_interval,omitempty"`
+	MinInterval Duration `json:"min_interval,omitempty" bucket:"max"`
 
 	// The prefix length to which IPv4 addresses are shortened, from 1 to 32.
 	// Default: 32.
-	IPv4Prefix Number `json:"ipv4_prefix,omitempty"`
+	IPv4Prefix Number `json:"ipv4_prefix,omitempty" bucket:"none"`
 
 	// The prefix length to which IPv6 addresses are shortened, from 1 to 128.
 	// Default: 64, since a single host may use any address of its /64.
-	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
+	IPv6Prefix Number `json:"ipv6_prefix,omitempty" bucket:"none"`
 
 	// The maximum number of keys of this limit that have buckets in this process,
 	// from 1 to 1000000000, and no more than the app's `max_keys` of `memory`. It
@@ -231,7 +231,7 @@ type Limit struct {
 	// times the seconds that a bucket takes to drain. A million keys take about
 	// 110 MB of memory (RSS) with Redis, and 70 MB without. Default: half of
 	// the app's.
-	MaxKeys Number `json:"max_keys,omitempty"`
+	MaxKeys Number `json:"max_keys,omitempty" bucket:"any"`
 
 	// What to do with keys that have no bucket when `max_keys` others have one:
 	//
@@ -246,16 +246,16 @@ type Limit struct {
 	//
 	// While a limit does either, this is logged once a minute. Nested limits have
 	// their own option.
-	WhenFull string `json:"when_full,omitempty"`
+	WhenFull string `json:"when_full,omitempty" bucket:"any"`
 
 	// The status of responses to requests that this limit denies, from 400 to 599.
 	// If several limits deny, the one with the longest wait counts. Default: 429.
-	Status Number `json:"status,omitempty"`
+	Status Number `json:"status,omitempty" bucket:"any"`
 
 	// How many units more than `size` the bucket may hold. Requests that fill it above
 	// `size` pass, and are marked by `{http.rate_limit.over}`; header fields tell of
 	// `size`, so that 0 remain. Not for `warm_up`. Default: 0.
-	Soft Number `json:"soft,omitempty"`
+	Soft Number `json:"soft,omitempty" bucket:"any"`
 
 	// For how long a request may wait until units have dripped out for it, instead of
 	// being denied, such as `2s`: it is charged at once and passed on when there is
@@ -271,11 +271,11 @@ type Limit struct {
 	// where clients take turns, see `fair_by`. With Redis, the next one also asks about every
 	// 100 ms for places that other processes free or leave it. A request is charged once it has a place. Not with
 	// another `accounting` than `atomic`, or beside `count_denied`. Default: none waits.
-	MaxDelay Duration `json:"max_delay,omitempty"`
+	MaxDelay Duration `json:"max_delay,omitempty" bucket:"any"`
 
 	// How many requests may wait at once in this process, on all sites together if the
 	// limit has a name. Beyond that they are denied. Default: 1000.
-	MaxWaiting Number `json:"max_waiting,omitempty"`
+	MaxWaiting Number `json:"max_waiting,omitempty" bucket:"any"`
 
 	// Which clients take turns at a limit with `concurrency` for which requests wait, as a
 	// template like `key`: one request of each is next, however many it has. If `max_waiting`
@@ -283,7 +283,7 @@ type Limit struct {
 	// that has at least two fewer. Addresses count by their prefixes, as in `key`. Clients without
 	// a value are one. With `off` requests are first come, first served. Needs `concurrency`
 	// and `max_delay`. Default: `{client_ip}`.
-	FairBy string `json:"fair_by,omitempty"`
+	FairBy string `json:"fair_by,omitempty" bucket:"any"`
 
 	// The number of counters, from 1 to 10000, with which to track the keys that
 	// ask most often and those that this limit denies most often, in the last one
@@ -294,7 +294,7 @@ type Limit struct {
 	// The keys are then kept as plain text in the memory of this process, which are
 	// otherwise only kept as digests: up to 256 bytes of each. A counter takes
 	// about 1 kB. Nested limits have their own option. Default: off.
-	TrackTop Number `json:"track_top,omitempty"`
+	TrackTop Number `json:"track_top,omitempty" bucket:"any"`
 
 	// For how long to ban a key that this limit denies: one to three durations from `1s`,
 	// such as `10m`, `1h` and `24h`. The first ban takes the first of them, the next ban
@@ -307,11 +307,11 @@ type Limit struct {
 	// banned are kept as plain text in the memory of this process, at most 1000 of 1 kB. Changing
 	// the durations ends bans. Placeholders must not depend on the request. Not with
 	// `concurrency`, `count_denied` or `when_full share`. Default: no bans.
-	Ban List `json:"ban,omitempty"`
+	Ban List `json:"ban,omitempty" bucket:"any"`
 
 	// How many requests of a key the limit denies before a ban begins, from 1 to 10000.
 	// Default: 1.
-	BanAfter Number `json:"ban_after,omitempty"`
+	BanAfter Number `json:"ban_after,omitempty" bucket:"any"`
 
 	// With Redis, who decides on requests, and so how exactly all Caddy instances together
 	// keep the limit. One of:
@@ -332,14 +332,14 @@ type Limit struct {
 	// with a size below 8 times the cost, and for `eventual` with a `drip_size` above the
 	// size. A request is decided by an instance if all of its limits allow that. Default:
 	// that of the containing limit, or the app's.
-	Consistency string `json:"consistency,omitempty"`
+	Consistency string `json:"consistency,omitempty" bucket:"none"`
 
 	// The limit from which to borrow what this one has no room for: the name of one in the
 	// same block that has `pool`. A request that borrows is charged there and not here, as
 	// a whole. It is denied if there is no room there either. Header fields tell of this
 	// limit alone, and `{http.rate_limit.borrowed}` has its path. Not with `count_denied`,
 	// `ban`, `max_delay` or `accounting in_order`. Default: it borrows nothing.
-	Borrow string `json:"borrow,omitempty"`
+	Borrow string `json:"borrow,omitempty" bucket:"any"`
 
 	// Whether this limit is a pool for those that name it in `borrow`. It counts what they
 	// borrow and nothing else, and applies to no other requests. A request takes its own
@@ -347,14 +347,14 @@ type Limit struct {
 	// `concurrency`. A pool whose matchers do not match a request lends nothing to it. Not
 	// with `count_denied`, `ban`, `soft`, `max_delay`, `min_interval` or limits within it.
 	// Default: no.
-	Pool bool `json:"pool,omitempty"`
+	Pool bool `json:"pool,omitempty" bucket:"any"`
 
 	// Matches the requests that the limit applies to. Default: all requests.
-	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers" bucket:"none"`
 
 	// Nested limits, which apply to requests that this limit applies to and that
 	// they match.
-	Limits NestedLimits `json:"limits,omitzero"`
+	Limits NestedLimits `json:"limits,omitzero" bucket:"none"`
 }
 
 // NestedLimits is a list of limits, each with the same options as the limit that contains

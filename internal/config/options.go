@@ -2,28 +2,62 @@ package config
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
-// LimitOptions are the names of the options of a Limit in a Caddyfile, in the order of
-// its fields: the names in JSON, except name and auto, which are no options, and its limits.
-var LimitOptions = func() (names []string) {
+// Option is an option of a Limit: one of its fields, whose comment is the documentation.
+type Option struct {
+	Name    string   // in a Caddyfile
+	Buckets []string // the forms of buckets that it is part of; AnyBucket if it needs one; empty if it needs none
+	field   int
+}
+
+// AnyBucket is the form of an option that can be used with a bucket of any form.
+const AnyBucket = "any"
+
+// Options has all options of a Limit, in the order of its fields. The tag bucket of each field
+// has the forms of buckets, see Option, or none.
+var Options = func() (all []Option) {
 	for i := range reflect.TypeFor[Limit]().NumField() {
-		switch name := JsonName(reflect.TypeFor[Limit]().Field(i)); name {
-		case "", "name", "auto":
+		f := reflect.TypeFor[Limit]().Field(i)
+		o := Option{JsonName(f), strings.Fields(strings.TrimPrefix(f.Tag.Get("bucket"), "none")), i}
+		switch o.Name {
+		case "name", "auto": // what stands beside a word in a Caddyfile
+			continue
 		case "limits":
-			names = append(names, "limit")
-		default:
-			names = append(names, name)
+			o.Name = "limit"
+		}
+		all = append(all, o)
+	}
+	return all
+}()
+
+// LimitOptions are the names of the options of a Limit in a Caddyfile, and BlockOptions of those that
+// belong to a whole block.
+var (
+	LimitOptions = func() (names []string) {
+		for _, o := range Options {
+			names = append(names, o.Name)
+		}
+		return names
+	}()
+	BlockOptions = append(FieldNames(new(Block))[1:], "zone") // without limits
+)
+
+// FieldNames returns the names in JSON of the fields of the structs that of point to.
+func FieldNames(of ...any) (names []string) {
+	for _, v := range of {
+		for i := range reflect.TypeOf(v).Elem().NumField() {
+			if name := JsonName(reflect.TypeOf(v).Elem().Field(i)); name != "" {
+				names = append(names, name)
+			}
 		}
 	}
 	return names
-}()
-
-// BlockOptions are the options that belong to a whole block.
-var BlockOptions = []string{"accounting", "headers", "on_error", "log", "body", "jitter", "zone"}
+}
 
 // JsonName returns the name of a field in JSON, or "" if it is not in it.
 func JsonName(f reflect.StructField) string {
@@ -56,32 +90,11 @@ func FirstField(of any) string {
 	return ""
 }
 
-// fieldOf are the fields of a Limit that are texts, or on or off, by the name of the option.
-var fieldOf = func() map[string]int {
-	fields := make(map[string]int)
-	for i := range reflect.TypeFor[Limit]().NumField() {
-		f := reflect.TypeFor[Limit]().Field(i)
-		if kind := f.Type.Kind(); kind == reflect.String || kind == reflect.Bool {
-			fields[JsonName(f)] = i
-		}
-	}
-	return fields
-}()
-
 // FirstSet returns the first of the options that is set, or nil.
-func (l *Limit) FirstSet(options ...string) *option.Setting {
-	v := reflect.ValueOf(l).Elem()
-	for _, name := range options {
-		i, found := fieldOf[name]
-		if !found {
-			panic("a limit has no option " + name)
-		}
-		switch f := v.Field(i); {
-		case f.IsZero():
-		case f.Kind() == reflect.Bool:
-			return &option.Setting{Option: name, Text: "true"}
-		default:
-			return &option.Setting{Option: name, Text: f.String()}
+func (l *Limit) FirstSet(names ...string) *option.Setting {
+	for _, name := range names {
+		if o := l.Setting(name); o != nil {
+			return o
 		}
 	}
 	return nil
@@ -89,20 +102,26 @@ func (l *Limit) FirstSet(options ...string) *option.Setting {
 
 // Setting returns an option as the config has it, or nil if it is not set.
 func (l *Limit) Setting(name string) *option.Setting {
-	var text string
-	switch name {
-	case "count":
-		if l.Count != nil {
-			text = "true" // as of a flag: its values stand in a block
-		}
-	case "ban":
-		text = l.BanText()
-	case "limit":
-		if within := l.Limits.List; len(within) > 0 && within[0] != nil {
-			text = within[0].Name
+	i := slices.IndexFunc(Options, func(o Option) bool { return o.Name == name })
+	if i < 0 {
+		panic("a limit has no option " + name)
+	}
+	f := reflect.ValueOf(l).Elem().Field(Options[i].field)
+	if f.IsZero() {
+		return nil
+	}
+	text := "true" // of a flag, or what stands in a block
+	switch v := f.Interface().(type) {
+	case List:
+		text = strings.Join(v, " ")
+	case NestedLimits:
+		if text = ""; len(v.List) > 0 && v.List[0] != nil {
+			text = v.List[0].Name
 		}
 	default:
-		return l.FirstSet(name)
+		if f.Kind() == reflect.String {
+			text = f.String()
+		}
 	}
 	if text == "" {
 		return nil

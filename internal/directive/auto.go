@@ -14,7 +14,9 @@ func (p *limitParser) parseConcurrency(l *config.Limit) error {
 		return err
 	}
 	a := new(config.Auto)
-	texts, seen := config.OptionsOf[string](a), make(map[string]bool)
+	parsers, seen := fieldParsers(p.Dispenser, a), make(map[string]bool)
+	parsers["high"] = func() (err error) { a.HighRaw, err = parseMatch(p.Helper); return err }
+	parsers["low"] = func() (err error) { a.LowRaw, err = parseMatch(p.Helper); return err }
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
 		l.Auto = a
 		name := p.Val()
@@ -23,19 +25,10 @@ func (p *limitParser) parseConcurrency(l *config.Limit) error {
 		}
 		seen[name] = true
 		p.note(l, name)
-		switch {
-		case texts[name] != nil:
-			if *texts[name], err = parseArgument(p.Dispenser); err == nil {
-				err = parseEnd(p.Dispenser, name)
-			}
-		case name == "high":
-			a.HighRaw, err = parseMatch(p.Helper)
-		case name == "low":
-			a.LowRaw, err = parseMatch(p.Helper)
-		default:
+		if parsers[name] == nil {
 			return unknownOption(p.Dispenser, autoScope)
 		}
-		if err != nil {
+		if err := parsers[name](); err != nil {
 			return err
 		}
 	}

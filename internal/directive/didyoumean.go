@@ -23,13 +23,13 @@ type Scope struct {
 // The scopes of options. Those of a whole block, beside the options of its limit, are one
 // of their own.
 var (
-	GlobalScope = &Scope{"the global option of this module", []string{"redis", "memory", "on_error", "consistency", "metrics"}, nil}
+	GlobalScope = &Scope{"the global option of this module", config.FieldNames(new(config.App)), nil}
 	RedisScope  = &Scope{"redis of the global option", []string{
 		"username", "password", "db", "cluster",
 		"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
 		"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
 	}, GlobalScope}
-	MemoryScope = &Scope{"memory of the global option", []string{"max_keys", "persist"}, GlobalScope}
+	MemoryScope = &Scope{"memory of the global option", config.FieldNames(new(config.Memory)), GlobalScope}
 
 	wholeScope = &Scope{"the block of the directive itself", config.BlockOptions, nil}
 	BlockScope = &Scope{"the block of the directive", slices.Concat(config.LimitOptions, config.BlockOptions), nil}
@@ -38,13 +38,11 @@ var (
 		"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix",
 	}, wholeScope}
 
-	autoScope = &Scope{"the block of concurrency auto", []string{"latency", "min", "max", "until", "high", "low"}, LimitScope}
+	autoScope = &Scope{"the block of concurrency auto", config.FieldNames(new(config.Auto)), LimitScope}
 
 	// What mholt/caddy-ratelimit has for a whole block, beside zones.
-	ZonesScope       = &Scope{"the block of the directive itself, beside zones", zonesOptions, nil}
+	ZonesScope       = &Scope{"the block of the directive itself, beside zones", config.FieldNames(new(config.Zones))[1:], nil}
 	DistributedScope = &Scope{"distributed, beside zones", []string{"read_interval", "write_interval", "purge_age"}, wholeScope}
-
-	zonesOptions = []string{"distributed", "storage", "sweep_interval", "log_key", "disable_metrics"}
 )
 
 // homes are the scopes where an option may belong that is unknown where it stands, in the

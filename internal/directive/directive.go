@@ -120,7 +120,7 @@ func (p *limitParser) token(l *config.Limit, name string) caddyfile.Token {
 // check checks a limit once it is compiled, or has the error.
 func (p *limitParser) check(l *config.Limit, d *compile.LimitBuilder, err error) error {
 	if err == nil {
-		err = p.names.agreed.Add(d, func(name string) string { return locationOf(p.token(l, name)) })
+		err = p.names.named.Add(d, func(name string) string { return locationOf(p.token(l, name)) })
 	}
 	if err != nil && !errors.Is(err, option.ErrUnresolved) {
 		return p.locate(l, err)
@@ -131,11 +131,10 @@ func (p *limitParser) check(l *config.Limit, d *compile.LimitBuilder, err error)
 // parse parses the block of a limit. Only the outermost may have options of the
 // handler; b is nil for nested limits.
 func (p *limitParser) parse(l *config.Limit, b *config.Block) error {
-	texts, flags := config.OptionsOf[string](l), config.OptionsOf[bool](l)
-	delete(texts, "name")
+	here, parsers := LimitScope, p.parsers(l)
 	if b != nil {
-		maps.Copy(texts, config.OptionsOf[string](b))
-		maps.Copy(flags, config.OptionsOf[bool](b))
+		here = BlockScope
+		maps.Copy(parsers, p.blockParsers(b))
 	}
 	seen := map[string]bool{"key": l.Key != "", "rate": l.Rate != ""} // beside the directive
 	matchers := ""                                                    // of the option match
@@ -151,75 +150,86 @@ func (p *limitParser) parse(l *config.Limit, b *config.Block) error {
 		}
 		seen[name] = true
 		p.note(l, name)
-		here := BlockScope
-		if b == nil {
-			here = LimitScope
+		parse := parsers[name]
+		if parse == nil {
+			parse = func() error { return unknownOption(p.Dispenser, here) }
 		}
-		if err := orInstead(p.Dispenser, here, func() error { return p.parseOption(l, b, texts[name], flags[name]) }); err != nil {
+		if err := orInstead(p.Dispenser, here, parse); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// parseOption parses an option. text or flag is the field that it sets, if it is a text or a flag.
-func (p *limitParser) parseOption(l *config.Limit, b *config.Block, text *string, flag *bool) (err error) {
-	name := p.Val()
-	switch {
-	case name == "rate" && p.CountRemainingArgs() > 1 && !inOneLine(nextArgs(p.Dispenser)):
+// parsers returns what parses the options of l, by their names.
+func (p *limitParser) parsers(l *config.Limit) map[string]func() error {
+	parsers := fieldParsers(p.Dispenser, l)
+	delete(parsers, "name")
+	rate, actualCost := parsers["rate"], parsers["actual_cost"]
+	parsers["rate"] = func() error {
+		if p.CountRemainingArgs() < 2 || inOneLine(nextArgs(p.Dispenser)) {
+			return rate()
+		}
 		l.Rate = config.Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
-	case name == "period":
+		return parseEnd(p.Dispenser, "rate")
+	}
+	parsers["actual_cost"] = func() error {
+		if p.CountRemainingArgs() < 2 || !usage.IsCost(nextArgs(p.Dispenser)[0]) {
+			return actualCost()
+		}
+		l.ActualCost = strings.Join(p.RemainingArgs(), " ")
+		return parseEnd(p.Dispenser, "actual_cost")
+	}
+	parsers["period"] = func() error {
 		args := p.RemainingArgs()
 		if l.Period = strings.Join(args, " "); len(args) != 1 && len(args) != 2 {
-			return p.WrapErr(option.Bad(name, l.Period, "a unit and at most a time zone, such as month Europe/Berlin"))
+			return p.WrapErr(option.Bad("period", l.Period, "a unit and at most a time zone, such as month Europe/Berlin"))
 		}
-	case name == "actual_cost" && p.CountRemainingArgs() > 1 && usage.IsCost(nextArgs(p.Dispenser)[0]):
-		l.ActualCost = strings.Join(p.RemainingArgs(), " ")
-	case name == "concurrency":
-		return p.parseConcurrency(l)
-	case name == "consistency":
-		l.Consistency, err = parseConsistencyArgs(p.Dispenser)
-	case text != nil:
-		*text, err = parseArgument(p.Dispenser)
-	case flag != nil:
-		*flag, err = parseFlag(p.Dispenser)
-	case name == "ban":
+		return parseEnd(p.Dispenser, "period")
+	}
+	parsers["consistency"] = func() (err error) {
+		if l.Consistency, err = parseConsistencyArgs(p.Dispenser); err == nil {
+			err = parseEnd(p.Dispenser, "consistency")
+		}
+		return err
+	}
+	parsers["ban"] = func() error {
 		if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
 			return p.Err("ban: nothing given; use " + compile.UseBans)
 		}
-	case name == "count":
-		l.Count, err = parseCount(p.Dispenser)
-		return err
-	case name == "match":
-		l.MatcherSetsRaw, err = parseMatch(p.Helper)
-		return err
-	case name == "limit":
-		child := new(config.Limit)
-		p.note(child, blockToken)
-		args := p.RemainingArgs()
-		if len(args) != 1 || isMatcherToken(args[0]) || kinds["units"].pattern.MatchString(args[0]) {
-			return p.WrapErr(option.Bad(name, strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
-		}
-		child.Name = args[0]
-		l.Limits.List = append(l.Limits.List, child)
-		return p.parse(child, nil)
-	case b == nil:
-		return unknownOption(p.Dispenser, LimitScope)
-	case name == "headers":
+		return parseEnd(p.Dispenser, "ban")
+	}
+	parsers["concurrency"] = func() error { return p.parseConcurrency(l) }
+	parsers["count"] = func() (err error) { l.Count, err = parseCount(p.Dispenser); return err }
+	parsers["match"] = func() (err error) { l.MatcherSetsRaw, err = parseMatch(p.Helper); return err }
+	parsers["limit"] = func() error { return p.parseNested(l) }
+	return parsers
+}
+
+// blockParsers returns what parses the options of b, by their names.
+func (p *limitParser) blockParsers(b *config.Block) map[string]func() error {
+	parsers := fieldParsers(p.Dispenser, b)
+	maps.Copy(parsers, zoneParsers(p.Helper, &b.Zones))
+	parsers["headers"] = func() error {
 		if b.Headers = p.RemainingArgs(); len(b.Headers) == 0 {
 			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
 		}
-	default:
-		found, err := parseZoneOption(p.Helper, &b.Zones)
-		if err == nil && !found {
-			return unknownOption(p.Dispenser, BlockScope)
-		}
-		return err
+		return parseEnd(p.Dispenser, "headers")
 	}
-	if err == nil {
-		err = parseEnd(p.Dispenser, name)
+	return parsers
+}
+
+// parseNested parses a limit within l.
+func (p *limitParser) parseNested(l *config.Limit) error {
+	child := new(config.Limit)
+	p.note(child, blockToken)
+	args := p.RemainingArgs()
+	if len(args) != 1 || isMatcherToken(args[0]) || kinds["units"].pattern.MatchString(args[0]) {
+		return p.WrapErr(option.Bad("limit", strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
 	}
-	return err
+	child.Name = args[0]
+	l.Limits.List = append(l.Limits.List, child)
+	return p.parse(child, nil)
 }
 
 // secrets are the options whose values must not be in errors.
@@ -518,6 +528,29 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 		t.CARaw = caddyconfig.JSONModuleObject(pool, "provider", name, nil)
 	}
 	return err
+}
+
+// fieldParsers returns what parses those options that are texts, or on or off, of the struct that of
+// points to, by their names.
+func fieldParsers(d *caddyfile.Dispenser, of any) map[string]func() error {
+	parsers := make(map[string]func() error)
+	for name, text := range config.OptionsOf[string](of) {
+		parsers[name] = func() (err error) {
+			if *text, err = parseArgument(d); err == nil {
+				err = parseEnd(d, name)
+			}
+			return err
+		}
+	}
+	for name, flag := range config.OptionsOf[bool](of) {
+		parsers[name] = func() (err error) {
+			if *flag, err = parseFlag(d); err == nil {
+				err = parseEnd(d, name)
+			}
+			return err
+		}
+	}
+	return parsers
 }
 
 // parseFlag parses an option without arguments.

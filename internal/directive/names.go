@@ -26,7 +26,7 @@ type blockNames struct {
 	given map[string]string // the places of limits without a name, by the names that they got
 	own   []string          // names that limits had
 
-	agreed compile.NamedLimits
+	named compile.NamedLimits
 }
 
 // namesState is where Caddy keeps the names while it adapts a Caddyfile.
@@ -37,7 +37,7 @@ func namesIn(helper httpcaddyfile.Helper) *blockNames {
 	if n, known := helper.State[namesState].(*blockNames); known {
 		return n
 	}
-	n := &blockNames{given: make(map[string]string), agreed: make(compile.NamedLimits)}
+	n := &blockNames{given: make(map[string]string), named: make(compile.NamedLimits)}
 	// Named routes come first, wherever they stand, and have a State of their own.
 	routes, _ := helper.Option("named_routes").(map[string]*caddyhttp.Route)
 	for _, route := range routes {
@@ -79,7 +79,7 @@ func (n *blockNames) addWithin(text json.RawMessage) {
 		if c, err := compile.New(b, option.Later); err == nil {
 			_ = c.Check(func(_ *config.Limit, d *compile.LimitBuilder, err error) error {
 				if err == nil {
-					_ = n.agreed.Add(d, func(string) string { return " in a named route" }) // an error is told when they are loaded
+					_ = n.named.Add(d, func(string) string { return " in a named route" }) // an error is told when they are loaded
 				}
 				return nil
 			})

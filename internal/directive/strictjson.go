@@ -3,7 +3,6 @@ package directive
 import (
 	"bytes"
 	"encoding/json"
-	"reflect"
 	"regexp"
 	"slices"
 
@@ -14,12 +13,12 @@ import (
 // UnmarshalBlock decodes a block. It accepts known fields only, as Caddy does, and says which field is
 // meant by an unknown one.
 func UnmarshalBlock(text []byte, b *config.Block) error {
-	return unmarshalStrictly(text, b, fieldNames(b, new(config.Limit), new(config.Auto), new(config.Zone)))
+	return unmarshalStrictly(text, b, config.FieldNames(b, &b.Zones, new(config.Limit), new(config.Auto), new(config.Zone)))
 }
 
 // UnmarshalApp decodes the options of the app, as UnmarshalBlock does those of a block.
 func UnmarshalApp(text []byte, a *config.App) error {
-	return unmarshalStrictly(text, a, fieldNames(a, new(config.Redis), new(config.Memory)))
+	return unmarshalStrictly(text, a, config.FieldNames(a, new(config.Redis), new(config.Memory)))
 }
 
 // unmarshalStrictly decodes JSON, of which the fields are known.
@@ -55,15 +54,3 @@ var (
 	unknownField = regexp.MustCompile(`json: unknown field "(.*)"$`)
 	firstQuoted  = regexp.MustCompile(`"([a-z_]+)`)
 )
-
-// fieldNames returns the names of the fields in JSON of structs.
-func fieldNames(of ...any) (names []string) {
-	for _, v := range of {
-		for _, f := range reflect.VisibleFields(reflect.TypeOf(v).Elem()) {
-			if name := config.JsonName(f); name != "" && name != "-" {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}

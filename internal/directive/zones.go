@@ -18,8 +18,7 @@ import (
 // that there is none.
 func parseSomeEvents(text string) (int64, string) { return zone.ParseEvents(text, 1) }
 
-// parseZoneOption parses an option of mholt/caddy-ratelimit, if that is what the
-// current token is:
+// zoneParsers returns what parses the options of mholt/caddy-ratelimit, by their names:
 //
 //	zone <name> {
 //		match       @name | /path | <matcher...> | { ... }
@@ -39,36 +38,22 @@ func parseSomeEvents(text string) (int64, string) { return zone.ParseEvents(text
 //	sweep_interval <duration>
 //	log_key
 //	disable_metrics
-func parseZoneOption(helper httpcaddyfile.Helper, zones *config.Zones) (found bool, err error) {
-	switch name := helper.Val(); name {
-	case "zone":
-		err = parseZone(helper, zones)
-	case "distributed":
+func zoneParsers(helper httpcaddyfile.Helper, zones *config.Zones) map[string]func() error {
+	parsers := fieldParsers(helper.Dispenser, zones)
+	parsers["zone"] = func() error { return parseZone(helper, zones) }
+	parsers["distributed"] = func() error {
 		zones.Distributed = new(config.Distributed)
-		err = parseDistributed(helper, zones.Distributed)
-	case "storage":
+		return parseDistributed(helper, zones.Distributed)
+	}
+	parsers["storage"] = func() error {
 		if !helper.NextArg() {
-			return true, helper.Err("storage: nothing given; use a module, such as file_system <path>")
+			return helper.Err("storage: nothing given; use a module, such as file_system <path>")
 		}
 		zones.StorageRaw = caddyconfig.JSON(map[string]string{"module": helper.Val()}, nil)
 		helper.NextSegment() // has no effect, and the module need not be in this Caddy
-	case "sweep_interval":
-		var text string
-		if text, err = parseArgument(helper.Dispenser); err == nil {
-			zones.SweepInterval, err = config.Duration(text), parseEnd(helper.Dispenser, name)
-		}
-	case "log_key":
-		if zones.LogKey, err = parseFlag(helper.Dispenser); err == nil {
-			err = parseEnd(helper.Dispenser, name)
-		}
-	case "disable_metrics":
-		if zones.DisableMetrics, err = parseFlag(helper.Dispenser); err == nil {
-			err = parseEnd(helper.Dispenser, name)
-		}
-	default:
-		return false, nil
+		return nil
 	}
-	return true, err
+	return parsers
 }
 
 // repeatable reports whether an option of mholt/caddy-ratelimit may be there twice, as
@@ -174,17 +159,14 @@ func parseDistributed(helper httpcaddyfile.Helper, d *config.Distributed) error 
 	}
 	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
 		name := helper.Val()
-		into := map[string]*config.Duration{
-			"read_interval": &d.ReadInterval, "write_interval": &d.WriteInterval, "purge_age": &d.PurgeAge,
-		}[name]
-		if into == nil {
+		text := config.OptionsOf[string](d)[name]
+		if text == nil {
 			return unknownOption(helper.Dispenser, DistributedScope)
 		}
-		text, err := parseArgument(helper.Dispenser)
-		if err != nil {
+		var err error
+		if *text, err = parseArgument(helper.Dispenser); err != nil {
 			return err
 		}
-		*into = config.Duration(text)
 	}
 	return nil
 }
