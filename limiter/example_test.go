@@ -290,7 +290,7 @@ func ExampleKeeper() {
 	login := limiter.Bucket{Name: "login", Key: "alex", Limit: limiter.PerMinute(5), Cost: 1}
 	// A key that the bucket above denies twice is banned: for a minute, and then for an hour.
 	ban := limiter.Bucket{Name: "ban", Key: "alex", Limit: limiter.BanAfter(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
-	call := func() {
+	take := func() {
 		decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{login, ban}}, nil)
 		if err != nil {
 			fmt.Println(err)
@@ -299,19 +299,19 @@ func ExampleKeeper() {
 		sum := limiter.Summarize(decisions)
 		fmt.Println("denied", sum.Denied, "retry in", sum.RetryAfter)
 	}
-	call()
+	take()
 	level, err := store.Peek(ctx, login)
 	fmt.Println(level.Units, "used, room for", level.Remaining, err)
 
 	fmt.Println(store.Ban(ctx, ban, time.Hour))
-	call()
+	take()
 
 	for _, b := range []limiter.Bucket{ban, login} {
 		if _, err := store.Reset(ctx, b); err != nil {
 			fmt.Println(err)
 		}
 	}
-	call()
+	take()
 	// Output:
 	// denied false retry in 0s
 	// 1 used, room for 4 <nil>
