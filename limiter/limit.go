@@ -67,7 +67,7 @@ func ClockWindow(n int64, d time.Duration, start time.Time) Limit {
 }
 
 // SlidingWindow returns a Limit that admits n units in a time of d, as far as two
-// two counters can: it estimates that the units of the last window, which began at
+// counters can: it estimates that the units of the last window, which began at
 // a multiple of d since the Unix epoch by the store's clock, were spread evenly.
 // In a time of d it admits up to 2·n, like [ClockWindow], but only if they come
 // in two bursts far enough apart. n is from 1 to 2^24 − 1; d is a whole

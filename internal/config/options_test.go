@@ -13,7 +13,7 @@ func TestOptionsHaveRows(t *testing.T) {
 	forms := []string{"concurrency", "fixed_window", "sliding_window", "sliding_log", "warm_up", "rate", "max", "drip"}
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Limit]()) {
 		tag := f.Tag.Get("bucket")
-		for _, form := range strings.Fields(tag) {
+		for form := range strings.FieldsSeq(tag) {
 			if !slices.Contains(forms, form) && tag != "none" && tag != AnyBucket {
 				t.Errorf("%s: no bucket has the form %s", f.Name, form)
 			}

@@ -27,8 +27,9 @@ func Blocks(t *testing.T, path string) []Block {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var blocks []Block
-	for _, i := range Fenced.FindAllSubmatchIndex(text, -1) {
+	fenced := Fenced.FindAllSubmatchIndex(text, -1)
+	blocks := make([]Block, 0, len(fenced))
+	for _, i := range fenced {
 		indent := string(text[i[2]:i[3]])
 		blocks = append(blocks, Block{
 			Place:    fmt.Sprintf("%s:%d", path, 1+bytes.Count(text[:i[6]], []byte("\n"))),

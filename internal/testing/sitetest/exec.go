@@ -3,6 +3,7 @@ package sitetest
 import (
 	"context"
 	"os/exec"
+	"slices"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -27,9 +28,9 @@ func (h *execHandler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 // Handle implements caddyevents.Handler.
 func (h *execHandler) Handle(ctx context.Context, _ caddy.Event) error {
-	var args []string
-	for _, arg := range h.Command[1:] {
-		args = append(args, ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(arg, ""))
+	args := slices.Clone(h.Command[1:])
+	for i, arg := range args {
+		args[i] = ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(arg, "")
 	}
 	return exec.CommandContext(ctx, h.Command[0], args...).Run() //nolint:gosec // it is the recipe's
 }

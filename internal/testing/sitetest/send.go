@@ -155,7 +155,7 @@ func Dial(t testing.TB, addr string) net.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close() })
+	t.Cleanup(func() { _ = conn.Close() })
 	if err := conn.SetDeadline(time.Now().Add(Patience)); err != nil {
 		t.Fatal(err)
 	}

@@ -54,10 +54,10 @@ func run(m *testing.M) int {
 	// Nothing of the user's is read or written, here or in child processes.
 	for _, variable := range caddytest.Home(Storage) {
 		name, value, _ := strings.Cut(variable, "=")
-		os.Setenv(name, value)
+		_ = os.Setenv(name, value)
 	}
 	// With the race detector each process would sleep a second before it exits.
-	os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
+	_ = os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
 	state.Process.SweepInterval = time.Hour               // or what is drained by a clock of a test may be gone too early
 	state.Process.RedisCloseDelay = 20 * time.Millisecond // or the store of a test reports in the log of the next one
 	return m.Run()
