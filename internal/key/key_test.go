@@ -301,12 +301,14 @@ func TestKeysAreInjective(t *testing.T) {
 }
 
 // Guards any template with any values: it makes the text that Caddy makes of
-// it, without white space around the values, and different values different keys.
+// it, without white space around the values and with addresses in one spelling, and
+// different values different keys.
 func FuzzKey(f *testing.F) {
 	f.Add("{a}", "x", "", "y", "")
 	f.Add("{a}{b}", "ab", "c", "a", "bc")
 	f.Add("{a} {b}", "x y", "z", "x", "y z")
 	f.Add("x{a}", "1", "", "2", "")
+	f.Add("x{a}", "::0%zone", "", "192.0.2.1", "")
 	f.Add("{a}", "::ffff:192.0.2.1", "", "192.0.2.1", "")
 	f.Add("192.0.2.{a}", "1", "", "2", "")
 	f.Add("::{a}", "1", "", "01", "")
@@ -335,7 +337,7 @@ func FuzzKey(f *testing.F) {
 			repl, trimmed := caddy.NewEmptyReplacer(), caddy.NewEmptyReplacer()
 			for name, v := range values {
 				repl.Set(name, v)
-				trimmed.Set(name, textproto.TrimString(v))
+				trimmed.Set(name, k.Prefixes.Of(textproto.TrimString(v)))
 			}
 			key, own, err := k.Of(new(http.Request), repl)
 			if err != nil {
