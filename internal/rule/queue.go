@@ -306,7 +306,7 @@ func (s *Queues) freed(key queueKey, slots int64, used time.Duration) {
 	l := s.byKey[key]
 	switch {
 	case l == nil:
-	case l.leaves(time.Duration(slots) * used):
+	case l.leaves(slots, used):
 		l.timer.Reset(pollEvery)
 	case slots > 1:
 		s.wake(l, poll)
@@ -316,9 +316,10 @@ func (s *Queues) freed(key queueKey, slots int64, used time.Duration) {
 }
 
 // leaves reports whether a slot that was freed is left to other instances, after a request had
-// it for so long.
-func (l *queue) leaves(used time.Duration) bool {
-	if l.used += used; used == 0 || l.used < l.shareAfter || l.ring.Len() == 0 {
+// so many for so long.
+func (l *queue) leaves(slots int64, used time.Duration) bool {
+	l.used += time.Duration(min(float64(slots)*float64(used), float64(mostShareAfter))) // more makes no difference
+	if used == 0 || l.used < l.shareAfter || l.ring.Len() == 0 {
 		return false
 	}
 	l.used, l.left = 0, true

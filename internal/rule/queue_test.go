@@ -425,6 +425,18 @@ func TestInstancesShareSlots(t *testing.T) {
 	}
 }
 
+// TestSlotsOfCostlyRequestAreLeft guards that a queue leaves a slot to other instances also after
+// a request that had so many for so long that their product is more than a time can be.
+func TestSlotsOfCostlyRequestAreLeft(t *testing.T) {
+	for slots, used := range map[int64]time.Duration{1: 2 * time.Second, 1 << 20: time.Millisecond, 1 << 49: 2 * time.Hour} {
+		l := &queue{shareAfter: shareAfter}
+		l.ring.PushBack(nil)
+		if !l.leaves(slots, used) {
+			t.Errorf("%d slots for %v: none was left", slots, used)
+		}
+	}
+}
+
 // TestFreedSlotsAreUsed guards that several slots which are freed at once let as many requests in
 // at once, although only one of them is told.
 func TestFreedSlotsAreUsed(t *testing.T) {

@@ -1,6 +1,0 @@
-//go:build race
-
-package sitetest
-
-// RaceEnabled tells whether the race detector is on.
-const RaceEnabled = true
