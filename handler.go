@@ -233,7 +233,7 @@ func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request
 		v.deny(q, decider, wait)
 		return
 	}
-	if q.WaitOut(delay, v.outcome) != nil {
+	if !q.WaitOut(delay, v.outcome) {
 		v.leave()
 	}
 }

@@ -306,7 +306,8 @@ func (m *Memory) Usage() []LimitUsage {
 	return limits
 }
 
-// sweep removes drained buckets if a sweep is due.
+// sweep removes drained buckets if a sweep is due. All that changes buckets calls it, and so Unsaved
+// learns that something has changed.
 func (m *Memory) sweep(now int64) {
 	if last := m.sweptAt.Load(); now-last >= sweepEvery && m.sweptAt.CompareAndSwap(last, now) {
 		m.sweepTables(now, 1)

@@ -182,7 +182,7 @@ func (l *LimitBuilder) countsBytes() bool {
 	return l.ActualCost == rule.ActualBytes || l.Cost == bodyCost
 }
 
-// units returns the parser of numbers of what d limits.
+// units returns the parser of the units that l limits.
 func (l *LimitBuilder) units() option.Parser[int64] {
 	if l.countsBytes() {
 		return option.Bytes

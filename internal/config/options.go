@@ -23,9 +23,9 @@ const AnyBucket = "any"
 var Options = func() (all []Option) {
 	for i := range reflect.TypeFor[Limit]().NumField() {
 		f := reflect.TypeFor[Limit]().Field(i)
-		o := Option{JsonName(f), strings.Fields(strings.TrimPrefix(f.Tag.Get("bucket"), "none")), i}
+		o := Option{JSONName(f), strings.Fields(strings.TrimPrefix(f.Tag.Get("bucket"), "none")), i}
 		switch o.Name {
-		case "name", "auto": // what stands beside a word in a Caddyfile
+		case "name", "auto": // a Caddyfile has these after rate_limit and concurrency
 			continue
 		case "limits":
 			o.Name = "limit"
@@ -51,7 +51,7 @@ var (
 func FieldNames(of ...any) (names []string) {
 	for _, v := range of {
 		for i := range reflect.TypeOf(v).Elem().NumField() {
-			if name := JsonName(reflect.TypeOf(v).Elem().Field(i)); name != "" {
+			if name := JSONName(reflect.TypeOf(v).Elem().Field(i)); name != "" {
 				names = append(names, name)
 			}
 		}
@@ -59,8 +59,8 @@ func FieldNames(of ...any) (names []string) {
 	return names
 }
 
-// JsonName returns the name of a field in JSON, or "" if it is not in it.
-func JsonName(f reflect.StructField) string {
+// JSONName returns the name of a field in JSON, or "" if it is not in it.
+func JSONName(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return name
 }
@@ -71,8 +71,8 @@ func OptionsOf[T string | bool](of any) map[string]*T {
 	options := make(map[string]*T)
 	v := reflect.ValueOf(of).Elem()
 	for i := range v.NumField() {
-		if f := v.Type().Field(i); JsonName(f) != "" && f.Type.Kind() == reflect.TypeFor[T]().Kind() {
-			options[JsonName(f)] = v.Field(i).Addr().Convert(reflect.TypeFor[*T]()).Interface().(*T)
+		if f := v.Type().Field(i); JSONName(f) != "" && f.Type.Kind() == reflect.TypeFor[T]().Kind() {
+			options[JSONName(f)] = v.Field(i).Addr().Convert(reflect.TypeFor[*T]()).Interface().(*T)
 		}
 	}
 	return options
@@ -84,7 +84,7 @@ func FirstField(of any) string {
 	v := reflect.ValueOf(of).Elem()
 	for i := range v.NumField() {
 		if f := v.Type().Field(i); f.IsExported() && !v.Field(i).IsZero() {
-			return JsonName(f)
+			return JSONName(f)
 		}
 	}
 	return ""

@@ -79,7 +79,7 @@ func (n *blockNames) addWithin(text json.RawMessage) {
 		if c, err := compile.New(b, option.Later); err == nil {
 			_ = c.Check(func(_ *config.Limit, d *compile.LimitBuilder, err error) error {
 				if err == nil {
-					_ = n.named.Add(d, func(string) string { return " in a named route" }) // an error is told when they are loaded
+					_ = n.named.Add(d, func(string) string { return " in a named route" }) // an error is reported when they are loaded
 				}
 				return nil
 			})

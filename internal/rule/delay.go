@@ -19,10 +19,10 @@ const lookEvery = 250 * time.Millisecond
 var ErrLeft = RefusalError{Status: statusClientLeft, Err: context.Canceled}
 
 // WaitOut waits until the request, which is admitted, may pass. It stays charged if its client
-// leaves before, and does not pass.
-func (q *Request) WaitOut(wait time.Duration, res *outcome.Outcome) error {
+// leaves before, and does not pass: WaitOut returns false then.
+func (q *Request) WaitOut(wait time.Duration, res *outcome.Outcome) bool {
 	if wait == 0 {
-		return nil
+		return true
 	}
 	start, timer, look := time.Now(), time.NewTimer(wait), time.NewTicker(lookEvery)
 	defer func() {
@@ -32,7 +32,7 @@ func (q *Request) WaitOut(wait time.Duration, res *outcome.Outcome) error {
 	}()
 	for waits := true; !clientLeft(q.http); {
 		if !waits {
-			return nil
+			return true
 		}
 		select {
 		case <-timer.C:
@@ -42,7 +42,7 @@ func (q *Request) WaitOut(wait time.Duration, res *outcome.Outcome) error {
 		}
 	}
 	q.settleUnpassed()
-	return ErrLeft
+	return false
 }
 
 // connKey is the key of a request's connection in its context.
