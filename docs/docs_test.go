@@ -29,6 +29,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -53,7 +54,7 @@ func documents(t *testing.T) []string {
 // one of language `json` is valid as a configuration or as a handler. The other
 // languages have tests of their own below, and a language without a test fails.
 func TestDocumentedCode(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -101,7 +102,7 @@ func TestDocumentedCode(t *testing.T) {
 // TestSnippetsPassCheck guards that `caddy rate-limit check` has no warning for what people
 // copy from the documents, unless the text after the code says that it has.
 func TestSnippetsPassCheck(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)

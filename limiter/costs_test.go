@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/costtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -46,7 +47,7 @@ func costly(n int) (*Memory, Request) {
 // TestTakeAllocations guards that a decision in this process allocates nothing,
 // however many limits a site has: with garbage, requests wait for its collection.
 func TestTakeAllocations(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for _, tc := range []struct {
 		buckets int
 		ceiling float64
@@ -71,7 +72,7 @@ func TestSharedTakeAllocations(t *testing.T) {
 	if testing.Short() {
 		t.Skip(longTest)
 	}
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const ceiling, ceilingBytes = 3, 184
 	server := redistest.Start(t)
 	for _, tc := range []struct {
@@ -103,7 +104,7 @@ func TestSharedTakeAllocations(t *testing.T) {
 // TestTimedTakeTime guards that a decision in this process does not become slower: what it
 // takes is most of what a handler adds to a request with many limits.
 func TestTimedTakeTime(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	var tasks []costtest.Task
 	for _, tc := range []struct {
 		buckets int

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -46,7 +47,7 @@ func TestMemoryOfLogs(t *testing.T) {
 	if testing.Short() {
 		t.Skip(longTest)
 	}
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for _, tc := range []struct {
 		name                string
 		keys, units, limits int

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
@@ -448,7 +449,7 @@ func TestLeasesSpareWaits(t *testing.T) {
 // whatever is lost and whichever node crashes; reports never have a request wait, and leases have
 // fewer wait than exact decisions.
 func TestFar(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	server := newFarServer(t, redistest.Start(t))
 	near, away := farNetwork{rtt: time.Millisecond}, farNetwork{rtt: 40 * time.Millisecond}
 	faults := farNetwork{rtt: 20 * time.Millisecond, loss: 0.02, crashes: 5}

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 )
 
 // flying is a query in flight as a list has it, with what each of its buckets has met.
@@ -204,7 +205,7 @@ func busy(b Bucket, n int, same bool) (*fallback, map[string]func()) {
 // for the same one, does not delay a decision: with 20 000 in flight, a walk through them
 // takes some hundred times as long as all else.
 func TestTimedDecisionsDoNotWalkWhatIsInFlight(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const n, calls, most = 20_000, 50, 4
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 1 << 40, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	_, alone := busy(b, 0, false)
@@ -234,7 +235,7 @@ func TestTimedDecisionsDoNotWalkWhatIsInFlight(t *testing.T) {
 // TestFlightsAllocateNothing guards that queries which come and go need no memory again,
 // however many others are in flight.
 func TestFlightsAllocateNothing(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	f, _ := busy(hourly(10), 20_000, false)
 	var queries []*query
 	for i := range 500 {

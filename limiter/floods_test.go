@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -48,7 +49,7 @@ func (f *flooded) usage(name string) LimitUsage {
 // its limit gets nothing extra, and full buckets of inactive clients stay while
 // the flood's buckets are emptier.
 func TestFloodServesNewcomers(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const most, size, flood, drips = 2000, 10, 5000, 60
 	for _, per := range []int{1, 2, 5, 10} {
 		t.Run(fmt.Sprintf("per=%d", per), func(t *testing.T) {
@@ -132,7 +133,7 @@ func TestFloodServesNewcomers(t *testing.T) {
 // TestFloodOfOneLimit guards that a flood on a slow limit affects no other limit:
 // other buckets stay, and newcomers there find room, even if the process is full.
 func TestFloodOfOneLimit(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const most, kept = 10_000, 1000
 	f := newFlooded(t)
 	f.m.SetMaxKeys(most)
@@ -175,7 +176,7 @@ func TestFloodOfOneLimit(t *testing.T) {
 // bucket: its keys have to fill about as many buckets as the limit holds.
 func TestFloodDisplacesFullBucket(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const most, size = 5000, 10
 	for n := range 9 {
 		fill, drip := []int{size / 2, size - 1, size}[n%3], []int64{1, 4, size}[n/3]
@@ -273,7 +274,7 @@ func TestLoweredMaxKeys(t *testing.T) {
 // TestTableAgainstMap compares a table with a map under random insertions, changes
 // and removals, with hashes that cluster in a few places and at the table's end.
 func TestTableAgainstMap(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for seed := range uint64(8) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var account table

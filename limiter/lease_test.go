@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -297,7 +298,7 @@ func TestLeasesLeaveRoomForCosts(t *testing.T) {
 // on them anyway, as other buckets of theirs are requested rarely.
 func TestLeasesOfOtherBuckets(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	f := newFleet(t, redistest.Start(t), 1)
 	lease := Lease(100 * time.Millisecond)
 	all := Bucket{Name: "all", Limit: Limit{Size: 100_000, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: lease}
@@ -370,7 +371,7 @@ func TestLeaseSlotsAreGivenUp(t *testing.T) {
 // several of them at once.
 func TestLeasesAheadOfRoom(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	f := newFleet(t, redistest.Start(t), 1)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 10, DripInterval: time.Millisecond, DripSize: 1}, Cost: 1}
 	flood := func(b Bucket) (admitted, asked int) {
@@ -408,7 +409,7 @@ func TestLeasesAheadOfRoom(t *testing.T) {
 // and if the full bucket is a dry run all are admitted.
 func TestLeasesOfSeveralBuckets(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for _, dryRun := range []bool{false, true} {
 		t.Run(fmt.Sprint("dry run ", dryRun), func(t *testing.T) {
 			f := newFleet(t, redistest.Start(t), 1)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -151,7 +152,7 @@ func TestNamesAreAnyText(t *testing.T) {
 // TestAllowAllocatesNothing guards that a request of one bucket makes no garbage, whether it
 // is admitted or denied.
 func TestAllowAllocatesNothing(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	l := Limiter{Store: NewMemory(), Name: "api", Limit: FixedWindow(500, time.Hour)}
 	if n := testing.AllocsPerRun(1000, func() { _, _ = l.Allow(t.Context(), "k") }); n > 0 {
 		t.Errorf("%v allocations", n)

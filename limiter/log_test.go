@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -231,7 +232,7 @@ func TestLogOfManyEntries(t *testing.T) {
 // denied.
 func TestLogTakesFewSteps(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	server := redistest.Start(t)
 	v := newClockedRedis(t, server, "rl:")
 	b := logBucket(bucket.MaxLogUnits, time.Minute, 1)
@@ -272,7 +273,7 @@ func TestLogTakesFewSteps(t *testing.T) {
 // units in their entries start over: both stores still agree on every request.
 func TestLogSumsBeginAnew(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const sums = 1 << 24
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	m := NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })

@@ -24,15 +24,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// singleGoroutine skips a test of one goroutine if the race detector is on: that has
-// nothing to find there, and makes it many times slower.
-func singleGoroutine(t *testing.T) {
-	t.Helper()
-	if raceEnabled {
-		t.Skip("one goroutine: nothing for the race detector")
-	}
-}
-
 // longTest is why a test is skipped by go test -short.
 const longTest = "takes long: make check runs it"
 

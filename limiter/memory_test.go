@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -218,7 +219,7 @@ func inTables(m *Memory, n int, few uint64, b Bucket) []Bucket {
 // TestMemoryDoesNotAllocate guards that decisions on existing buckets do not
 // allocate, whether these are clean, dirty, or shared for lack of room.
 func TestMemoryDoesNotAllocate(t *testing.T) {
-	singleGoroutine(t) // a sync.Pool forgets some of what it has under the race detector
+	racetest.SingleGoroutine(t) // a sync.Pool forgets some of what it has under the race detector
 	whose := map[string]func(m *Memory, req Request){
 		"own":   func(*Memory, Request) {},
 		"dirty": func(m *Memory, req Request) { takeInstead(m, req) },
@@ -346,7 +347,7 @@ func TestMemoryRemovesDrainedBuckets(t *testing.T) {
 // lost or changed as tables grow, are swept and rebuilt.
 func TestMemoryAgainstMap(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const keys, crowded, steps = 2000, 4, 60_000
 	var now time.Duration
 	m, p := NewMemoryWithClock(func() time.Duration { return now }), plain{}
@@ -419,7 +420,7 @@ func TestMemoryAgainstMap(t *testing.T) {
 // dirty buckets included.
 func TestMemoryOneBucketMatchesSeveral(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const keys, steps = 300, 200_000
 	now := time.Hour
 	clock := func() time.Duration { return now }
@@ -796,7 +797,7 @@ func keyed(n int, b Bucket) []Bucket {
 // TestMemoryBytesPerBucket guards the maximum memory per bucket, and that it does
 // not depend on the number of buckets or the order in which they come.
 func TestMemoryBytesPerBucket(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for _, keys := range []int{30_000, 100_000, 300_000, 1_000_000} {
 		m := NewMemoryWithClock(frozen)
 		b := Bucket{Name: "b", Limit: Limit{Size: 9, DripInterval: time.Hour, DripSize: 1}, Cost: 1, MaxKeys: keys}

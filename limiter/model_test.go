@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 )
 
@@ -143,7 +144,7 @@ func few(n int) int {
 // moves by hand.
 func checkTraces(t *testing.T, n int, property func(*rapid.T)) {
 	t.Helper()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	testseed.Check(t, max(n, (*minTraces+99)/100), property)
 }
 

@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 )
 
 // TestRateHoldsOverLongTimes guards what a client gets over a long time, drip by
 // drip in a store: size at once, and then n every d.
 func TestRateHoldsOverLongTimes(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for _, tc := range []struct {
 		n    int64
 		d    time.Duration

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -87,7 +88,7 @@ func TestReportsKeepBound(t *testing.T) {
 // from many nodes that lasts, they admit the rate of the limit.
 func TestReportsKeepRate(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const nodes, seconds = 5, 20
 	f := newFleet(t, redistest.Start(t), nodes)
 	b := Bucket{Name: "b", Key: "k", Limit: Limit{Size: 50, DripInterval: 10 * time.Millisecond, DripSize: 1}, Cost: 1, Consistency: Eventual(100 * time.Millisecond)}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 )
 
 // savedEpoch is the time of day at which the clocks of these tests begin, in µs.
@@ -192,7 +194,7 @@ func TestMemorySavedWhileClockIsSet(t *testing.T) {
 // many limits of one name, or too many in all; and that as many can be loaded as there may be.
 func TestMemorySavedMixed(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	now := int64(savedEpoch)
 	many := func(i int) Bucket {
 		return Bucket{Name: fmt.Sprint("n", i/maxShapes), Key: "k", Limit: FixedWindow(5, time.Hour+time.Duration(i)*time.Second), Cost: 2}
@@ -459,7 +461,7 @@ func TestMemoryLoadsNothingDamaged(t *testing.T) {
 // and saved without a panic.
 func TestMemoryLoadsAnything(t *testing.T) {
 	t.Parallel()
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	original, loaded, refused := savedAll(t, 0), 0, 0
 	original = original[:len(original)-4]
 	limits := limitsToSave()

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 )
 
 // TestShareUnderFlood fills a limit that evicts nothing with keys from few or many
@@ -11,7 +13,7 @@ import (
 // from other networks are served, that those from flooded networks share a bucket,
 // and that no bucket is lost.
 func TestShareUnderFlood(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const most, honest = 5000, 1000
 	for _, tc := range []struct{ networks, denied int }{
 		{1, 1},
@@ -153,7 +155,7 @@ func TestDrainedBucketsMakeRoom(t *testing.T) {
 // the room of others, however many of them are flooded and however large they are:
 // a full bucket of another limit stays full.
 func TestSharingLimitsLeaveRoom(t *testing.T) {
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for _, tc := range []struct{ limits, maxKeys int }{{1, 2000}, {2, 0}, {5, 0}} {
 		t.Run(fmt.Sprint(tc), func(t *testing.T) {
 			var now time.Duration

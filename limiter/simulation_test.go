@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
@@ -43,7 +44,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 	}
 	total := simulated{}
 	all := *histories
-	if raceEnabled || testing.Short() {
+	if racetest.Enabled || testing.Short() {
 		all /= 4 // they run in one goroutine
 	}
 	for seed := range uint64(all) { //nolint:gosec // not negative

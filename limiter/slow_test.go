@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -103,7 +104,7 @@ func TestLateReplies(t *testing.T) {
 	if testing.Short() {
 		t.Skip(longTest)
 	}
-	singleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	const size = 20
 	epoch := time.Unix(0, 0)
 	server := redistest.Start(t)

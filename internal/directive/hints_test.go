@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 )
 
 // refusedValue matches the error for a value of an option: the option, the value, and what to
@@ -43,7 +43,7 @@ func hinted(hint string) (values []string) {
 // what these say to use: the examples, the words and the ends of a range. Another error may say
 // more, such as what else the option needs.
 func TestHintsAreValid(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	files, err := filepath.Glob("internal/directive/testdata/options/*.txt")
 	if err != nil {
 		t.Fatal(err)

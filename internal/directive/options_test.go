@@ -21,6 +21,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -33,7 +34,7 @@ import (
 // line, \n a line break within quotes and \t a tab. The line "in" above rows is the
 // configuration around them, which are at its three dots; "env" sets a variable.
 func TestOptions(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	files, err := filepath.Glob("internal/directive/testdata/options/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found no files: %v", err)
@@ -333,7 +334,7 @@ var hintSamples = map[string]string{
 
 // TestHints guards that each hint applies: what it says to write loads in place of what was written.
 func TestHints(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	within := map[*directive.Scope][]string{ // a hint may need others beside it
 		directive.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
 		directive.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
@@ -396,7 +397,7 @@ func TestHints(t *testing.T) {
 // TestSuggestionsLoad guards that what an error in testdata/options says to write can be written: if
 // it is put into place, the configuration loads.
 func TestSuggestionsLoad(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	files, err := filepath.Glob("internal/directive/testdata/options/*.txt")
 	if err != nil {
 		t.Fatal(err)

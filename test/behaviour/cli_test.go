@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -253,7 +254,7 @@ func TestHelp(t *testing.T) {
 // TestCommandsRefuseBadInput guards the one line that a command says to input that
 // it can't use, and exit status 1.
 func TestCommandsRefuseBadInput(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
 	address := "--address=" + a.Addr
 	nobody := redistest.FreeAddr(t)

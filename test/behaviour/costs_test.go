@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/costtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -23,7 +24,7 @@ import (
 // TestRequestBytes guards how much garbage the handler makes of each request, beside
 // what Caddy makes: most of it are the values of header fields.
 func TestRequestBytes(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	for _, c := range handlerCosts(t) {
 		n := costtest.Bytes(c.with, c.without)
 		if n > c.bytes {
@@ -34,7 +35,7 @@ func TestRequestBytes(t *testing.T) {
 
 // TestRequestTime guards that the handler does not become slower.
 func TestRequestTime(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	var tasks []costtest.Task
 	for _, c := range handlerCosts(t) {
 		tasks = append(tasks, costtest.Task{Name: c.name, Run: c.with, Without: c.without, Ceiling: c.hashes})

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/testseed"
@@ -22,7 +23,7 @@ import (
 func TestAnyKeyIsNamedAsShown(t *testing.T) {
 	keys := []string{"a", "\xff", "\xfe", "\ufffd", `"\xff"`, `"`, `"a"`, `"a`, `\xff`, "%ff", "é\xc3", "a,\xff", "\x00", "a\nb", "\x1b[2J\u202e", "\xed\xa0\x80"}
 	byCommand := len(keys)
-	if sitetest.RaceEnabled {
+	if racetest.Enabled {
 		byCommand = 1 // each one is several processes
 	}
 	random := rand.New(rand.NewPCG(testseed.Base(), 0)) //nolint:gosec // a test

@@ -26,6 +26,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -358,7 +359,7 @@ func TestMetricsDoNotGrow(t *testing.T) {
 	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
 	const callers = 4
 	keys := 100_000
-	if sitetest.RaceEnabled {
+	if racetest.Enabled {
 		keys /= 10
 	}
 	redistest.Together(t, callers, func(caller int) {

@@ -168,7 +168,7 @@ func TestPeekInDryRun(t *testing.T) {
 func jsonNames(of reflect.Type) map[string]bool {
 	names := make(map[string]bool)
 	for _, f := range reflect.VisibleFields(of) {
-		if name := config.JsonName(f); name != "" {
+		if name := config.JSONName(f); name != "" {
 			names[name] = true
 		}
 	}

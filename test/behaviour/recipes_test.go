@@ -23,6 +23,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -589,7 +590,7 @@ func recipeWebsockets(r recipe) {
 		})
 	})
 	r.sub("without stream_close_delay", func(r recipe) {
-		if sitetest.RaceEnabled {
+		if racetest.Enabled {
 			r.t.Skip("Caddy counts what such a connection has written while it closes it: a race of its own")
 		}
 		c := r.config(1, "localhost:9000", upstream, "stream_close_delay 1h", "")

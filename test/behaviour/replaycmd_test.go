@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -196,14 +197,7 @@ func TestReplayOverwrites(t *testing.T) {
 	t.Parallel()
 	config, log := sitetest.ConfigFile(t, replaySite), replayLog(t)
 	dir := sitetest.TempDir(t)
-	write := func(name, text string) string {
-		t.Helper()
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
+	write := func(name, text string) string { return sitetest.WriteFile(t, dir, name, text) }
 	link := filepath.Join(dir, "link.html")
 	if err := os.Symlink(log, link); err != nil {
 		t.Fatal(err)
@@ -353,7 +347,7 @@ func TestReplayAdvisesLatency(t *testing.T) {
 // TestReplayClients guards that the virtual host of a line is not taken for its client, and
 // that a log without clients that can be told apart says so first, or is refused.
 func TestReplayClients(t *testing.T) {
-	sitetest.SingleGoroutine(t)
+	racetest.SingleGoroutine(t)
 	t.Parallel()
 	const n = 200
 	lines := func(fields string) string {

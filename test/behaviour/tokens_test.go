@@ -25,6 +25,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -327,7 +328,7 @@ func TestTokensOfManyStreams(t *testing.T) {
 // off after any event: the most of the cost, the number so far, and what text and request may
 // have been.
 func TestTokensOfBrokenStreams(t *testing.T) {
-	if sitetest.RaceEnabled {
+	if racetest.Enabled {
 		t.Skip("Caddy's access log reads how much of a body was read while the transport of reverse_proxy still reads it")
 	}
 	body, err := os.ReadFile(apiBodies + "anthropic-stream-1140.txt")

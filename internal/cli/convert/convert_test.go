@@ -2,7 +2,6 @@ package convert_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
@@ -19,6 +17,7 @@ import (
 	_ "github.com/seed-387a6c65/caddy-ratelimit" // what is converted must load
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 )
 
 var record = flag.Bool("record", false, "write the files that TestConvert compares with")
@@ -48,15 +47,7 @@ func validateConverted(text string) error {
 	if err != nil || len(warnings) > 0 {
 		return fmt.Errorf("%w, warnings: %v", err, warnings)
 	}
-	var cfg caddy.Config
-	if err := caddy.StrictUnmarshalJSON(config, &cfg); err != nil {
-		return err
-	}
-	cfg.Admin = &caddy.AdminConfig{Disabled: true}
-	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
-		"default": {BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`)}},
-	}}
-	return caddy.Validate(&cfg)
+	return configtest.ValidateAsCaddy(config)
 }
 
 // TestConvert guards what configurations of other limiters become, and what is noted

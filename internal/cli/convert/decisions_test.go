@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -307,14 +306,7 @@ schema:
 func TestConvertCommand(t *testing.T) {
 	t.Parallel()
 	dir := sitetest.TempDir(t)
-	write := func(name, text string) string {
-		t.Helper()
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
+	write := func(name, text string) string { return sitetest.WriteFile(t, dir, name, text) }
 	text, err := os.ReadFile("internal/cli/convert/testdata/login.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package sitetest
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"reflect"
 	"strings"
@@ -36,16 +35,8 @@ func (a *Admin) Send(method, path, body string) (int, string) {
 		a.t.Fatal(err)
 	}
 	req.Header = a.Header.Clone()
-	res, err := a.Client.Do(req)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return res.StatusCode, string(text)
+	answer := do(a.t, a.Client, req)
+	return answer.StatusCode, answer.Text
 }
 
 // Ask sends a request, which is to succeed, and returns its answer.

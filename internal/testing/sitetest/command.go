@@ -57,7 +57,13 @@ func RunCommandIn(t testing.TB, dir string, args ...string) Output {
 // ConfigFile writes a Caddyfile.
 func ConfigFile(t testing.TB, text string) string {
 	t.Helper()
-	file := filepath.Join(TempDir(t), "Caddyfile")
+	return WriteFile(t, TempDir(t), "Caddyfile", text)
+}
+
+// WriteFile writes a file in a directory, and returns its path.
+func WriteFile(t testing.TB, dir, name, text string) string {
+	t.Helper()
+	file := filepath.Join(dir, name)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

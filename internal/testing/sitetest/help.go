@@ -7,23 +7,16 @@ import (
 	"os"
 	"testing"
 	"time"
-)
 
-// SingleGoroutine skips a test of one goroutine if the race detector is on: that has
-// nothing to find there, and makes it many times slower.
-func SingleGoroutine(t *testing.T) {
-	t.Helper()
-	if RaceEnabled {
-		t.Skip("one goroutine: nothing for the race detector")
-	}
-}
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
+)
 
 // OverHTTP3 skips a test under the race detector. Caddy v2.11.9 may start its tls app
 // after its servers, and the detector, which sees that a read of TCP comes after the write,
 // does not see it of UDP.
 func OverHTTP3(t *testing.T) {
 	t.Helper()
-	if RaceEnabled {
+	if racetest.Enabled {
 		t.Skip("HTTP/3: a handshake looks like a race with the start of Caddy's tls app")
 	}
 }

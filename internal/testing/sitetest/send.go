@@ -60,16 +60,23 @@ func (s *Site) sendContext(ctx context.Context, method, path string, header ...s
 			req.Header.Add(name, value)
 		}
 	}
-	res, err := s.Client.Do(req)
+	answer := do(s.t, s.Client, req)
+	s.Requests.Add(1)
+	return answer
+}
+
+// do sends a request and returns the whole answer.
+func do(t testing.TB, client *http.Client, req *http.Request) Answer {
+	t.Helper()
+	res, err := client.Do(req)
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	s.Requests.Add(1)
 	return Answer{res, string(body)}
 }
 
