@@ -384,8 +384,8 @@ func TestClientsShareQueue(t *testing.T) {
 }
 
 // TestInstancesShareSlots guards that of instances whose clients wait for the same slots, each has a
-// part of them, at least half of what the average has; and how much of the slots is
-// used, also by one instance alone.
+// part of them, however many clients it has: at least half of what the average has in two minutes;
+// and how much of the slots is used, also by one instance alone.
 func TestInstancesShareSlots(t *testing.T) {
 	for _, tc := range []struct {
 		slots, instances int
@@ -408,7 +408,7 @@ func TestInstancesShareSlots(t *testing.T) {
 				p := newSlots(0, time.Hour)
 				p.sharedSlots = pool
 				all.Go(func() {
-					served[i] = p.serve(t, 2+tc.slots, tc.hold, end)
+					served[i] = p.serve(t, (2+tc.slots)*(1+3*i), tc.hold, end)
 					p.checkEmpty(t)
 				})
 			}
