@@ -295,7 +295,7 @@ func (s *Queues) remove(w *waiter, served bool) {
 	}
 }
 
-// freed gives the next request in a queue a turn, after so many slots were freed. Where other instances
+// freed gives the next request in a queue a turn, after this many slots were freed. Where other instances
 // share them, used is for how long a request had one.
 func (s *Queues) freed(key queueKey, slots int64, used time.Duration) {
 	if s.open.Load() == 0 {
@@ -315,8 +315,8 @@ func (s *Queues) freed(key queueKey, slots int64, used time.Duration) {
 	}
 }
 
-// leaves reports whether a slot that was freed is left to other instances, after a request had
-// so many for so long.
+// leaves reports whether a slot that was freed is left to other instances, after a request has used
+// this many slots for this long.
 func (l *queue) leaves(slots int64, used time.Duration) bool {
 	l.used += time.Duration(min(float64(slots)*float64(used), float64(mostShareAfter))) // more makes no difference
 	if used == 0 || l.used < l.shareAfter || l.ring.Len() == 0 {

@@ -155,7 +155,7 @@ func startNode(t testing.TB, write func(*node) string) (n *node) {
 // tempDir returns a directory for the length of the test.
 func tempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "node") // the name of t.TempDir has that of the test in it
+	dir, err := os.MkdirTemp("", "node") // the name of t.TempDir contains the name of the test
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ func numbersWith(b *rule.Bucket, interval, drip any) adminjson.Numbers {
 	return n
 }
 
-// Policies returns the policies of a bucket. That of a min_interval has few of those of its limit.
+// Policies returns the policies of a bucket. The bucket of a min_interval has few of the policies of its limit.
 func Policies(b *rule.Bucket) adminjson.Policies {
 	p := LimitPolicies(b.Limit)
 	if !b.IsMain() {

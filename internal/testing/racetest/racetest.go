@@ -1,4 +1,4 @@
-// Package racetest tells tests whether the race detector is on.
+// Package racetest reports whether the race detector is on, and skips tests that gain nothing from it.
 package racetest
 
 import "testing"

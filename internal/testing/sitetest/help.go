@@ -32,7 +32,7 @@ func Eventually(t testing.TB, what string, ok func() bool) {
 }
 
 // TempDir returns a directory for the length of the test. The name of t.TempDir
-// has that of the test in it, which Caddy may take for a placeholder.
+// contains the name of the test, which Caddy may take for a placeholder.
 func TempDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(Storage, "test")

@@ -22,7 +22,7 @@ func (e Entry) Is(level, logger string) bool {
 	return e["level"] == level && strings.HasPrefix(name, logger)
 }
 
-// Text returns the entry but for Caddy's own copy of the request, which holds
+// Text returns the entry without Caddy's own copy of the request, which holds
 // what the client sent.
 func (e Entry) Text() string {
 	rest := make(Entry, len(e))
@@ -85,7 +85,7 @@ func (s *Site) LastAccess() Entry {
 	return nil
 }
 
-// ReadEntries reads a log file, but for a line that is still being written.
+// ReadEntries reads a log file, except a line that is still being written.
 func ReadEntries(t testing.TB, path string) []Entry {
 	t.Helper()
 	text, err := os.ReadFile(path)
