@@ -33,7 +33,7 @@ test-untimed:
 test-timed:
 	go test -count=1 $(HOW) -p 1 -parallel 1 -run '$(TIMED)' ./limiter ./limiter/internal/redisscript
 
-# All that CI runs, besides the README's example: some twenty-five minutes. What tests draw
+# All that CI runs, besides the README's example: some fifty minutes on two cores. What tests draw
 # at random differs from commit to commit and is the same for one: make check SEED=n draws
 # something else. The faults leave most of the machine idle, and other tests some of it, so
 # what does not measure time runs beside them, with a priority that gives way to everything else.
