@@ -259,8 +259,9 @@ func TestTokensInParallel(t *testing.T) {
 // what is kept of them is little and let go: Caddy has less than 50 kB more for each than without
 // a limit, though half are compressed.
 func TestTokensOfManyStreams(t *testing.T) {
-	const streams = 1000
-	arrived, proceed := make(chan struct{}, streams), make(chan struct{})
+	const streams, group = 1000, 50
+	arrived := make(chan struct{}, streams)
+	var proceed atomic.Pointer[chan struct{}]
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		out, flush := io.Writer(w), http.NewResponseController(w).Flush
@@ -272,8 +273,9 @@ func TestTokensOfManyStreams(t *testing.T) {
 		}
 		fmt.Fprint(out, "data: {\"choices\":[{\"delta\":{\"content\":\"word\"}}],\"usage\":null}\n\ndata: {\"usage\":{\"total")
 		_ = flush()
+		end := *proceed.Load()
 		arrived <- struct{}{}
-		<-proceed
+		<-end
 		fmt.Fprint(out, "_tokens\":77}}\n\n")
 	})
 	s := sitetest.StartConfig(t, sitetest.Config{
@@ -283,9 +285,23 @@ func TestTokensOfManyStreams(t *testing.T) {
 	transport := &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	defer transport.CloseIdleConnections()
+	arrive := func() {
+		select {
+		case <-arrived:
+		case <-time.After(sitetest.Patience):
+			t.Fatal("some streams do not arrive")
+		}
+	}
 	heap := func(path string) int64 { // while all are open
+		end := make(chan struct{})
+		proceed.Store(&end)
 		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer close(end)
 		for i := range streams {
+			if i >= group { // more at once may wait longer than Caddy gives a dial
+				arrive()
+			}
 			wg.Go(func() {
 				req, _ := http.NewRequestWithContext(t.Context(), "GET", s.URL(path+[]string{"", "z"}[i%2]), nil)
 				res, err := transport.RoundTrip(req)
@@ -297,20 +313,12 @@ func TestTokensOfManyStreams(t *testing.T) {
 				res.Body.Close()
 			})
 		}
-		for range streams {
-			select {
-			case <-arrived:
-			case <-time.After(sitetest.Patience):
-				t.Error("some streams do not arrive")
-			}
+		for range group {
+			arrive()
 		}
 		var m runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&m)
-		for range streams {
-			proceed <- struct{}{}
-		}
-		wg.Wait()
 		return int64(m.HeapAlloc)
 	}
 	heap("/none") // what is made once
