@@ -257,10 +257,10 @@ func TestConnectingIsNotUp(t *testing.T) {
 	}
 }
 
-// TestFirstRequestsAreDecidedByRedis guards that a config waits for Redis, so that a server
+// TestTimedFirstRequestsAreDecidedByRedis guards that a config waits for Redis, so that a server
 // far away decides the first request too, also one that a reload names; but no longer than
 // connectWait for one that does not answer, and not for one that is known.
-func TestFirstRequestsAreDecidedByRedis(t *testing.T) {
+func TestTimedFirstRequestsAreDecidedByRedis(t *testing.T) {
 	far := func() string {
 		proxy := redistest.StartProxy(t, redistest.Start(t).Addr)
 		proxy.Delay(60 * ms) // three times to connect, once for a request
