@@ -54,6 +54,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 //		}
 //		memory {
 //			max_keys <n>
+//			persist  <path> | off
 //		}
 //		on_error    fallback | allow | deny
 //		consistency exact | lease <duration> | eventual <duration>

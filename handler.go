@@ -213,7 +213,8 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (v verdict) {
 	return v
 }
 
-// charge charges the request to the limits that a store keeps, and sets the header fields.
+// charge charges the request to the limits that a store keeps, counts what was decided, sets
+// the header fields, and waits out a delay.
 func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, v *verdict) {
 	began := time.Now()
 	delay, err := q.Decide(h.store, rule.How{

@@ -16,7 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// denial is the error of a request that a limit denied: the result of that limit,
+// denial is the error of a request that a limit denied: the entry of that limit,
 // and the wait that the client is told, 0 if none would help.
 type denial struct {
 	*outcome.Entry

@@ -25,7 +25,7 @@ import (
 //     denial, because the server may have lost what the bucket was full of. All
 //     buckets become dirty when a server is found to have restarted.
 //   - All buckets become dirty when something is first sent to a store that keeps
-//     its buckets in another place than the one before, see takeLead.
+//     its buckets at another location than the one before, see takeLead.
 //   - A request for a dirty bucket reports the level that the bucket holds, and
 //     how many units are in flight next to it, for which there must be room too. If nothing
 //     was decided here, both sides know the same charges, and their times differ only by
@@ -64,7 +64,7 @@ type traffic struct {
 }
 
 // newFallback returns a fallback to m for servers that may answer late by up to
-// timeout, and keep their buckets in the given place.
+// timeout, and keep their buckets at the given location.
 func newFallback(m *Memory, timeout time.Duration, location string) *fallback {
 	m.traffic.mu.Lock()
 	defer m.traffic.mu.Unlock()
@@ -95,7 +95,7 @@ func (f *fallback) close() {
 
 // takeLead reports whether a bucket may be marked clean when f's servers know its
 // level. That is so for the newest fallback that has sent something, which leads,
-// and others with the same place. When the lead changes, the new servers know
+// and others with the same location. When the lead changes, the new servers know
 // nothing of what others were sent, so buckets become dirty, and what is charged and not
 // answered is known here alone.
 func (f *fallback) takeLead() bool {
@@ -474,7 +474,7 @@ func (f *fallback) findInFlight(req Request, w *scratch) {
 	}
 }
 
-// keep starts counting as in flight what a request holds until it is settled, of which that
+// hold starts counting as in flight what a request holds until it is settled, of which that
 // server knows, if any.
 func (f *fallback) hold(k *reservation, server *redisscript.Server) {
 	if k.query.counted {

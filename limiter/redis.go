@@ -27,7 +27,7 @@ type Redis struct {
 	fallback  *fallback // nil if there is none
 	client    client
 	denyCache *denyCache
-	location  string               // identifies where the buckets are, see RedisOptions.place
+	location  string               // identifies where the buckets are, see RedisOptions.location
 	clock     func() time.Duration // never goes back
 	closed    atomic.Bool
 	ledger    ledger

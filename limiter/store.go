@@ -142,7 +142,7 @@ type Bucket struct {
 	later      bool   // whether Request.Held settles it, which has Hold and holds nothing; it has no Hold then
 	shared     bool   // whether several keys share it; Key is then their ShareKey
 	lent       bool   // whether a bucket that is not decided with this one, a Pool, borrows from it
-	reservedAs uint16 // its index in Request.Held.kept, plus 1; 0 if it is not there
+	reservedAs uint16 // its index in Request.Held.reservations, plus 1; 0 if it is not there
 }
 
 // keeps reports whether b's limit never evicts a bucket.

@@ -18,7 +18,7 @@ const (
 )
 
 // Algorithms has each Algorithm. To add one, write the two files that count, in Go and in
-// Lua, and a line here and in algorithms.lua.
+// Lua, and a line here and in algorithms.lua; docs/internals/architecture.md has all steps.
 var Algorithms = []Kind{
 	Leaky:   {"leaky", 0, 0, false, AheadOfRoom, leaky{}},
 	Sliding: {"sliding", 's', SlidingDrip, false, AheadOfUse, sliding{}},

@@ -18,7 +18,7 @@ import (
 
 // shape is a way to say what the bucket of a limit is.
 type shape struct {
-	name          string           // as the fields of config.Limit have it that are its options
+	name          string           // its name in the tags `bucket` of its options in config.Limit
 	algorithms    []rule.Algorithm // with which it is used
 	requiredAnyOf []string         // the options that show that it is used; nil if none has to
 	use           string           // for errors: what to use instead of the options of another

@@ -201,7 +201,7 @@ func (f *fields) dropTrailers(h http.Header, ours Families) {
 	}
 }
 
-// render sets f to the fields of a request with the given results, each shown in
+// render sets f to the fields of a request with the given entries, each shown in
 // its families; sum is the summary of all, and at when they began to be decided, in µs since
 // 1970. The values are substrings of what is appended to text, so the caller must not modify
 // it any more.

@@ -66,7 +66,7 @@ type Entry struct {
 }
 
 // variable is the variable of the request that holds its outcome.
-const variable = "rate_limit.result"
+const variable = "rate_limit.outcome"
 
 // tracedVariable is a variable that Caddy sets in requests that it traces.
 const tracedVariable = "trace_id"

@@ -44,8 +44,8 @@ type How struct {
 	Waits   *telemetry.Process // which counts how long requests wait
 }
 
-// Decide has a store decide on the request, and counts what it decided. It returns how long
-// the request has to wait if it is admitted. With an error, nothing was decided.
+// Decide has a store decide on the request, and returns how long it has to wait if it is
+// admitted. With an error, nothing was decided. What was decided is counted by Count.
 //
 // Only limits that are asked in order may take more than one call: one that charges all or
 // none is all it takes for a request that is admitted, and another one charges a denied

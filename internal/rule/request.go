@@ -134,9 +134,9 @@ func (q *Request) Release() {
 	requests.Put(q)
 }
 
-// Entries returns the entries of q: its buckets, in the order in which they are asked. Those
-// are decided, after Decide, of which there is a decision that counts: none after the first that
-// denies, if limits are asked in order, and no pool of which nothing was borrowed.
+// Entries returns the entries of q: its buckets, in the order in which they are decided. Some
+// are not decided by Decide: those after the first that denies, if limits are decided in order,
+// and pools of which nothing was borrowed.
 func (q *Request) Entries() []Entry { return q.entries }
 
 // Left reports whether the client has left while the request waited for a slot. It is denied then.

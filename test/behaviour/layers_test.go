@@ -12,7 +12,7 @@ import (
 
 // TestLayers guards which packages know which: the limiter can be used without Caddy, the
 // arithmetic below it imports nothing but the standard library, and the packages under
-// internal know nothing of this one, which hands them what they need. The admin API reads rules and
+// internal know nothing of the root, which hands them what they need. The admin API reads rules and
 // options, not the other way round. Tests may import what
 // they like. The root has few files, so that a reader finds what is where.
 func TestLayers(t *testing.T) {

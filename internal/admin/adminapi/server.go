@@ -1,5 +1,5 @@
 // Package adminapi serves the admin API of rate limits. Its requests and answers in JSON
-// is package adminjson.
+// are in package adminjson.
 package adminapi
 
 import (

@@ -137,7 +137,7 @@ type Scope struct {
 	RouteMatches  []caddyhttp.RawMatcherSets `json:"route_matches,omitempty"`  // of the routes around the handler, also the outermost first, without hosts
 }
 
-// Limit describes a bucket of a limit, see Limit.
+// Limit describes a bucket of a limit.
 type Limit struct {
 	Path    string `json:"path"`
 	Name    string `json:"name"` // the path and, of several limits without a name, the number, as in header fields

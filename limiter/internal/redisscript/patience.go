@@ -77,16 +77,15 @@ func (p *pipeline) cancel(c *Call) bool {
 	return i >= 0
 }
 
-// overdue decides what becomes of a call whose time is over: it waits on, for as long
-// as overdue returns, or gives up, with the error that overdue returns. It has been
-// answered meanwhile if overdue returns neither.
+// overdue decides what becomes of a call whose time is over. It returns for how long the
+// call waits on, or the error with which it gives up; neither if it was answered meanwhile.
 //
 // A server that is silent is to blame, whatever this process does: something has been
 // in flight for the timeout, and not a byte has come. Otherwise the call waits as long
 // as it is for this process to go on, to send it or to read what may be the answer, and
 // as it has patience.
 //
-// The first time, until is when it was to be called.
+// Until is when the call's timer was to fire; overdue may run later than that.
 func (p *pipeline) overdue(c *Call, until time.Time, shortened bool) (time.Duration, error) {
 	p.mu.Lock()
 	conn := p.conn

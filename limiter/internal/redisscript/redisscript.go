@@ -3,8 +3,8 @@
 //
 // A Call names some keys and says, in a few bytes, what the script is to do with
 // them; the script replies with integers. Concurrent calls to a server are
-// batched. A call is sent once and never retried, because it may have changed
-// something, and no caller waits longer than the timeout. When a server keeps
+// batched. A call is sent again only if the script has certainly not run, because it may
+// have changed something, and no caller waits longer than the timeout. When a server keeps
 // failing, a circuit breaker rejects calls to it, except for occasional probes.
 //
 // # Protocol
