@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
 
-.PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets spare valkey fuzz faults soak programs monitors dist release-check bench bench-e2e performance costs picture far
+.PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets spare valkey fuzz fuzz-small faults soak programs monitors dist release-check bench bench-e2e performance costs picture far
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -71,9 +71,10 @@ test-bench: programs
 test-faults: programs
 	cd test/faults && go vet . && go test -count=1 -timeout 20m .
 
-# Fuzz each target briefly.
+# Fuzz briefly what reads replies, stored values and logs. The other targets would have all of
+# Caddy compiled once more, with what fuzzing counts: make fuzz FUZZ_ROUNDS=1.
 test-fuzz:
-	$(MAKE) fuzz FUZZ_ROUNDS=1
+	$(MAKE) fuzz-small FUZZ_ROUNDS=1
 
 # Run the tests of servers on Valkey instead of Redis, where it can be installed. Any
 # other server that takes the options of redis-server can be named by REDIS_SERVER.
@@ -129,19 +130,21 @@ TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Su
 # time may fail without an input that does (golang/go#75804).
 FUZZ_ROUNDS = 60
 FUZZ = go test -run '^$$' -fuzztime $$(( $(1) * $(FUZZ_ROUNDS) ))x -fuzz
-fuzz:
+fuzz: fuzz-small
 	$(call FUZZ,3000) '^FuzzPlaceholderNumbers$$' ./internal/compile
 	$(call FUZZ,3000) '^FuzzCaddyfile$$' ./internal/directive
 	$(call FUZZ,3000) '^FuzzRate$$' ./internal/config/option
 	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
 	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/admin/adminapi
 	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/cli/convert
+	$(call FUZZ,30000) '^FuzzJSON$$' ./internal/rule/usage
+
+fuzz-small:
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter
 	$(call FUZZ,5000) '^FuzzStoredValue$$' ./limiter
 	for f in FuzzCaddyLine FuzzCommonLine FuzzURI FuzzUnwrap; do \
 		$(call FUZZ,150000) "^$$f$$" ./internal/cli/accesslog || exit; done
 	$(call FUZZ,30000) '^FuzzReplyScanner$$' ./limiter/internal/redisscript
-	$(call FUZZ,30000) '^FuzzJSON$$' ./internal/rule/usage
 
 # Cause every fault for as long as test/faults/results.md says, and write its
 # table: some fifty minutes.
