@@ -34,7 +34,7 @@ func ParseBlock(helper httpcaddyfile.Helper) (*config.Block, error) {
 	p := &limitParser{Helper: helper, tokens: make(map[*config.Limit]map[string]caddyfile.Token)}
 	b, l := new(config.Block), new(config.Limit)
 	p.note(l, blockToken)
-	if got, use := setInLine(l, helper.RemainingArgs()); use != "" {
+	if got, use := setInline(l, helper.RemainingArgs()); use != "" {
 		return nil, helper.WrapErr(option.Bad("rate_limit", got, use))
 	}
 	besideRate := l.Rate != ""

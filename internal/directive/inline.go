@@ -1,6 +1,7 @@
 package directive
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,43 +11,37 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
-// setInLine sets what stands beside the directive: a name, a key and a rate, in any order.
+// setInline sets what is on the directive's line: a name, a key and a rate, in any order.
 // If it can't, it returns the words that are wrong, and what to use instead.
-func setInLine(l *config.Limit, args []string) (got, use string) {
-	got = strings.Join(args, " ")
-	in, use := readLine(args)
-	if use == "" {
-		use = in.instead()
+func setInline(l *config.Limit, args []string) (got, use string) {
+	in, use := readInline(args)
+	if use = cmp.Or(use, in.instead()); use != "" {
+		return strings.Join(args, " "), use
 	}
-	if use != "" {
-		return got, use
-	}
-	l.Key, l.Rate = in.key, config.Rate(in.rate)
-	if len(in.names) > 0 {
-		l.Name = in.names[0]
-	}
+	l.Name, l.Key, l.Rate = in.name(), in.key, config.Rate(in.rate)
 	return "", ""
 }
 
-// inLine is what stands beside the directive.
-type inLine struct {
-	names []string // the words that may be a name
-	key   string
-	rate  string
-	wrong bool     // whether a rate or a key is written in another way
-	uses  []string // what to write in the block instead of other words
+// inline is what is on the directive's line. Hints say what its words mean that are neither a key
+// nor a rate, or else they are names.
+type inline struct {
+	names     []string // at most one
+	key, rate string
+	rewritten bool     // whether the rate or the key was written in another way
+	lines     []string // what to write in the block instead of other words, in quotes
+	others    []string // what else to use instead
 }
 
-// readLine reads what stands beside the directive. If there is no telling what is meant, it returns
-// what to use.
-func readLine(args []string) (in inLine, use string) {
+func (in *inline) name() string { return strings.Join(in.names, "") }
+
+// readInline reads what is on the directive's line. If it is unclear what is meant, it returns what to use.
+func readInline(args []string) (in inline, use string) {
 	if inOneLine(args) {
 		return in, "a block, with " + ownLine
 	}
 	var words []string // that are neither a key nor a rate
 	for i := 0; i < len(args); i++ {
-		rest := args[i+1:]
-		n := wordsOfRate(args[i:])
+		n, next := wordsOfRate(args[i:]), args[i+1:]
 		switch {
 		case n > 0 && in.rate != "":
 			return in, "one rate, and others in limits within the block"
@@ -57,51 +52,54 @@ func readLine(args []string) (in inLine, use string) {
 			return in, "one key, which may have several placeholders, as in {client_ip}/{host}"
 		case option.HasPlaceholder(args[i]):
 			in.key = args[i]
-		case args[i] == "rate" && len(rest) > 0 && wordsOfRate(rest) > 0, args[i] == "key" && len(rest) > 0 && option.HasPlaceholder(rest[0]):
-			in.wrong = true // what follows needs no such word
+		case args[i] == "rate" && wordsOfRate(next) > 0, args[i] == "key" && len(next) > 0 && option.HasPlaceholder(next[0]):
+			in.rewritten = true // without that word
 		default:
 			words = append(words, args[i])
 		}
 	}
-	if len(args) > 0 && isMatcherToken(args[0]) { // a second one
+	switch i := slices.IndexFunc(args, isMatcherToken); {
+	case i == 0: // a second one
 		return in, "one matcher, before all else, or for several paths match path /a /b in a block"
-	}
-	if i := slices.IndexFunc(args, isMatcherToken); i > 0 && (words[0] == args[i] || matcherOption(words) == "") {
+	case i > 0 && (words[0] == args[i] || matcherOption(words) == ""):
 		return in, "one matcher, before all else, as in " + inQuotes(strings.Join(slices.Concat(args[i:i+1], args[:i], args[i+1:]), " "))
 	}
 	alone := len(words) == 1 && in.rate == "" // a name, whatever else it may mean
 	words = splitWords(words)
-	if alone && len(words) == 1 && (words[0] == "" || words[0][0] < '0' || words[0][0] > '9') {
+	if alone && len(words) == 1 && !beginsWithDigit(words[0]) {
 		in.names = words
 		return in, ""
 	}
 	for len(words) > 0 {
 		use, taken := in.meantBy(words)
-		if use == "" {
-			in.names = append(in.names, words[0])
-		} else {
+		switch {
+		case use != "":
 			in.use(use)
+		case len(in.names) > 0:
+			return in, "at most a name, a key and a rate, and a block with a line for each option"
+		default:
+			in.names = append(in.names, words[0])
 		}
 		words = words[max(taken, 1):]
 	}
 	return in, ""
 }
 
-// meantBy returns what to use instead of words behind those that were read, and for how many of them
-// that stands, or "" if the first may be a name.
-func (in *inLine) meantBy(words []string) (use string, taken int) {
-	places := []*Scope{BesideScope, BlockScope}
+// meantBy returns what to use instead of words that follow others, and how many of them it replaces,
+// or "" if the first may be a name.
+func (in *inline) meantBy(words []string) (use string, taken int) {
+	scopes := []*Scope{BesideScope, BlockScope}
 	switch {
 	case strings.Contains(in.rate, "r/"):
-		places[0] = BesideRequestsScope
+		scopes[0] = BesideRequestsScope
 	case in.rate != "":
-		places[0] = BesideRateScope
+		scopes[0] = BesideRateScope
 	}
 	if len(in.names) > 0 && in.key == "" {
-		places = append(places, BesideNameScope)
+		scopes = append(scopes, BesideNameScope)
 	}
-	for _, at := range places {
-		if use, taken = instead(at, words); use != "" {
+	for _, scope := range scopes {
+		if use, taken = instead(scope, words); use != "" {
 			return use, taken
 		}
 	}
@@ -122,58 +120,50 @@ func (in *inLine) meantBy(words []string) (use string, taken int) {
 	return "", 0
 }
 
-// use adds what to use in the block. A rate stands beside the directive if there is none.
-func (in *inLine) use(use string) {
+// use adds what to use in the block. A rate is on the directive's line if there is none.
+func (in *inline) use(use string) {
 	if rate, isRate := strings.CutPrefix(use, `"rate `); isRate && in.rate == "" {
 		in.rate, use, _ = strings.Cut(rate, `"`)
-		in.wrong = true
+		in.rewritten = true
 		if use, isRate = strings.CutPrefix(use, " and "); !isRate {
 			return // another way to write it
 		}
 	}
-	in.uses = append(in.uses, use)
+	if use[0] == '"' {
+		in.lines = append(in.lines, use)
+	} else {
+		in.others = append(in.others, use)
+	}
 }
 
-// instead returns what to use instead of a line, or "" if it is right.
-func (in *inLine) instead() string {
+// instead returns what to use instead of the line, or "" if it is right.
+func (in *inline) instead() string {
+	uses := strings.Join(slices.Concat(in.lines, in.others), " and ")
+	line := strings.Join(strings.Fields(in.name()+" "+in.key+" "+in.rate), " ")
 	switch {
-	case len(in.names) > 1:
-		return "at most a name, a key and a rate, and a block with a line for each option"
-	case len(in.uses) == 0 && !in.wrong:
+	case uses == "" && !in.rewritten:
 		return ""
-	}
-	lines, others := in.uses[:0:0], in.uses[:0:0]
-	for _, use := range in.uses {
-		if use[0] == '"' {
-			lines = append(lines, use)
-		} else {
-			others = append(others, use)
-		}
-	}
-	uses := strings.Join(append(lines, others...), " and ")
-	beside := strings.TrimSpace(strings.Join(in.names, "") + " " + in.key)
-	if beside = strings.TrimSpace(beside + " " + in.rate); beside == "" {
+	case line == "":
 		return "a block with " + uses
-	}
-	if uses != "" {
+	case uses != "":
 		uses = ", and in a block " + uses
 	}
-	return inQuotes(beside) + uses
+	return inQuotes(line) + uses
 }
 
-// limitMeant returns what to write instead of words that are those of a directive without the
-// directive: a name, and a rate with or without a key.
+// limitMeant returns what to write instead of the words of a directive without the directive: a name,
+// and a rate with or without a key.
 func limitMeant(words []string) string {
-	in, use := readLine(words)
-	if use != "" || in.rate == "" || in.wrong || len(in.names) != 1 {
+	in, use := readInline(words)
+	if use != "" || in.rate == "" || in.rewritten || len(in.names) == 0 {
 		return ""
 	}
-	if in.key != "" {
-		in.uses = append(in.uses, inQuotes("key "+in.key))
-	} else if one, _ := instead(BesideNameScope, in.names); one != "" {
-		in.uses = append(in.uses, one)
+	if one, _ := instead(BesideNameScope, in.names); in.key != "" {
+		in.use(inQuotes("key " + in.key))
+	} else if one != "" {
+		in.use(one)
 	}
-	return inQuotes("limit "+in.names[0]) + " with " + option.InWords(append(in.uses, inQuotes("rate "+in.rate)), "and") + " in it"
+	return inQuotes("limit "+in.name()) + " with " + option.InWords(slices.Concat(in.lines, in.others, []string{inQuotes("rate " + in.rate)}), "and") + " in it"
 }
 
 // isMatcherToken reports whether a word can only be a matcher: a path, or a name of one.
@@ -181,13 +171,13 @@ func isMatcherToken(word string) bool {
 	return strings.HasPrefix(word, "/") || strings.HasPrefix(word, "@")
 }
 
-// wordsOfRate returns how many words a rate has with which args begin, whether it is a
-// valid one or not, and 0 if they begin with something else.
+// wordsOfRate returns with how many words of a rate args begin, valid or not, or 0 if they begin
+// with something else.
 func wordsOfRate(args []string) int {
-	switch word := args[0]; {
-	case word == "" || word[0] < '0' || word[0] > '9':
+	switch {
+	case len(args) == 0 || !beginsWithDigit(args[0]):
 		return 0
-	case strings.Contains(word, "/") || strings.Contains(word, " per "):
+	case strings.Contains(args[0], "/") || strings.Contains(args[0], " per "):
 		return 1
 	case len(args) < 3 || args[1] != "per":
 		return 0
@@ -196,6 +186,8 @@ func wordsOfRate(args []string) int {
 	}
 	return 3
 }
+
+func beginsWithDigit(word string) bool { return word != "" && word[0] >= '0' && word[0] <= '9' }
 
 // inQuotes returns a line as an error names it.
 func inQuotes(line string) string { return strconv.Quote(option.Shortened(option.Redacted(line))) }
@@ -210,7 +202,7 @@ func quotedLines(lines []string) string {
 }
 
 // insteadOfName returns what to use instead of a name that says by what to limit, while no
-// key does, or "". besideRate tells that the name stands beside the rate.
+// key does, or "". besideRate reports whether a rate is on the same line.
 func insteadOfName(l *config.Limit, besideRate bool) string {
 	if l.Key != "" || l.IsGroup() {
 		return ""
