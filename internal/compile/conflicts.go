@@ -7,7 +7,7 @@ import (
 )
 
 // conflict is an option that does not go with something else: another option, one of its values,
-// or what stands beside the limit or within it.
+// or what is in the same block or within the limit.
 type conflict struct {
 	Option  string // as it is called in a config
 	With    string // what it does not go with, see LimitBuilder.has
@@ -28,7 +28,7 @@ var conflicts = []conflict{
 	{"when_full", "concurrency auto", "remove it: keys beyond the first 1000 share"},
 	{"track_top", "concurrency auto", "use it in a limit with a rate"},
 	{"borrow", "concurrency auto", "remove it: no pool makes the upstream faster"},
-	{"pool", "concurrency auto", "use high and low to say which requests come first: nobody knows what is to spare"},
+	{"pool", "concurrency auto", "use high and low to say which requests come first: what is to spare is unknown"},
 	{"limit", "concurrency auto", "put it beside this limit instead of within it"},
 
 	{"count", "cost 0", "remove one of them: what costs 0 is charged nothing, whatever its response is"},
@@ -40,10 +40,10 @@ var conflicts = []conflict{
 	{"max_delay", "actual_cost", "use a limit of its own for it"},
 
 	{"ban", "concurrency", "remove it: a client with too many requests in progress may go on when they end"},
-	{"ban", "count_denied", "use one of them: either keeps out clients that go on asking"},
+	{"ban", "count_denied", "use one of them: either keeps out clients that keep sending"},
 	{"ban", "when_full share", "use when_full forget: otherwise whole networks would be banned"},
 
-	{"borrow", "accounting in_order", "use accounting atomic or each: limits asked in order don't know what those behind them have"},
+	{"borrow", "accounting in_order", "use accounting atomic or each: limits checked in order don't know what later ones have"},
 	{"borrow", "count_denied", "remove count_denied: only the pool knows what is denied"},
 	{"borrow", "ban", "use ban in another limit: only the pool knows what is denied"},
 	{"borrow", "max_delay", "use one of them: a request either waits or borrows"},

@@ -27,7 +27,7 @@ type Shared struct {
 	counters refpool.Refs[string, *telemetry.Counters] // by path
 	tops     refpool.Refs[state.TopID, *toplist.List]
 	bans     refpool.Refs[string, *rule.BanList] // by the name of the bucket in stores
-	waiting  refpool.Refs[string, *rule.Queues]  // likewise
+	waiting  refpool.Refs[string, *rule.Queues]  // the same
 	loads    refpool.Refs[state.LoadID, *adaptive.Controllers]
 
 	MaxKeys     int    // for all limits together

@@ -2,16 +2,16 @@
 // as Caddy's website documents them. What they mean is compiled by package compile.
 package config
 
-// Block has the options of a `rate_limit` block. Those of its limits are theirs.
+// Block has the options of a `rate_limit` block, except its limits' own.
 type Block struct {
 	// The limits that requests must pass. Required, unless there are `rate_limits`.
-	Limits []*Limit `json:"limits,omitempty"`
+	Limits []*Limit `json:"limits,omitempty" caddyfile:""`
 
 	// Which buckets to charge if some have room for the request and others do
 	// not. With `atomic`, none: a denied request uses up no limit. With
-	// `each`, every bucket that has room. With `in_order`, the limits are asked one
-	// after the other as they stand in the block, and those before the first that
-	// denies are charged; those behind it are not asked. With these two, requests that
+	// `each`, every bucket that has room. With `in_order`, the limits are checked one
+	// after the other, in the order of the block: those before the first that
+	// denies are charged, and those after it are not checked. With these two, requests that
 	// are denied use up other limits: nine denied trades take nine units from the bucket
 	// of all actions of that user, which are then denied too. Default: `atomic`, for
 	// `rate_limits` `in_order`.
@@ -46,11 +46,11 @@ type Block struct {
 	//   that `on_error` applied; `refused` if a number or a matcher could not be
 	//   evaluated; `early_data` if the client's address was not verified yet
 	// - `limit`, `by`, `remaining`: as the placeholders
-	// - `retry_after`: the wait that the client was told, not rounded, if the request was
+	// - `retry_after`: the wait in the response, not rounded, if the request was
 	//   denied and a wait helps
 	// - `over`, `banned`, `borrowed`, `dry_run`: as the placeholders, if they are not empty
 	// - `units`: what the request was charged, by the paths of the limits, without those that
-	//   charged nothing; with `count` and `actual_cost`, what its response came to
+	//   charged nothing; with `count` and `actual_cost`, as its response says
 	// - `waited`: for how long the request waited for Redis, if there is one
 	// - `delayed`: for how long it waited by `max_delay`, if it did
 	Log bool `json:"log,omitempty"`
@@ -59,10 +59,10 @@ type Block struct {
 	// `on` (default) or `off`: one line of text with the seconds until there is room.
 	Body string `json:"body,omitempty"`
 
-	// The largest share by which the wait is longer that denied clients are told, such
+	// The largest share by which the wait in a denial is longer than necessary, such
 	// as 0.2 for up to a fifth, at most 1, with `rate_limits` also more. How much is random, so
 	// that clients that were denied together do not return together. All header fields,
-	// placeholders, messages and log fields tell the same wait. Default: 0.
+	// placeholders, messages and log fields have the same wait. Default: 0.
 	Jitter Number `json:"jitter,omitempty"`
 
 	Zones

@@ -39,14 +39,14 @@ type Limit struct {
 	// those without a name do so if their keys are equal too. A Caddyfile has
 	// none of these: they get names there, `default`, `default-2` and so on.
 	// Required for a nested limit. Default: `default`.
-	Name string `json:"name,omitempty" bucket:"none"`
+	Name string `json:"name,omitempty" caddyfile:"" bucket:"none"`
 
 	// The key of a request, whose bucket is charged: text with placeholders,
 	// evaluated after the limit's matchers. An IP address is normalised and
 	// shortened to its prefix; one of 6to4 or NAT64 counts as the IPv4 address in
 	// it. Values that Caddy treats as equal are one key, such as a path in other
 	// case or a Basic credential in other base64. `{http.rate_limit.basic_user}` is
-	// the name in a Basic credential, which nobody has verified. If none of the placeholders has a value, the client's address is used
+	// the unverified name in a Basic credential. If none of the placeholders has a value, the client's address is used
 	// instead, with buckets of its own. Default: that of the containing limit, or
 	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty" bucket:"none"`
@@ -126,54 +126,52 @@ type Limit struct {
 	// next requests for the time of one unit at its full rate at least.
 	//
 	// A request that any of several limits denies counts in each of them that has
-	// this option, whether it had room or not. Times to retry are those of a client
-	// that does not ask before, and all numbers are those after counting.
-	// With Redis, every denied request asks it. The bucket of `min_interval` counts
+	// this option, whether it had room or not. Times to retry are for a client
+	// that sends nothing before, and all numbers include the request.
+	// With Redis, every denied request calls it. The bucket of `min_interval` counts
 	// too. Default: no.
 	CountDenied bool `json:"count_denied,omitempty" bucket:"any"`
 
 	// The number of units that a request adds, or `body`: one for each byte of the
 	// request's body as its `Content-Length` says, at least 1. A request with a body of
 	// unknown length gets a 411 then. A request that costs 0 is charged nothing and always
-	// passes, unless its key is banned: it tells what is left. So use no placeholder that
+	// passes, unless its key is banned: its response says what is left. So use no placeholder that
 	// clients choose. Default: 1.
 	Cost Number `json:"cost,omitempty" bucket:"any"`
 
-	// The responses that count, by their status, such as 401 or any of a class (`4xx`,
-	// in JSON 4), or any but these, and by their header fields or trailers. A request holds its cost until its
-	// response begins, or ends if that has a trailer which tells, so parallel requests can't
-	// exceed the limit meanwhile, and is charged if the response counts, or is not known:
-	// the client has left after the request was passed on, or an upstream did not answer.
-	// One that was not passed on is not charged. Default: all requests count, whatever
+	// Which responses count, by their statuses, such as 401, a class (`4xx`, in JSON 4) or any but
+	// some, and by their header fields or trailers. A request takes its room when it arrives, and
+	// gives it back if its response does not count, so parallel requests can't exceed the limit.
+	// If the response is unknown, as when the client has left or an upstream did not answer, it
+	// counts; a request that was not passed on does not. Default: all requests count, whatever
 	// their responses.
 	Count *option.Responses `json:"count,omitempty" bucket:"any"`
 
-	// What a request costs in the end, one of:
+	// What a request has cost, known at the end of its response. The request is admitted if its
+	// `cost` fits, holds that until then, and is charged what it has cost instead. One of:
 	//
-	// - `tokens`: those that the API of a language model says in the response's body: OpenAI
+	// - `tokens`: the number that the API of a language model says in the response's body: OpenAI
 	//   and what is compatible, Anthropic, Gemini, Bedrock Converse, Cohere, Ollama, llama.cpp.
 	// - `json` and one or more numbers in the body, at paths of names with dots between them, each
 	//   with a weight if it has any, such as `json usage.prompt_tokens*0.15
-	//   usage.completion_tokens*0.6`. Paths with a `|` between them are one number, of which
-	//   the last value in the body counts.
-	// - `bytes`: the length of the response's body, or of what is sent over a websocket; with a
-	//   `cost` of `body`, that of the request's body is added.
-	// - `duration`: the milliseconds until the response has ended.
-	// - a placeholder that has a whole number by the end of the response, such as
-	//   `{http.response.header.X-Cost}`.
+	//   usage.completion_tokens*0.6`. Paths with a `|` between them are one number: the last
+	//   that the body has.
+	// - `bytes`: the length of the response's body, or of what is sent over a websocket; with
+	//   `cost body`, the length of the request's body is added.
+	// - `duration`: the milliseconds from the request's arrival to the end of its response.
+	// - a placeholder with a whole number, such as `{http.response.header.X-Cost}`.
 	//
-	// Until then the request holds its `cost`, which should be an upper bound: it is what a client
-	// is charged at least that hangs up before the number is there. If the actual cost is higher, the
-	// bucket may be overfilled, by its size at most. The `cost` is charged if there is no response or
-	// no number; of a body without one, a quarter of its bytes if that is more, but nothing if the
-	// status is 3xx, 4xx or 5xx. Default: the `cost`.
+	// The `cost` should be an upper bound, since a client that hangs up before the number is there
+	// is charged no less, and a request that costs more may overfill the bucket, by its size at
+	// most. Without a response or a number the `cost` is charged, or for a body without one a
+	// quarter of its bytes if that is more, but nothing if the status is 3xx, 4xx or 5xx. Default:
+	// the `cost`.
 	ActualCost string `json:"actual_cost,omitempty" bucket:"any"`
 
-	// Whether a request holds its cost until it is known what it is charged, with `count`
-	// or `actual_cost`: `on` (default) or `off`. With `off` a request is admitted while the
-	// bucket is not full, and charged once that is known, whether there is room or not. So
-	// parallel requests do not deny each other, and may exceed the limit by as many as they
-	// are; they overfill the bucket by its size at most.
+	// With `off`, requests hold nothing until `count` or `actual_cost` is known: they are admitted
+	// while the bucket is not full, and charged then, even if there is no room. So parallel
+	// requests do not deny each other, and may exceed the limit by as many as are in progress; a
+	// charge overfills the bucket by its size at most. Default: `on`.
 	Hold string `json:"hold,omitempty" bucket:"any"`
 
 	// How many requests of a key may be in progress at once, from 1 to 2^49, instead of a
@@ -188,10 +186,10 @@ type Limit struct {
 	Concurrency Number `json:"concurrency,omitempty" bucket:"concurrency"`
 
 	// How `concurrency auto` follows the load.
-	Auto *Auto `json:"auto,omitempty" bucket:"none"`
+	Auto *Auto `json:"auto,omitempty" caddyfile:"" bucket:"none"`
 
 	// Whether this is a dry run: the limit decides and is charged as if it were enforced
-	// beside the others, but denies no request. It is shown by no header field, and by
+	// with the others, but denies no request. It is shown by no header field, and by
 	// `{http.rate_limit.dry_run}`, the access log, metrics and events. Limits within a dry
 	// run are dry runs too. Default: no.
 	DryRun bool `json:"dry_run,omitempty" bucket:"none"`
@@ -253,7 +251,7 @@ type Limit struct {
 	Status Number `json:"status,omitempty" bucket:"any"`
 
 	// How many units more than `size` the bucket may hold. Requests that fill it above
-	// `size` pass, and are marked by `{http.rate_limit.over}`; header fields tell of
+	// `size` pass, and are marked by `{http.rate_limit.over}`; header fields are about
 	// `size`, so that 0 remain. Not for `warm_up`. Default: 0.
 	Soft Number `json:"soft,omitempty" bucket:"any"`
 
@@ -268,7 +266,7 @@ type Limit struct {
 	// Only for leaky and token buckets, and `warm_up`.
 	//
 	// With `concurrency`, static or `auto`, a request waits for a place instead, in its process,
-	// where clients take turns, see `fair_by`. With Redis, the next one also asks about every
+	// where clients take turns, see `fair_by`. With Redis, the next one also looks about every
 	// 100 ms for places that other processes free or leave it. A request is charged once it has a place. Not with
 	// another `accounting` than `atomic`, or beside `count_denied`. Default: none waits.
 	MaxDelay Duration `json:"max_delay,omitempty" bucket:"any"`
@@ -286,9 +284,9 @@ type Limit struct {
 	FairBy string `json:"fair_by,omitempty" bucket:"any"`
 
 	// The number of counters, from 1 to 10000, with which to track the keys that
-	// ask most often and those that this limit denies most often, in the last one
+	// have the most requests and the keys that this limit denies most often, in the last one
 	// to two minutes. The admin API shows them, see `/rate_limit/top`. A count is
-	// too high by at most the number of all requests divided by that of counters,
+	// too high by at most the number of all requests divided by the number of counters,
 	// so a hundred find the keys that send more than one percent of all requests.
 	//
 	// The keys are then kept as plain text in the memory of this process, which are
@@ -318,7 +316,7 @@ type Limit struct {
 	//
 	// - `exact`: Redis decides each request.
 	// - `lease <duration>`: an instance decides from units that it has charged to Redis at
-	//   most so long before, of keys that are asked for often. In any time T all instances
+	//   most so long before, of keys with many requests. In any time T all instances
 	//   together admit at most what the limit allows in T and the duration. Requests for
 	//   such keys hardly wait for Redis.
 	// - `eventual <duration>`: an instance decides by what it knows, and reports what it has
@@ -336,12 +334,12 @@ type Limit struct {
 
 	// The limit from which to borrow what this one has no room for: the name of one in the
 	// same block that has `pool`. A request that borrows is charged there and not here, as
-	// a whole. It is denied if there is no room there either. Header fields tell of this
+	// a whole. It is denied if there is no room there either. Header fields are about this
 	// limit alone, and `{http.rate_limit.borrowed}` has its path. Not with `count_denied`,
 	// `ban`, `max_delay` or `accounting in_order`. Default: it borrows nothing.
 	Borrow string `json:"borrow,omitempty" bucket:"any"`
 
-	// Whether this limit is a pool for those that name it in `borrow`. It counts what they
+	// Whether this limit is a pool for limits that name it in `borrow`. It counts what they
 	// borrow and nothing else, and applies to no other requests. A request takes its own
 	// `cost` of it, by default what it costs the limit that borrows, or 1 of
 	// `concurrency`. A pool whose matchers do not match a request lends nothing to it. Not
@@ -354,7 +352,7 @@ type Limit struct {
 
 	// Nested limits, which apply to requests that this limit applies to and that
 	// they match.
-	Limits NestedLimits `json:"limits,omitzero" bucket:"none"`
+	Limits NestedLimits `json:"limits,omitzero" caddyfile:"limit" bucket:"none"`
 }
 
 // NestedLimits is a list of limits, each with the same options as the limit that contains

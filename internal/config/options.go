@@ -23,14 +23,9 @@ const AnyBucket = "any"
 var Options = func() (all []Option) {
 	for i := range reflect.TypeFor[Limit]().NumField() {
 		f := reflect.TypeFor[Limit]().Field(i)
-		o := Option{JSONName(f), strings.Fields(strings.TrimPrefix(f.Tag.Get("bucket"), "none")), i}
-		switch o.Name {
-		case "name", "auto": // a Caddyfile has these after rate_limit and concurrency
-			continue
-		case "limits":
-			o.Name = "limit"
+		for _, name := range caddyfileNames(f) {
+			all = append(all, Option{name, strings.Fields(strings.TrimPrefix(f.Tag.Get("bucket"), "none")), i})
 		}
-		all = append(all, o)
 	}
 	return all
 }()
@@ -38,14 +33,26 @@ var Options = func() (all []Option) {
 // LimitOptions are the names of the options of a Limit in a Caddyfile, and BlockOptions of those that
 // belong to a whole block.
 var (
-	LimitOptions = func() (names []string) {
-		for _, o := range Options {
-			names = append(names, o.Name)
-		}
-		return names
-	}()
-	BlockOptions = append(FieldNames(new(Block))[1:], "zone") // without limits
+	LimitOptions = CaddyfileNames(new(Limit))
+	BlockOptions = append(CaddyfileNames(new(Block)), "zone")
 )
+
+// CaddyfileNames returns the names in a Caddyfile of the fields of the struct that of points to.
+func CaddyfileNames(of any) (names []string) {
+	for i := range reflect.TypeOf(of).Elem().NumField() {
+		names = append(names, caddyfileNames(reflect.TypeOf(of).Elem().Field(i))...)
+	}
+	return names
+}
+
+// caddyfileNames returns the names of a field in a Caddyfile: as its tag caddyfile has them, or else
+// as in JSON.
+func caddyfileNames(f reflect.StructField) []string {
+	if names, tagged := f.Tag.Lookup("caddyfile"); tagged {
+		return strings.Fields(names)
+	}
+	return strings.Fields(JSONName(f))
+}
 
 // FieldNames returns the names in JSON of the fields of the structs that of point to.
 func FieldNames(of ...any) (names []string) {
@@ -110,7 +117,7 @@ func (l *Limit) Setting(name string) *option.Setting {
 	if f.IsZero() {
 		return nil
 	}
-	text := "true" // of a flag, or what stands in a block
+	text := "true" // of a flag, or what is in a block
 	switch v := f.Interface().(type) {
 	case List:
 		text = strings.Join(v, " ")

@@ -44,7 +44,7 @@ type Redis struct {
 	// server, several are those of servers of a cluster, and with `master_name`
 	// they are those of sentinels. All must have the same form, and only a single
 	// server can be a unix socket.
-	Addresses List `json:"addresses,omitempty"`
+	Addresses List `json:"addresses,omitempty" caddyfile:""`
 
 	// The user to log in as. Default: the server's default user.
 	Username string `json:"username,omitempty"`
@@ -80,7 +80,7 @@ type Redis struct {
 	// server's address. Files are read when the config is loaded; if certificate
 	// or CA files have changed, new connections are made. `handshake_timeout` and
 	// `except_ports` have no effect. Default: TLS only with `rediss://`.
-	TLS *reverseproxy.TLSConfig `json:"tls,omitempty"`
+	TLS *reverseproxy.TLSConfig `json:"tls,omitempty" caddyfile:"tls tls_client_auth tls_server_name tls_trust_pool tls_insecure_skip_verify"`
 
 	// The prefix of all keys in Redis: at most 128 bytes without braces.
 	// Default: `rl:`.
@@ -140,7 +140,7 @@ func (rd *Redis) Options(ctx caddy.Context) (opt limiter.RedisOptions, tls *reve
 	return opt, tls, err
 }
 
-// withoutTLS returns the options of the store, but for those of TLS, and the form of the addresses.
+// withoutTLS returns the options of the store, without TLS, and the form of the addresses.
 func (rd *Redis) withoutTLS(repl *caddy.Replacer) (opt limiter.RedisOptions, form addressForm, err error) {
 	if form, err = rd.resolveAddresses(repl, &opt); err != nil {
 		return opt, form, err

@@ -18,11 +18,11 @@ import (
 // loaded as it is. All of them need `rate_limits`.
 type Zones struct {
 	// The zones by their names, instead of `limits`. A zone becomes a limit of that
-	// name. Zones are asked one after the other, those that admit most in a time
+	// name. Zones are checked one after the other, those that admit most in a time
 	// first, and what one has counted stays counted if a later one denies, unless
 	// `accounting` says otherwise. No header fields are set but `Retry-After`, unless
 	// `headers` says so. A denied request is logged at INFO.
-	RateLimits map[string]*Zone `json:"rate_limits,omitempty"`
+	RateLimits map[string]*Zone `json:"rate_limits,omitempty" caddyfile:""`
 
 	// Whether to log the key of a denied request too. Default: false, since keys may
 	// be personal data.
@@ -55,7 +55,7 @@ type Zone struct {
 	// The number of requests that are admitted in a window. With 0, which is the
 	// default, none is. Above 10000 it is estimated, as by the algorithm
 	// `sliding_window`, and it is at most 16777215.
-	MaxEvents Number `json:"max_events,omitempty"`
+	MaxEvents Number `json:"max_events,omitempty" caddyfile:"events"`
 
 	// The length of the window, in whole microseconds, at most 11 years. Required, unless
 	// there is `max_concurrent`.
@@ -78,10 +78,10 @@ type Zone struct {
 // Distributed are options that have no effect.
 type Distributed struct {
 	// Has no effect.
-	WriteInterval Duration `json:"write_interval,omitempty"`
+	ReadInterval Duration `json:"read_interval,omitempty"`
 
 	// Has no effect.
-	ReadInterval Duration `json:"read_interval,omitempty"`
+	WriteInterval Duration `json:"write_interval,omitempty"`
 
 	// Has no effect.
 	PurgeAge Duration `json:"purge_age,omitempty"`
@@ -127,7 +127,7 @@ func (z *Zone) Limit(as *zone.Zone) (*Limit, error) {
 	return l, nil
 }
 
-// concurrent is limit for a zone of requests in progress. It is asked as if it admitted
+// concurrent is limit for a zone of requests in progress. It is checked as if it admitted
 // so many a second.
 func (z *Zone) concurrent(as *zone.Zone) (l *Limit, err error) {
 	if z.MaxEvents != "" || z.Window != "" {

@@ -13,40 +13,33 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
-// Scope is a place in a Caddyfile where options stand.
+// Scope is a place in a Caddyfile where options are.
 type Scope struct {
 	Place   string // for errors
 	Options []string
 	above   *Scope // around it, or nil
 }
 
-// The scopes of options. Those of a whole block, beside the options of its limit, are one
-// of their own.
+// The scopes of options. The options of a whole block, beside its limit's, have their own.
 var (
-	GlobalScope = &Scope{"the global option of this module", config.FieldNames(new(config.App)), nil}
-	RedisScope  = &Scope{"redis of the global option", []string{
-		"username", "password", "db", "cluster",
-		"master_name", "sentinel_username", "sentinel_password", "tls", "tls_client_auth", "tls_server_name",
-		"tls_trust_pool", "tls_insecure_skip_verify", "key_prefix", "key_secret", "timeout",
-	}, GlobalScope}
-	MemoryScope = &Scope{"memory of the global option", config.FieldNames(new(config.Memory)), GlobalScope}
+	GlobalScope = &Scope{"the global option of this module", config.CaddyfileNames(new(config.App)), nil}
+	RedisScope  = &Scope{"redis of the global option", config.CaddyfileNames(new(config.Redis)), GlobalScope}
+	MemoryScope = &Scope{"memory of the global option", config.CaddyfileNames(new(config.Memory)), GlobalScope}
 
 	wholeScope = &Scope{"the block of the directive itself", config.BlockOptions, nil}
 	BlockScope = &Scope{"the block of the directive", slices.Concat(config.LimitOptions, config.BlockOptions), nil}
 	LimitScope = &Scope{"a limit", config.LimitOptions, wholeScope}
-	ZoneScope  = &Scope{"a zone", []string{
-		"match", "key", "window", "events", "max_concurrent", "ipv4_prefix", "ipv6_prefix",
-	}, wholeScope}
+	ZoneScope  = &Scope{"a zone", config.CaddyfileNames(new(config.Zone)), wholeScope}
 
-	autoScope = &Scope{"the block of concurrency auto", config.FieldNames(new(config.Auto)), LimitScope}
+	autoScope = &Scope{"the block of concurrency auto", config.CaddyfileNames(new(config.Auto)), LimitScope}
 
 	// What mholt/caddy-ratelimit has for a whole block, beside zones.
-	ZonesScope       = &Scope{"the block of the directive itself, beside zones", config.FieldNames(new(config.Zones))[1:], nil}
-	DistributedScope = &Scope{"distributed, beside zones", []string{"read_interval", "write_interval", "purge_age"}, wholeScope}
+	ZonesScope       = &Scope{"the block of the directive itself, beside zones", config.CaddyfileNames(new(config.Zones)), nil}
+	DistributedScope = &Scope{"distributed, beside zones", config.CaddyfileNames(new(config.Distributed)), wholeScope}
 )
 
-// homes are the scopes where an option may belong that is unknown where it stands, in the
-// order in which they are looked through after those above.
+// homes are the scopes where an option may belong that is unknown where it is used, in the
+// order in which they are searched after the scopes above.
 var homes = []*Scope{LimitScope, wholeScope, autoScope, ZoneScope, ZonesScope, DistributedScope, GlobalScope, RedisScope, MemoryScope}
 
 // unknownOption returns the error for the current token, which is none of the options of
@@ -114,7 +107,7 @@ func outside(here *Scope, word string) string {
 	return ""
 }
 
-// Caddy's directives, but for those that are called as their handlers, and its global options.
+// Caddy's directives, except those with the names of their handlers, and its global options.
 const (
 	directives = "abort acme_server basic_auth basicauth bind copy_response error forward_auth fs handle handle_errors handle_path " +
 		"header import invoke log log_append log_level log_name log_skip method php_fastcgi redir request_header respond root " +
@@ -138,11 +131,10 @@ func orInstead(d *caddyfile.Dispenser, here *Scope, parse func() error) error {
 	return err
 }
 
-// homeOf returns the scope to which an option belongs that stands in s, or nil if it is
-// none or one of s.
+// homeOf returns the scope to which an option in s belongs, or nil if it is none or belongs to s.
 func (s *Scope) homeOf(name string) *Scope {
 	if slices.Contains(s.Options, name) {
-		return nil // but for how it is written
+		return nil // except for how it is written
 	}
 	for home := s.above; home != nil; home = home.above {
 		if slices.Contains(home.Options, name) {
@@ -166,7 +158,7 @@ func plainWord(word string) string {
 	return strings.ReplaceAll(strings.ToLower(word), "-", "_")
 }
 
-// splitWords returns words with those of the form size=10 as two.
+// splitWords splits words such as size=10 in two.
 func splitWords(words []string) (all []string) {
 	for _, word := range words {
 		if name, value, found := strings.Cut(word, "="); found && name != "" && value != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == "" {

@@ -75,10 +75,10 @@ type limitParser struct {
 	names  *blockNames
 }
 
-// blockToken stands for the token that begins a limit's block. No option is called so.
+// blockToken is the name of the token that begins a limit's block. No option has it.
 const blockToken = ""
 
-// note remembers the current token as that of an option.
+// note remembers the current token as an option's.
 func (p *limitParser) note(l *config.Limit, name string) {
 	if p.tokens[l] == nil {
 		p.tokens[l] = make(map[string]caddyfile.Token)
@@ -86,7 +86,7 @@ func (p *limitParser) note(l *config.Limit, name string) {
 	p.tokens[l][name] = p.Token()
 }
 
-// locate adds file and line to an error: those of the option that it is about, or else
+// locate adds file and line to an error, of the option that it is about, or else
 // of the limit.
 func (p *limitParser) locate(l *config.Limit, err error) error {
 	var wrong *option.Error
@@ -96,8 +96,7 @@ func (p *limitParser) locate(l *config.Limit, err error) error {
 	return p.locateAt(l, blockToken, err)
 }
 
-// locateAt adds file and line to an error: those of an option, or of the limit if that
-// does not have it.
+// locateAt adds file and line to an error, of an option, or of the limit if it does not have it.
 func (p *limitParser) locateAt(l *config.Limit, name string, err error) error {
 	return errorAt(p.token(l, name), err)
 }
@@ -109,7 +108,7 @@ func errorAt(token caddyfile.Token, err error) error {
 	return d.WrapErr(err)
 }
 
-// token returns the token of an option, or that which begins the limit if it does not have it.
+// token returns the token of an option, or the token that begins the limit if it does not have it.
 func (p *limitParser) token(l *config.Limit, name string) caddyfile.Token {
 	if token, found := p.tokens[l][name]; found {
 		return token
@@ -253,8 +252,8 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
 }
 
-// parseMatch parses an option that is a matcher: a matcher token like that of a
-// directive, or matchers in a line or a block like those of a named matcher.
+// parseMatch parses an option that is a matcher: a matcher token as of a
+// directive, or matchers in a line or a block as of a named matcher.
 func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 	name := helper.Val()
 	if args := nextArgs(helper.Dispenser); len(args) == 2 && args[0] == "not" && strings.HasPrefix(args[1], "@") {
@@ -271,7 +270,7 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		case err != nil:
 			return nil, helper.WrapErr(err)
 		case found && helper.NextArg():
-			return nil, helper.Errf("%s: %q stands after a matcher; use one matcher, or several in a block", name, helper.Val())
+			return nil, helper.Errf("%s: %q is after a matcher; use one matcher, or several in a block", name, helper.Val())
 		case found && set == nil: // * is all requests
 			return nil, nil
 		case found:
@@ -439,15 +438,7 @@ func parseRedis(d *caddyfile.Dispenser, r *config.Redis) error {
 			return d.Errf("redis: the option %s is among the addresses; use a block, with a line for it", word)
 		}
 	}
-	texts := map[string]*string{
-		"username":          &r.Username,
-		"password":          &r.Password,
-		"master_name":       &r.MasterName,
-		"sentinel_username": &r.SentinelUsername,
-		"sentinel_password": &r.SentinelPassword,
-		"key_prefix":        &r.KeyPrefix,
-		"key_secret":        &r.KeySecret,
-	}
+	texts := config.OptionsOf[string](r)
 	seen := make(map[string]bool)
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		name := d.Val()
@@ -496,8 +487,8 @@ func parseRedis(d *caddyfile.Dispenser, r *config.Redis) error {
 	return nil
 }
 
-// parseTLS parses a TLS option. The options are those of the reverse proxy's
-// transport.
+// parseTLS parses a TLS option. The options are the reverse proxy's
+// transport's.
 func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 	switch name := d.Val(); name {
 	case "tls":

@@ -14,11 +14,11 @@ import (
 type hint struct {
 	In      []*Scope
 	Written string // the first words of a line: each is one of those between "|", or of a kind <x>
-	Use     string // for an error; what can be written as it stands is in quotes
+	Use     string // for an error; what can be written literally is in quotes
 }
 
-// Hints are all of them. In use, <x> stands for the first word of the kind x after those that are
-// written out, or else for the example behind "="; without either, the hint is none. <x...> is all
+// Hints are all of them. In use, <x> is the first word of the kind x after the words that are
+// written out, or else the example behind "="; without either, the hint is none. <x...> is all
 // words of the kind. The first hint that is one counts, before any option that is spelled like a word.
 var Hints = []hint{
 	{inLimits, "events|max_events|requests|max_requests", `"rate <n=10>/<d=1m>", or events and window in a zone`},
@@ -59,7 +59,7 @@ var Hints = []hint{
 	{[]*Scope{BlockScope}, "fail_open|failopen", `"on_error allow"`},
 	{[]*Scope{BlockScope}, "fail_closed|failclosed|fail_close", `"on_error deny"`},
 	{[]*Scope{LimitScope}, "distributed|storage", "redis in the global option, for all limits"},
-	{inBlocks, "header <field>", `"match header <field> *" for requests that have it, or "key {header.<field>}" for a bucket for each of its values; the directive stands after the }`},
+	{inBlocks, "header <field>", `"match header <field> *" for requests that have it, or "key {header.<field>}" for a bucket for each of its values; the directive belongs after the }`},
 	{inBlocks, "match path <url>", `"match path <path...>"`},
 	{inBlocks, "match not <path>", `"match not path <path...>"`},
 	{inBlocks, "match <negated>", "match not <negated>, and the rest of the line after it"},
@@ -90,7 +90,7 @@ var Hints = []hint{
 	{[]*Scope{BesideNameScope}, "all|everyone|global|static", `"key all"`},
 }
 
-// What stands beside the directive depends on what else does.
+// What words on the directive's line mean depends on the others.
 var (
 	BesideScope         = &Scope{Place: "the line of the directive"}
 	BesideRateScope     = &Scope{Place: "the line of the directive, with a rate"}
@@ -138,7 +138,7 @@ var kinds = map[string]struct {
 // durationWord matches a duration or its unit, also behind a number as in a rate.
 var durationWord = regexp.MustCompile(`^(?:[0-9]+r?/)?([0-9]*(?:ms|[smhd]|(?:sec|second|min|minute|hr|hour|day)s?))$`)
 
-// asWindow returns the duration of a rate as one that stands alone.
+// asWindow returns the duration of a rate as one alone.
 func asWindow(word string) string {
 	unit := strings.TrimLeft(word, "0123456789")
 	n := strings.TrimSuffix(word, unit)
@@ -177,7 +177,7 @@ var notInNames = regexp.MustCompile(`[^A-Za-z0-9_.]+`)
 var Slot = regexp.MustCompile(`<([a-z]+)(\.\.\.)?(?:=([^>]*))?>`)
 
 // instead returns what to write in a scope instead of a line that begins with words, and for how
-// many of them that stands. It returns "" if that is not known.
+// many of them. It returns "" if that is not known.
 func instead(here *Scope, words []string) (use string, taken int) {
 	for i := range Hints {
 		if slices.Contains(Hints[i].In, here) {

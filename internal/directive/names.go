@@ -20,7 +20,7 @@ import (
 )
 
 // blockNames are the names of the limits of a Caddyfile, as far as it is adapted. A limit
-// without a name gets one there, which says the place where it stands: two of them never share
+// without a name gets one there, which says where it is: two of them never share
 // buckets, on whatever sites they are.
 type blockNames struct {
 	given map[string]string // the places of limits without a name, by the names that they got

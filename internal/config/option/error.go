@@ -78,7 +78,7 @@ func InWords(words []string, conjunction string) string {
 
 // Described returns text that a request has given, such as a field of its header or one of
 // its response, for the log: itself if it could be a short number, and else how long it is.
-// What clients send does not belong there, nor can it be told from what others say.
+// What clients send does not belong there, nor can it be distinguished from what others say.
 func Described(text string) string {
 	const most = 24
 	if len(text) <= most && strings.Trim(text, "0123456789+-.,eE") == "" {

@@ -1,5 +1,5 @@
 // Package zone says what a zone of mholt/caddy-ratelimit is equivalent to in this module.
-// Both what loads such a configuration and what converts one go by it.
+// Both what loads such a configuration and what converts one use it.
 package zone
 
 import (
@@ -76,14 +76,14 @@ func Percent(jitter float64) string {
 	return fmt.Sprintf("for up to %v %%, write jitter %v", jitter, jitter/100)
 }
 
-// Zone is what decides when a zone is asked.
+// Zone is what decides when a zone is checked.
 type Zone struct {
 	Name   string
 	Events int64
 	Window time.Duration
 }
 
-// Compare orders zones as they are asked: those that admit most in a time come
+// Compare orders zones as they are checked: those that admit most in a time come
 // first. The order of others is random there; here it is the order of their names.
 func Compare(a, b Zone) int {
 	rate := func(z Zone) float64 { return float64(z.Events) / float64(z.Window) }
