@@ -58,7 +58,7 @@ import (
 // `{http.rate_limit.borrowed}` | The path of a limit with `borrow` that had no room for the request, which its pool had; empty if none borrowed
 // `{http.rate_limit.dry_run}` | The path of a limit with `dry_run` that would have denied the request; empty if none would
 // `{http.rate_limit.delayed}` | The seconds for which the request waited by `max_delay`
-// `{http.rate_limit.basic_user}` | The name in a Basic credential, which nobody has verified, if the key of a limit has it
+// `{http.rate_limit.basic_user}` | The unverified name in a Basic credential, if the key of a limit has it
 // `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, how fast the upstream answers; `fallback`, this process instead of Redis
 type Handler struct {
 	config.Block
@@ -113,7 +113,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// site returns where h stands, for errors of handlers that are provisioned after it: routes
+// site returns where h is, for errors of handlers that are provisioned after it: routes
 // have their handlers once all of them are.
 func (h *Handler) site(ctx caddy.Context) string {
 	var site routes.Site
@@ -262,7 +262,7 @@ func (v *verdict) deny(q *rule.Request, decider *outcome.Entry, wait time.Durati
 	v.status, v.err = decider.Status, v.denial
 }
 
-// leave rejects the request of a client that has left while it waited: nobody reads the response.
+// leave rejects the request of a client that has left while it waited: no one reads the response.
 func (v *verdict) leave() { v.status, v.err = rule.ErrLeft.Status, rule.ErrLeft.Err }
 
 // refuse rejects a request for which it is unknown which limits apply, or how: a value in it or a

@@ -17,7 +17,7 @@ import (
 )
 
 // denial is the error of a request that a limit denied: the entry of that limit,
-// and the wait that the client is told, 0 if none would help.
+// and the wait that is in the response, 0 if none would help.
 type denial struct {
 	*outcome.Entry
 	wait time.Duration
@@ -81,7 +81,7 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v verdict) erro
 		return nil
 	}
 	// What other handlers have said of their response does not hold for this one. Its
-	// type is told by the server.
+	// type comes from the server.
 	for _, name := range [...]string{"Content-Type", "Content-Length", "Content-Encoding"} {
 		if w.Header()[name] != nil {
 			w.Header().Del(name)
@@ -110,7 +110,7 @@ const (
 	// of its request, in the first window of a TCP connection.
 	smallBody = 14 << 10
 
-	// bodyTime is for how long a body that nobody wants is read.
+	// bodyTime is for how long an unwanted body is read.
 	bodyTime = 500 * time.Millisecond
 )
 

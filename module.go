@@ -214,10 +214,10 @@ func (a *App) activate() {
 // warnUnintended logs what of the config is probably not as it was intended, once all handlers
 // around its limits are known: one line for each limit. The command check says the same, and more.
 func (a *App) warnUnintended() {
-	told := make(map[string]bool)
+	reported := make(map[string]bool)
 	for _, found := range advice.On(advice.Config{HTTP: a.http(), Redis: a.stores.Redis != nil}) {
-		if about := found.About(); !found.OnCheck && !found.Inherited && !told[about] {
-			told[about] = true
+		if about := found.About(); !found.OnCheck && !found.Inherited && !reported[about] {
+			reported[about] = true
 			a.logger.Warn("this "+found.Of+" probably does not do what was intended",
 				zap.String(found.Of, found.Name), zap.String("problem", found.Problem), zap.String("remedy", found.Remedy))
 		}

@@ -155,10 +155,10 @@ func (fl *flight) heldBy(f *fallback) *total {
 
 // unitsOfOthers returns the number of units in flight, at most most, except for those that the
 // servers of f count as held: in any account or, if f's servers find its own account, in others.
-func (fl *flight) unitsOfOthers(f *fallback, ownTab bool, most int64) int64 {
+func (fl *flight) unitsOfOthers(f *fallback, ownAccount bool, most int64) int64 {
 	n := fl.units
 	for i := range fl.held {
-		if h := &fl.held[i]; h.by.location == f.location && (!ownTab || h.by != f) {
+		if h := &fl.held[i]; h.by.location == f.location && (!ownAccount || h.by != f) {
 			n.sub(h.total)
 		}
 	}

@@ -236,7 +236,7 @@ func (n *ledger) sending(q *query) {
 	}
 }
 
-// requested records that a server is asked to hold k's units.
+// requested records a call to a server to hold k's units.
 func (n *ledger) requested(k *reservation) {
 	if k.number != 0 { // it may have been sent before, or has been given up
 		return

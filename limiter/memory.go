@@ -47,7 +47,7 @@ type Memory struct {
 	held    atomic.Int64  // number of buckets, without shared ones
 	kept    atomic.Int64  // number of those in limits that evict none
 	shared  atomic.Int64  // number of shared buckets
-	sweptAt atomic.Int64  // when tables were last swept by what changes buckets, in µs on clock: Unsaved goes by it
+	sweptAt atomic.Int64  // when tables were last swept by what changes buckets, in µs on clock, for Unsaved
 	sweepAt atomic.Int64  // when Sweep was last called
 	next    atomic.Uint64 // which table to sweep next
 

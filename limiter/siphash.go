@@ -6,7 +6,7 @@ import (
 	"math/bits"
 )
 
-// sipKey is a secret key of SipHash-1-3, a hash that nobody can aim without the key. Unlike a
+// sipKey is a secret key of SipHash-1-3, a hash that can't be aimed without the key. Unlike a
 // maphash.Seed it can be saved.
 type sipKey [2]uint64
 

@@ -449,6 +449,6 @@ var (
 	errBanAfter    = errors.New("a BanAfter limit counts denials by other buckets of the request: set Bucket.Watches")
 )
 
-// retryBlocked is when to try again after units that others hold were in the way: nobody
+// retryBlocked is when to try again after units that others hold were in the way: no one
 // knows when they will be settled.
 const retryBlocked = time.Second

@@ -9,7 +9,7 @@ import (
 // window, so it is exact in every window. A server keeps such a log (see log.lua of package
 // limiter), and so does a Memory that is a Store of its own (see entries.go).
 //
-// A Memory that stands in for a server has only a summary of the server's entries: the
+// A Memory that replaces a server has only a summary of the server's entries: the
 // level of a sliding window (see sliding.go), which counts the same units in
 // windows that begin at multiples of their length. It decides by it carefully: all
 // units of a window count until the next one ends, for longer than they would in

@@ -1,4 +1,4 @@
-// Package adminjson is what the admin API is asked and what it answers, in Go and in JSON, and the
+// Package adminjson has the requests and the answers of the admin API, in Go and in JSON, and the
 // words in which people are shown it.
 package adminjson
 
@@ -235,7 +235,7 @@ type Ban struct {
 	Scopes []Scope `json:"scopes"` // of the limits whose requests the ban covers: those that share the buckets
 }
 
-// Bans is the answer of bans: those that the Caddy which is asked has begun or met, the
+// Bans is the answer of bans: those that the queried Caddy has begun or met, the
 // last to end first.
 type Bans struct {
 	Error string `json:"error,omitempty"` // as in Ban

@@ -325,7 +325,7 @@ func (c *cluster) close() error {
 // signal reports a failure to all goroutines that wait for something.
 type signal struct {
 	mu     sync.Mutex
-	raised chan struct{} // closed with the next failure; nil if nobody waits
+	raised chan struct{} // closed with the next failure; nil if none waits
 	last   *ServerError
 }
 

@@ -23,7 +23,7 @@ const (
 // patience is how long a call waits for its answer.
 type patience struct {
 	began  time.Time     // when it began to wait
-	end    time.Time     // when its time is over; zero if nobody waits
+	end    time.Time     // when its time is over; zero if no call waits
 	lag    time.Duration // the pipeline's when it began
 	kept   time.Time     // when this process was last seen to keep it from its answer
 	unread time.Time     // when the reader had last gone on, if there was more to read
@@ -198,7 +198,7 @@ func (p *pipeline) failOverdue(now time.Time) {
 }
 
 // watch suspects a connection that has been silent for the timeout, or for longer,
-// while calls are in flight for which nobody waits. It returns for how long
+// while calls are in flight for which no caller waits. It returns for how long
 // nothing has come while nothing is in flight.
 func (p *pipeline) watch() (idle time.Duration) {
 	now := time.Now()

@@ -302,7 +302,7 @@ func (p *pipeline) send() bool {
 			p.open = append(p.open, in.calls...)
 		}
 		p.mu.Unlock()
-		if p.server.isClosed() { // nobody will send them
+		if p.server.isClosed() { // no one will send them
 			p.server.failOpen()
 		}
 		return true
@@ -612,7 +612,7 @@ func (p *pipeline) lose(conn *connection, err error) {
 			p.server.finish(c, failure)
 		}
 	}
-	if p.server.isClosed() { // nobody will send what is open, or was to be sent again
+	if p.server.isClosed() { // no one will send what is open, or was to be sent again
 		p.server.failOpen()
 	}
 }
