@@ -196,7 +196,7 @@ func TestBansOfManyNodes(t *testing.T) {
 	}
 	redistest.WaitFor(t, 5*time.Second, func() error { return denied(DecidedByFallback) })
 	server.Restart(t)
-	for i, r := range nodes { // which tells the server of it
+	for i, r := range nodes { // which reports it to the server
 		redistest.WaitFor(t, 10*time.Second, func() error {
 			if d := call(r)[1]; !d.Denied {
 				t.Fatalf("node %d has forgotten the ban: %+v", i, d)
@@ -223,7 +223,7 @@ func TestBansOfManyNodes(t *testing.T) {
 	})
 }
 
-// TestBansInOutage guards that a node on its own bans too, and tells the server later.
+// TestBansInOutage guards that a node on its own bans too, and reports to the server later.
 func TestBansInOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -67,7 +67,7 @@ func parseWritten(value string) (w written, ok bool) {
 		}
 		w.Clear, w.Rest, w.when = double(0), double(1), double(2)
 		for i := 3; i < len(b)/8; i += 7 {
-			w.record = append(w.record, heldTab{double(i), double(i + 1), double(i + 2), double(i + 3), double(i + 4), double(i + 5), double(i + 6)})
+			w.record = append(w.record, heldAccount{double(i), double(i + 1), double(i + 2), double(i + 3), double(i + 4), double(i + 5), double(i + 6)})
 		}
 		return w, true
 	}

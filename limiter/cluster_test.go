@@ -197,7 +197,7 @@ func TestCluster(t *testing.T) {
 		}
 	})
 
-	t.Run("not told that it is one", func(t *testing.T) {
+	t.Run("not known to be one", func(t *testing.T) {
 		var seen events
 		single := newTestRedis(t, nodes.Nodes[0], func(opt *RedisOptions) { opt.Report = seen.report })
 		b := onNode(t, r, nodes, nodes.Nodes[1], hourly(5))

@@ -114,7 +114,7 @@ var countingLimits = map[string]Limit{
 
 // TestCountDeniedLocksOut guards what the option is for, in both stores: a client that
 // keeps asking is admitted once, except for a fixed window, which ends anyway; and
-// one that then waits for as long as it was told is admitted at that time.
+// one that then waits for as long as its response says is admitted at that time.
 func TestCountDeniedLocksOut(t *testing.T) {
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	for name, l := range countingLimits {
@@ -177,10 +177,10 @@ func TestCountDeniedAmongOthers(t *testing.T) {
 	}
 }
 
-// TestCountDeniedAsksServer guards that a request which counts even if it is denied
+// TestCountDeniedCallsServer guards that a request which counts even if it is denied
 // is never denied without asking the server, whatever else was denied, and that operators who
-// look at its bucket are not told otherwise.
-func TestCountDeniedAsksServer(t *testing.T) {
+// look at its bucket see nothing else.
+func TestCountDeniedCallsServer(t *testing.T) {
 	r, _ := testNode(t, redistest.Start(t))
 	full, counting := hourly(1), hourly(5)
 	full.Name, counting.Name = "full", "counting"
@@ -203,7 +203,7 @@ func TestCountDeniedAsksServer(t *testing.T) {
 }
 
 // TestCountDeniedInFallback guards that denied requests count while Redis is
-// unavailable, that the server is told, and that one which another part of the
+// unavailable, that it is reported to the server, and that one which another part of the
 // request denies counts too, although nothing is charged.
 func TestCountDeniedInFallback(t *testing.T) {
 	now := time.Hour
@@ -226,7 +226,7 @@ func TestCountDeniedInFallback(t *testing.T) {
 		t.Errorf("denied: %+v", o)
 	}
 	if got := dirtyLevels(m, req.Buckets); len(got) != 2 || got[0].dirty != own || got[0].Clear != 10*hour || got[1].dirty != clean {
-		t.Errorf("told %+v", got)
+		t.Errorf("reported %+v", got)
 	}
 	// Beside units in flight, it is full with those.
 	now += 5 * time.Hour
@@ -241,10 +241,10 @@ func TestCountDeniedInFallback(t *testing.T) {
 	}
 }
 
-// TestCountDeniedToldOfLog guards a server that is told of units in a log of which it
+// TestCountDeniedReportedLog guards a server that gets a report of units in a log of which it
 // knows nothing, next to units in flight, which it has: a denied request that counted does
 // not make room for one more.
-func TestCountDeniedToldOfLog(t *testing.T) {
+func TestCountDeniedReportedLog(t *testing.T) {
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := logBucket(5, time.Hour, 3)
 	b.Limit.CountDenied = true
@@ -280,7 +280,7 @@ func TestCountDeniedHoldsUnits(t *testing.T) {
 		req := Request{Buckets: []Bucket{b}}
 		for _, counts := range []bool{true, false} {
 			v.flush(t)
-			q := asTab(v.query(toHold(req), 0))
+			q := asProcess(v.query(toHold(req), 0))
 			held := v.evaluate(t, req, q)
 			if held.denied {
 				t.Fatalf("held: %+v", held)

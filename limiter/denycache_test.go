@@ -15,7 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// newClocked returns a store whose deny cache uses a clock that stands still
+// newClocked returns a store whose deny cache uses a stopped clock
 // unless the test moves it.
 func newClocked(t testing.TB, server *redistest.Server, change func(*RedisOptions)) (r *Redis, clock *atomic.Int64) {
 	t.Helper()
@@ -241,8 +241,8 @@ func TestDenyCacheLosesNoDrips(t *testing.T) {
 
 // TestDenyCacheAllowsForLatency guards denials decided at an unknown time between
 // a call and its answer: whenever that was, no request is denied that the server
-// would admit, none is told to retry before it would be admitted, and none is told
-// to retry later than that by more than the latency of the answer.
+// would admit, none gets a time to retry before it would be admitted, and none gets one
+// later than that by more than the latency of the answer.
 func TestDenyCacheAllowsForLatency(t *testing.T) {
 	denials := 0
 	inDoubt := func(t *rapid.T) {
@@ -309,7 +309,7 @@ func TestDenialsCountFromSendTime(t *testing.T) {
 	mustTake(t, v.Redis, req)
 	for _, tc := range []struct {
 		at    time.Duration
-		clear time.Duration // 0 if the server is asked
+		clear time.Duration // 0 if the server is called
 	}{
 		{trip, rate},
 		{rate - time.Microsecond, trip + time.Microsecond},
@@ -359,9 +359,9 @@ func TestDenyCacheHoldsForAnyCost(t *testing.T) {
 	}
 }
 
-// TestDenyCacheAsksWhenUncertain guards that the server is asked each time the
+// TestDenyCacheCallsWhenUncertain guards that the server is called each time the
 // cache does not know enough to decide.
-func TestDenyCacheAsksWhenUncertain(t *testing.T) {
+func TestDenyCacheCallsWhenUncertain(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 5
 	full, room := hourly(1), hourly(100)

@@ -82,7 +82,7 @@ func tunnel(ctx context.Context, network, addr string) (net.Conn, error) {
 }
 
 // TestDialFails guards that no request waits longer than its timeout for a Dial that fails or
-// hangs, that the reason is reported, and that a Dial which hangs is told to give up.
+// hangs, that the reason is reported, and that a Dial which hangs is canceled.
 func TestDialFails(t *testing.T) {
 	var gaveUp atomic.Bool
 	for name, dial := range map[string]func(ctx context.Context, network, addr string) (net.Conn, error){

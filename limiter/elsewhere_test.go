@@ -21,7 +21,7 @@ func TestAddressSwitchesBetweenServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := redistest.Start(t), redistest.Start(t)
 			proxy := redistest.StartProxy(t, a.Addr)
-			// For both, so that not even a missing script tells them apart.
+			// For both, so that not even a missing script distinguishes them.
 			for _, s := range []*redistest.Server{a, b} {
 				other := hourly(size)
 				other.Key = "other"

@@ -231,10 +231,10 @@ func TestLogAfterFallback(t *testing.T) {
 	take(2*time.Minute, true)
 }
 
-// TestLogAfterFallbackTellsTime guards that a Memory which was the fallback of a Redis
-// tells the exact time to retry, also while nobody is admitted, and that operators who
-// look at a bucket are told what requests are.
-func TestLogAfterFallbackTellsTime(t *testing.T) {
+// TestLogAfterFallbackReportsTime guards that a Memory which was the fallback of a Redis
+// has the exact time to retry, also while no request is admitted, and that operators who
+// look at a bucket see what requests see.
+func TestLogAfterFallbackReportsTime(t *testing.T) {
 	for _, first := range []time.Duration{10 * time.Second, 60 * time.Second} {
 		for at := 61 * time.Second; at < 3*time.Minute; at += 7 * time.Second {
 			now := first
@@ -254,7 +254,7 @@ func TestLogAfterFallbackTellsTime(t *testing.T) {
 				continue
 			}
 			if level.RetryAfter != d.RetryAfter || level.Clear != d.Clear || level.Remaining != d.Remaining || err != nil {
-				t.Errorf("first at %v, at %v: peek says %+v, error %v, the request was told %+v", first, at, level, err, d)
+				t.Errorf("first at %v, at %v: peek says %+v, error %v, the request got %+v", first, at, level, err, d)
 			}
 			now += d.RetryAfter - time.Microsecond
 			if again := decide(t, m, AccountingAtomic, b)[0]; !again.Denied || again.RetryAfter != time.Microsecond {

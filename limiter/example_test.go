@@ -148,7 +148,7 @@ func ExampleSummarize() {
 // its Fallback.
 func ExampleRedis() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
-		Addresses: []string{"127.0.0.1:1"}, // nobody answers there, so the Memory decides
+		Addresses: []string{"127.0.0.1:1"}, // no server answers there, so the Memory decides
 		KeyPrefix: "rl:",
 		Fallback:  limiter.NewMemory(),
 	})
@@ -174,7 +174,7 @@ func ExampleRedis() {
 // Without a Fallback, the caller has to decide when Redis does not answer in time.
 func ExampleErrUnavailable() {
 	store, err := limiter.NewRedis(limiter.RedisOptions{
-		Addresses: []string{"127.0.0.1:1"}, // nobody answers there
+		Addresses: []string{"127.0.0.1:1"}, // no server answers there
 	})
 	if err != nil {
 		fmt.Println(err)

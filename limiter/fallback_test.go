@@ -166,7 +166,7 @@ func TestScriptKeepsHigherLevel(t *testing.T) {
 	}
 }
 
-// TestScriptJoinsTimes guards which drip a server takes a level for that it is told
+// TestScriptJoinsTimes guards which drip a server takes a reported level for
 // later than it was known. If both sides drip at the same times, it is the nearest of
 // its own, so that the delay adds nothing. If they may not, the later time counts, and
 // within one drip the smaller rest: the later level may hold fewer units.
@@ -423,7 +423,7 @@ func TestDirtyBuckets(t *testing.T) {
 	denied := call(b)
 	here(b, b)
 	if f.flights.of[denied.buckets[0].hash].crossedBy(denied) == clean {
-		t.Error("the server is not told of a denial here")
+		t.Error("a denial here is not reported to the server")
 	}
 	f.drop(denied)
 	answer(call(b), bucket.Ahead{Clear: 5*hour - minute, Rest: 1})
@@ -478,11 +478,11 @@ func TestFallbackLeavesRoomForInFlight(t *testing.T) {
 	}
 }
 
-// TestDirtyBesideInFlight guards a bucket of which something was decided here while a
+// TestDirtyWithInFlight guards a bucket of which something was decided here while a
 // query was in flight: it stays dirty when a later query is answered, as long as the
 // first is not, since the server may know of the first but not of what was decided here,
-// and what it was told the other way round.
-func TestDirtyBesideInFlight(t *testing.T) {
+// and what was reported to it the other way round.
+func TestDirtyWithInFlight(t *testing.T) {
 	now := time.Hour
 	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, 0, "")
@@ -497,7 +497,7 @@ func TestDirtyBesideInFlight(t *testing.T) {
 	f.decide(Request{Buckets: []Bucket{b}}, nil, false)
 	second := call()
 	if got := second.buckets[0].local; got.Clear != hour || got.inFlight != 1 || got.dirty == clean {
-		t.Fatalf("told %+v", got)
+		t.Fatalf("reported %+v", got)
 	}
 	// The server has charged the first too, and takes the higher level for both.
 	f.answered(second, []outcome{{Ahead: bucket.Ahead{Clear: 2 * hour}}})

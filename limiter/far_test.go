@@ -39,7 +39,7 @@ type farLoad struct {
 	keys  uint64        // of which the first is requested most, by Zipf
 	rate  int           // requests a second, of all nodes and keys together
 	lasts time.Duration // of simulated time
-	waves time.Duration // if not 0, nobody asks in every other such time
+	waves time.Duration // if not 0, no requests in every other such time
 }
 
 // farNetwork is what lies between nodes and server.
@@ -105,7 +105,7 @@ func newFarServer(t *testing.T, server *redistest.Server) *farServer {
 }
 
 // run has the server run the script for a call, at the present time, and returns its reply.
-// The bubble's clock stands still meanwhile.
+// The bubble's clock is stopped meanwhile.
 func (s *farServer) run(keys []string, arg string) ([]int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ type step struct {
 	cost      int64
 	denied    bool
 	remaining int64
-	wait      time.Duration // RetryAfter if it is denied, otherwise Clear; 0 if nobody says
+	wait      time.Duration // RetryAfter if it is denied, otherwise Clear; 0 if it is unknown
 }
 
 // checkSteps makes the requests of an example, of a limit that begins at the given

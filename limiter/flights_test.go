@@ -19,7 +19,7 @@ type flying struct {
 	emptied []bool
 }
 
-// TestFlightsCountWhatAListHas guards that what is told of the queries in flight for a bucket
+// TestFlightsCountWhatAListHas guards that what is reported of the queries in flight for a bucket
 // is what a walk through all of them would find, whatever they are and in whatever order they
 // begin and end.
 func TestFlightsCountWhatAListHas(t *testing.T) {
@@ -39,8 +39,8 @@ func TestFlightsCountWhatAListHas(t *testing.T) {
 				for range buckets {
 					p := bucketQuery{cost: cost.Draw(t, "cost")}
 					p.hash = hash.Draw(t, "hash") // of which two may be the same
-					if q.stage != gathering {     // which is told once it is sent
-						p.local.dirty = rapid.SampledFrom([]dirtiness{clean, own}).Draw(t, "told")
+					if q.stage != gathering {     // which is reported once it is sent
+						p.local.dirty = rapid.SampledFrom([]dirtiness{clean, own}).Draw(t, "reported")
 					}
 					q.buckets, q.Keys = append(q.buckets, p), append(q.Keys, "")
 				}

@@ -42,7 +42,7 @@ var formatSteps = []formatStep{
 const formatStart = 2_000_000_000_000_000
 
 // TestFormat guards that what is stored in Redis stays what it is, byte by byte, and what the
-// script is asked and replies: two versions on one Redis go on with each other's buckets. Each
+// script gets and replies: two versions on one Redis go on with each other's buckets. Each
 // call finds the value that was recorded, not the one that this version has made.
 //
 // If a stored value has changed so that the last release does not read it, or this version does

@@ -19,10 +19,10 @@ import (
 )
 
 // heldRecord is what is stored of held units, see held.lua.
-type heldRecord []heldTab
+type heldRecord []heldAccount
 
-// heldTab is one account of a record, see held.lua.
-type heldTab struct{ process, number, receipt, seen, held, ended, charged int64 }
+// heldAccount is one account of a record, see held.lua.
+type heldAccount struct{ process, number, receipt, seen, held, ended, charged int64 }
 
 // units returns how many are held.
 func (h heldRecord) units() (n int64) {
@@ -46,7 +46,7 @@ type heldBucket struct {
 
 // pass has the bucket reach now.
 func (h *heldBucket) pass(l Limit, now int64) {
-	slices.SortStableFunc(h.ledger, func(a, b heldTab) int { return cmp.Compare(a.seen, b.seen) })
+	slices.SortStableFunc(h.ledger, func(a, b heldAccount) int { return cmp.Compare(a.seen, b.seen) })
 	for len(h.ledger) > 0 && h.ledger[0].seen+lapse.Microseconds() <= now {
 		at := h.ledger[0].seen + lapse.Microseconds()
 		if n := h.ledger[0].held; n > 0 {
@@ -58,7 +58,7 @@ func (h *heldBucket) pass(l Limit, now int64) {
 }
 
 // find returns the account with a name, or nil.
-func (h *heldBucket) find(process, number int64) *heldTab {
+func (h *heldBucket) find(process, number int64) *heldAccount {
 	for i := range h.ledger {
 		if t := &h.ledger[i]; t.process == process && t.number == number {
 			return t
@@ -69,13 +69,13 @@ func (h *heldBucket) find(process, number int64) *heldTab {
 
 // isLate reports whether a call for an account is late.
 func (h *heldBucket) isLate(process, number int64) bool {
-	return slices.ContainsFunc(h.ledger, func(t heldTab) bool { return t.process == process && t.number > number })
+	return slices.ContainsFunc(h.ledger, func(t heldAccount) bool { return t.process == process && t.number > number })
 }
 
 // open returns the account with a name, which is made if it is not there.
-func (h *heldBucket) open(process, number, now int64) *heldTab {
+func (h *heldBucket) open(process, number, now int64) *heldAccount {
 	if h.find(process, number) == nil {
-		h.ledger = append(h.ledger, heldTab{process: process, number: number, receipt: now})
+		h.ledger = append(h.ledger, heldAccount{process: process, number: number, receipt: now})
 	}
 	t := h.find(process, number)
 	t.seen = now
@@ -83,7 +83,7 @@ func (h *heldBucket) open(process, number, now int64) *heldTab {
 }
 
 // raise raises the totals of an account, and returns what that releases and charges.
-func (t *heldTab) raise(to totals) (gone, charge int64) {
+func (t *heldAccount) raise(to totals) (gone, charge int64) {
 	gone, charge = max(to.ended-t.ended, 0), max(to.charged-t.charged, 0)
 	t.held, t.ended, t.charged = max(t.held-gone, 0), t.ended+gone, t.charged+charge
 	return gone, charge
@@ -99,7 +99,7 @@ func (h *heldBucket) settle(process int64, name accountName, to totals, now int6
 	t.seen = now
 	gone, charge = t.raise(to)
 	if t.held == 0 && t.receipt != 0 {
-		h.ledger = slices.DeleteFunc(h.ledger, func(t heldTab) bool { return t.process == process && t.number == name.number })
+		h.ledger = slices.DeleteFunc(h.ledger, func(t heldAccount) bool { return t.process == process && t.number == name.number })
 	}
 	return gone, charge, true
 }
@@ -114,7 +114,7 @@ func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int6
 			gone, charge = old.held, max(asked.beforeCharged-old.charged, 0)
 		}
 		t.receipt, t.held = 0, t.held+units
-		h.ledger = slices.DeleteFunc(h.ledger, func(t heldTab) bool { return t.process == asked.process && t.number < asked.number })
+		h.ledger = slices.DeleteFunc(h.ledger, func(t heldAccount) bool { return t.process == asked.process && t.number < asked.number })
 	}
 	moreGone, moreCharge := h.find(asked.process, asked.number).raise(asked.totals)
 	return gone + moreGone, charge + moreCharge, ok
@@ -135,11 +135,11 @@ func toHold(req Request) Request {
 	return req
 }
 
-// processes is the number of processes of which queries have been made by asTab.
+// processes is the number of processes of which queries have been made by asProcess.
 var processes atomic.Int64
 
-// asTab returns q, which holds units of its buckets, as the query of a process of its own.
-func asTab(q *query) *query {
+// asProcess returns q, which holds units of its buckets, as the query of a process of its own.
+func asProcess(q *query) *query {
 	process := processes.Add(1)
 	for i := range q.buckets {
 		if h := q.buckets[i].held; h != nil {
@@ -283,7 +283,7 @@ func TestHeldUnits(t *testing.T) {
 			if len(model.ledger) > 0 {
 				expires, err := v.admin.Do(context.Background(), "PEXPIRETIME", v.keys.of(&b)).Int64()
 				last := heldBucket{model.Level, slices.Clone(model.ledger)}
-				newest := slices.MaxFunc(model.ledger, func(a, b heldTab) int { return cmp.Compare(a.seen, b.seen) }).seen + lapse.Microseconds()
+				newest := slices.MaxFunc(model.ledger, func(a, b heldAccount) int { return cmp.Compare(a.seen, b.seen) }).seen + lapse.Microseconds()
 				if last.pass(b.Limit, newest); err != nil || expires < max(newest, last.Clear)/1000 {
 					t.Fatalf("%q expires at %d ms, before it is empty", v.stored(t, req.Buckets)[0], expires)
 				}
@@ -357,7 +357,7 @@ func (n *lossyNode) Do(_ redisscript.Deadline, q *redisscript.Call) (*redisscrip
 }
 
 // arrive has what was delayed arrive. It reports whether any of it was sent so long before
-// that the server does not know any more what the process has told it since.
+// that the server does not know any more what the process has reported since.
 func (n *lossyNode) arrive() (forgotten bool) {
 	for _, call := range n.delayed {
 		call.run()
@@ -627,7 +627,7 @@ func TestHeldUnitsNeverOverAdmit(t *testing.T) {
 					admitted = append(admitted, v.now)
 				}
 			case 1, 2:
-				q := asTab(v.query(toHold(req), 0))
+				q := asProcess(v.query(toHold(req), 0))
 				if got := call(q); !got[0].denied {
 					holding = append(holding, open{q, got, rapid.Bool().Draw(t, "admitted")})
 					if holding[len(holding)-1].admitted {

@@ -469,7 +469,7 @@ func TestMovedRequestsAreChargedOnce(t *testing.T) {
 						}
 					}
 					redistest.WaitFor(t, 10*time.Second, func() error {
-						_, h := begin(t, to, b) // tells what is known here
+						_, h := begin(t, to, b) // reports what is known here
 						h.held.Settle(0, 0)
 						if l, err := to.Peek(t.Context(), b); err != nil || l.Units < want || l.Held > 0 {
 							return fmt.Errorf("%+v, %w, want %d units", l, err, want)
@@ -478,7 +478,7 @@ func TestMovedRequestsAreChargedOnce(t *testing.T) {
 					})
 					time.Sleep(2*late + 2*resendEvery)
 					b.Cost = 2
-					begin(t, to, b) // tells what it knows
+					begin(t, to, b) // reports what it knows
 					if l, err := to.Peek(t.Context(), b); err != nil || l.Units != want {
 						t.Errorf("%+v, %v, want %d units", l, err, want)
 					}
@@ -489,7 +489,7 @@ func TestMovedRequestsAreChargedOnce(t *testing.T) {
 }
 
 // TestHoldThroughOutage guards that a node whose server is gone goes on with what its own
-// requests hold, and tells the server when it is back, whether or not that has lost its
+// requests hold, and reports to the server when it is back, whether or not that has lost its
 // data.
 func TestHoldThroughOutage(t *testing.T) {
 	t.Parallel()
@@ -667,10 +667,10 @@ func TestHoldUntilClosed(t *testing.T) {
 	}
 }
 
-// TestOutageLeavesNoTabs guards the memory of a process that goes through many keys while
+// TestOutageLeavesNoReservations guards the memory of a process that goes through many keys while
 // its server is down: what has ended, which no server has heard of, is kept by nothing but
 // its Memory.
-func TestOutageLeavesNoTabs(t *testing.T) {
+func TestOutageLeavesNoReservations(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	r := newRedis(RedisOptions{Addresses: []string{server.Addr}, Timeout: 50 * time.Millisecond, Fallback: NewMemory()}, takeScript)
@@ -823,7 +823,7 @@ func TestHoldOverSlots(t *testing.T) {
 	}
 }
 
-// TestHoldDeniedElsewhere guards what is told and counted of a bucket with room whose request
+// TestHoldDeniedElsewhere guards what is reported and counted of a bucket with room whose request
 // another bucket denies: the same in both stores, also where that is in another slot.
 func TestHoldDeniedElsewhere(t *testing.T) {
 	t.Parallel()
@@ -937,9 +937,9 @@ func TestLateAnswerOfSomeHeldUnits(t *testing.T) {
 	})
 }
 
-// TestRemainingBesideHeld guards what a denial tells to remain that is only due to units which
+// TestRemainingWithHeld guards what remains, says a denial that is only due to units which
 // others hold, or which this process has in flight: the room in addition to those, for all algorithms.
-func TestRemainingBesideHeld(t *testing.T) {
+func TestRemainingWithHeld(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, limit := range map[string]Limit{
@@ -947,10 +947,10 @@ func TestRemainingBesideHeld(t *testing.T) {
 		"log": SlidingLog(10, time.Hour), "concurrency": Concurrency(10), "warm-up": warmingUp(10, time.Hour, 4*time.Hour, 3),
 	} {
 		for kind, store := range map[string]Store{
-			"memory":   NewMemory(),
-			"redis":    newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = "a:" }),
-			"told":     newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix, opt.Fallback = "b:", NewMemory() }),
-			"fallback": NewMemory(), // which decides locally
+			"memory":    NewMemory(),
+			"redis":     newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = "a:" }),
+			"restarted": newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix, opt.Fallback = "b:", NewMemory() }),
+			"fallback":  NewMemory(), // which decides locally
 		} {
 			b := Bucket{Name: name, Key: "k", Limit: limit, Cost: 8}
 			if kind == "fallback" {
@@ -962,7 +962,7 @@ func TestRemainingBesideHeld(t *testing.T) {
 			if d.Denied {
 				t.Fatalf("%s, %s: %+v", name, kind, d)
 			}
-			if r, ok := store.(*Redis); ok && kind == "told" { // as if the server had restarted empty
+			if r, ok := store.(*Redis); ok && kind == "restarted" { // as if the server had restarted empty
 				r.ledger.running = true
 				if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
 					t.Fatal(err)
@@ -979,7 +979,7 @@ func TestRemainingBesideHeld(t *testing.T) {
 	}
 }
 
-// TestHoldNeedsHeld guards that nothing is held which nobody can settle.
+// TestHoldNeedsHeld guards that nothing is held that can't be settled.
 func TestHoldNeedsHeld(t *testing.T) {
 	b := Bucket{Name: "b", Key: "k", Limit: Concurrency(1), Cost: 1, Hold: true}
 	if _, err := NewMemory().Take(t.Context(), Request{Buckets: []Bucket{b}}, nil); err == nil {
@@ -1141,7 +1141,7 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// TestHoldCountsEachUnitOnce guards requests of a node that tells its server what it knows,
+// TestHoldCountsEachUnitOnce guards requests of a node that reports to its server what it knows,
 // since that may have lost it: what it holds, and what it has requested just now, takes room
 // once, whether or not the server still has it.
 func TestHoldCountsEachUnitOnce(t *testing.T) {

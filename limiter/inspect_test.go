@@ -269,7 +269,7 @@ func TestResetWithoutServer(t *testing.T) {
 }
 
 // TestResetOfDirtyBuckets guards that what was decided here during an outage, and
-// would be told to the server, does not put back what a reset has taken.
+// would be reported to the server, does not put back what a reset has taken.
 func TestResetOfDirtyBuckets(t *testing.T) {
 	const size = 5
 	server := redistest.Start(t)
@@ -288,7 +288,7 @@ func TestResetOfDirtyBuckets(t *testing.T) {
 			t.Fatal(err)
 		}
 		if reported := dirtyLevels(m, []Bucket{b}); reported != nil {
-			t.Errorf("told %+v", reported)
+			t.Errorf("reported %+v", reported)
 		}
 		if d := mustTake(t, r, Request{Buckets: []Bucket{b}}); d[0].Remaining != size-1 {
 			t.Errorf("decided %+v", d)
@@ -368,7 +368,7 @@ func TestResetWhileInFlight(t *testing.T) {
 
 // TestTimedResetReachesOtherProcesses guards that within a second of a reset all
 // processes admit again, and that none of them puts the level back later, when the
-// server may have lost it and is told what each process knows.
+// server may have lost it and gets a report of what each process knows.
 func TestTimedResetReachesOtherProcesses(t *testing.T) {
 	const size = 12
 	server := redistest.Start(t)
@@ -593,7 +593,7 @@ func TestResetOfHeldUnits(t *testing.T) {
 		b.Cost = 2
 		decide(t, v, AccountingAtomic, b)
 		req := Request{Buckets: []Bucket{b}}
-		q := asTab(v.query(toHold(req), 0))
+		q := asProcess(v.query(toHold(req), 0))
 		_, held, err := v.call(inTime(), q, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// TestRedisJoinsAsHere guards that the server joins a level that it is told with its own as
+// TestRedisJoinsAsHere guards that the server joins a level that is reported to it with its own as
 // this process does, for every algorithm that keeps no entries.
 func TestRedisJoinsAsHere(t *testing.T) {
 	t.Parallel()
@@ -32,7 +32,7 @@ func TestRedisJoinsAsHere(t *testing.T) {
 			}
 			return s
 		}
-		stored, reported := draw("stored"), draw("told")
+		stored, reported := draw("stored"), draw("reported")
 		if stored.Clear <= now || reported.Clear <= now || stored.Clear-now > bucket.Horizon || reported.Clear-now > bucket.Horizon {
 			return
 		}
@@ -46,7 +46,7 @@ func TestRedisJoinsAsHere(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := outcomes[0].After(now); got != want {
-			t.Fatalf("%+v at %d: %+v, told %+v: %+v, want %+v", l, now, stored, reported, got, want)
+			t.Fatalf("%+v at %d: %+v, reported %+v: %+v, want %+v", l, now, stored, reported, got, want)
 		}
 		inFlight, cost := rapid.Int64Range(0, l.Size).Draw(t, "in flight"), rapid.Int64Range(1, l.Size).Draw(t, "cost")
 		b.Cost, b.Key = cost, "k2"
@@ -58,7 +58,7 @@ func TestRedisJoinsAsHere(t *testing.T) {
 			t.Fatal(err)
 		}
 		if outcomes[0].denied == fits {
-			t.Fatalf("%+v at %d: %+v, told %+v with %d in flight, cost %d: %+v, want admitted %t", l, now, stored, reported, inFlight, cost, outcomes[0], fits)
+			t.Fatalf("%+v at %d: %+v, reported %+v with %d in flight, cost %d: %+v, want admitted %t", l, now, stored, reported, inFlight, cost, outcomes[0], fits)
 		}
 		if stored != reported {
 			seen[l.Algorithm]++

@@ -54,7 +54,7 @@ func newFleet(t testing.TB, server *redistest.Server, n int) *fleet {
 	return f
 }
 
-// settle waits until a node has the answers to all that it has asked.
+// settle waits until a node has the answers to all its calls.
 func (f *fleet) settle(t rapid.TB, node int) {
 	t.Helper()
 	if _, err := f.nodes[node].Peek(context.Background(), Bucket{Name: "other", Key: "k", Limit: PerSecond(1), Cost: 1}); err != nil {

@@ -304,8 +304,8 @@ func TestOverfullBucket(t *testing.T) {
 	}
 }
 
-// TestSpendTime guards over what time clients are told to spend what is left, for each
-// kind of limit. What is told may be of a smaller size than the store's: see Delayed.
+// TestSpendTime guards over what time clients are to spend what is left, for each
+// kind of limit. What is reported may be of a smaller size than the store's: see Delayed.
 func TestSpendTime(t *testing.T) {
 	leaky, window, slides, log := PerSecond(10), FixedWindow(10, time.Minute), SlidingWindow(10, time.Minute), SlidingLog(10, time.Minute)
 	at := time.Date(2026, 11, 27, 17, 15, 55, 250e6, time.UTC) // when all is decided

@@ -21,9 +21,9 @@ func (f storeFunc) Take(ctx context.Context, req Request, dst []Decision) ([]Dec
 	return f(ctx, req, dst)
 }
 
-// TestLimiterAsksStore guards the request that a Limiter makes, and what it
+// TestLimiterCallsStore guards the request that a Limiter makes, and what it
 // returns for the answer.
-func TestLimiterAsksStore(t *testing.T) {
+func TestLimiterCallsStore(t *testing.T) {
 	type contextKey struct{}
 	ctx := context.WithValue(t.Context(), contextKey{}, "ours")
 	want := Decision{Denied: true, Size: 10, Remaining: 2, Clear: 8 * time.Second, RetryAfter: time.Second}
@@ -118,7 +118,7 @@ func TestLimiterRejectsInvalidNumbers(t *testing.T) {
 	}
 }
 
-// TestLimiterNeedsStore guards that a Limiter without a Store says so, whatever it is asked.
+// TestLimiterNeedsStore guards that a Limiter without a Store says so, whatever is called.
 func TestLimiterNeedsStore(t *testing.T) {
 	l := Limiter{Name: "api", Limit: PerSecond(1)}
 	const want = `limiter "api": Store is nil: use NewMemory or NewRedis`
@@ -373,7 +373,7 @@ func TestHoldChargesTheCost(t *testing.T) {
 }
 
 // TestForgottenHold guards that a request whose Done is never called is charged what it holds
-// once nothing refers to it, and not before: a mistake locks nobody out for ever.
+// once nothing refers to it, and not before: a mistake locks no one out for ever.
 func TestForgottenHold(t *testing.T) {
 	for name, store := range holdStores(t) {
 		t.Run(name, func(t *testing.T) {

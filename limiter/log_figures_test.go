@@ -64,10 +64,10 @@ func (z *zset) allow(t rapid.TB, now int64) bool {
 	return !blocked
 }
 
-// TestSlidingLogBesideRecipe guards the figures of seed 004 and what a sliding log
+// TestSlidingLogMatchesRecipe guards the figures of seed 004 and what a sliding log
 // decides next to the recipe of seed 002, step by step: what is admitted alike, and,
 // with the reason, what is not.
-func TestSlidingLogBesideRecipe(t *testing.T) {
+func TestSlidingLogMatchesRecipe(t *testing.T) {
 	at := func(minute, second int, more ...time.Duration) time.Duration {
 		d := time.Duration(minute)*time.Minute + time.Duration(second)*time.Second
 		for _, m := range more {
@@ -157,7 +157,7 @@ func TestSlidingLogBesideRecipe(t *testing.T) {
 }
 
 // TestSlidingLogIsRecipe guards that this is all: on random requests a sliding log in
-// Redis decides as the recipe does, if that forgets what it has denied and tells two
+// Redis decides as the recipe does, if that forgets what it has denied and distinguishes two
 // requests of one microsecond apart.
 func TestSlidingLogIsRecipe(t *testing.T) {
 	t.Parallel()

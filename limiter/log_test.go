@@ -304,7 +304,7 @@ func TestLogSumsBeginAnew(t *testing.T) {
 	}
 }
 
-// TestLogInsertsBeforeOthers guards a server that is told of units which a node has
+// TestLogInsertsBeforeOthers guards a server that gets a report of units which a node has
 // admitted in the window before, and has admitted others itself since: they leave when
 // that window has left, and the others when they would have.
 func TestLogInsertsBeforeOthers(t *testing.T) {
@@ -493,7 +493,7 @@ func TestLogClockSetBack(t *testing.T) {
 		}
 		v.at(t, set+first.Microseconds())
 		if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied {
-			t.Errorf("back by %v: denied at the time told", back)
+			t.Errorf("back by %v: denied at the reported time", back)
 		}
 		v.advance(t, 2*time.Minute)
 		if d := decide(t, v, AccountingAtomic, b)[0]; d.Remaining != 9 {
@@ -623,7 +623,7 @@ func TestLogHoldsUnits(t *testing.T) {
 		v.at(t, v.start-v.start%60e6+3600e6)
 		decide(t, v, AccountingAtomic, b)
 		v.advance(t, 20*time.Second)
-		q := asTab(v.query(toHold(req), 0))
+		q := asProcess(v.query(toHold(req), 0))
 		o := call(q)
 		if o.denied || o.held != 4 || o.receipt != v.now || *o.entries != (bucket.EntriesLevel{Units: 4, Clear: 40e6, Again: 40e6, One: 0}) {
 			t.Errorf("held: %+v, %+v", o, o.entries)
@@ -633,7 +633,7 @@ func TestLogHoldsUnits(t *testing.T) {
 			t.Errorf("the key expires at %v, error %v, want %v, when units would leave that are never settled", expires, err, least)
 		}
 		peek("held", Level{Units: 4, Held: 4, Remaining: 2, Clear: 40 * time.Second, RetryAfter: 40 * time.Second})
-		again := call(asTab(v.query(toHold(req), 0)))
+		again := call(asProcess(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked || *again.entries != (bucket.EntriesLevel{Units: 8, Clear: 40e6, Again: 40e6, One: 0}) {
 			t.Errorf("a request that has no room beside held units: %+v, %+v", again, again.entries)
 		}
@@ -664,12 +664,12 @@ func TestLogHoldsUnits(t *testing.T) {
 	}
 }
 
-// TestLogJoinsWhatIsTold guards a server that is told what a node knows of a log: it
+// TestLogJoinsReports guards a server that gets a report of what a node knows of a log: it
 // holds no less than before, and no less than what that node has admitted if it is
-// the only one, at any time from then on, although it is told only how many units
+// the only one, at any time from then on, although the report has only how many units
 // there were in each window, and windows end later for the node. Its summary, which
 // is what nodes know of the log, counts all of them. Telling it again changes nothing.
-func TestLogJoinsWhatIsTold(t *testing.T) {
+func TestLogJoinsReports(t *testing.T) {
 	t.Parallel()
 	v := newPagedVirtual(t)
 	seen := struct{ added, known int }{}
@@ -759,11 +759,11 @@ func TestLogJoinsWhatIsTold(t *testing.T) {
 	}
 }
 
-// TestLogTellsWindowsApart guards a server that is told of two windows while it has
+// TestLogDistinguishesWindows guards a server that gets a report of two windows while it has
 // nothing, and then of more units in the later one: it adds those too. If a window ends
 // later for the node, or by the time that a call takes, units of the earlier one may count
 // in both, but not for those of the later one.
-func TestLogTellsWindowsApart(t *testing.T) {
+func TestLogDistinguishesWindows(t *testing.T) {
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := logBucket(20, time.Second, bucket.MaxLogUnits+1) // never admitted, so nothing is charged
 	l := b.Limit
@@ -783,10 +783,10 @@ func TestLogTellsWindowsApart(t *testing.T) {
 				}
 				before, last := outcomes[0].After(0).Counts()
 				if before != 14 || last != held-14 && (late == 0 || last != held) {
-					t.Errorf("%d µs late, told of 14 and %d units: counts %d and %d", late, held-14, before, last)
+					t.Errorf("%d µs late, reported 14 and %d units: counts %d and %d", late, held-14, before, last)
 				}
 				if got := outcomes[0].entries.Units; got != held {
-					t.Errorf("%d µs late, told of 14 and %d units: holds %d", late, held-14, got)
+					t.Errorf("%d µs late, reported 14 and %d units: holds %d", late, held-14, got)
 				}
 			}
 			v.advance(t, 50*time.Millisecond)

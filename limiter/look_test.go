@@ -54,7 +54,7 @@ func TestLookLeavesNothing(t *testing.T) {
 }
 
 // TestFreeRequests guards that a request which costs nothing is admitted whatever a bucket
-// holds, and told how much that is with what is held, and that neither another bucket's denial
+// holds, and reports how much that is with what is held, and that neither another bucket's denial
 // nor a ban is passed by that; but a request whose cost is not known yet needs room for a unit.
 func TestFreeRequests(t *testing.T) {
 	server := redistest.Start(t)

@@ -122,8 +122,8 @@ func BenchmarkManyBuckets(b *testing.B) {
 	}
 }
 
-// TestTooManyBuckets tests that a request has no more buckets than the script can be
-// told of.
+// TestTooManyBuckets tests that a request has no more buckets than the script
+// can be given.
 func TestTooManyBuckets(t *testing.T) {
 	req := Request{Buckets: make([]Bucket, maxBuckets+1)}
 	if err := req.prepare(); err == nil {

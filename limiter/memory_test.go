@@ -21,7 +21,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// frozen is a clock that stands still.
+// frozen is a stopped clock.
 func frozen() time.Duration { return time.Hour }
 
 // decide sends a request to store, which must decide it. The Decisions say nothing
@@ -93,7 +93,7 @@ func (p plain) take(req Request, now int64) []Decision {
 }
 
 // TestMemoryExactConcurrently floods a few buckets from many goroutines while the
-// clock stands still: each admits exactly its size.
+// clock is stopped: each admits exactly its size.
 func TestMemoryExactConcurrently(t *testing.T) {
 	const goroutines, requests = 32, 2000
 	m := NewMemoryWithClock(frozen)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestMoveWithRequestsInFlight guards a store that replaces another while requests for an
-// empty bucket are on their way to the old one: the new one is told of them, and both
+// empty bucket are on their way to the old one: they are reported to the new one, and both
 // together admit what the bucket allows.
 func TestMoveWithRequestsInFlight(t *testing.T) {
 	t.Parallel()

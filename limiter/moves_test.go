@@ -111,7 +111,7 @@ func TestMovesKeepCharges(t *testing.T) {
 			}
 			redistest.WaitFor(t, 10*time.Second, func() error {
 				b.Cost = 1
-				_, h := begin(t, store, b) // tells what is known here
+				_, h := begin(t, store, b) // reports what is known here
 				h.held.Settle(0, 0)
 				if l, err := store.(Keeper).Peek(t.Context(), b); err != nil || l.Units < charged || l.Held > 0 {
 					return fmt.Errorf("%v: %+v, %w, want %d units", log, l, err, charged)

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// operation is what the script is asked to do with a group of buckets, for any of its
+// operation is what the script has to do with a group of buckets, for any of its
 // operations.
 type operation struct {
 	what         byte
@@ -61,10 +61,10 @@ func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
 			p.dryRun = rapid.IntRange(0, 4).Draw(t, "dry run: 0") == 0
 			p.limit.CountDenied = rapid.IntRange(0, 3).Draw(t, "counts denied: 0") == 0
 			if !l.of().Waits() && rapid.Bool().Draw(t, "holds") {
-				p.held = drawTab(t, receipts)
+				p.held = drawAccount(t, receipts)
 			}
 		case op.what == whatSettle, op.what == whatRenew:
-			p.held = drawTab(t, receipts)
+			p.held = drawAccount(t, receipts)
 		case op.what == whatReport:
 			p.cost = rapid.SampledFrom([]int64{0, p.cost}).Draw(t, "reported")
 		}
@@ -100,8 +100,8 @@ func drawRoles(t *rapid.T, buckets []bucketQuery) {
 	}
 }
 
-// drawTab draws what is asked of an account, of which there are few, so that it may be there.
-func drawTab(t *rapid.T, receipts []int64) *heldCost {
+// drawAccount draws what is to be done with an account, of which there are few, so that it may be there.
+func drawAccount(t *rapid.T, receipts []int64) *heldCost {
 	number, receipt := rapid.Int64Range(1, 4), rapid.SampledFrom(append([]int64{0}, receipts...))
 	total := rapid.Int64Range(0, 12)
 	return &heldCost{
@@ -170,9 +170,9 @@ func (v *clockedRedis) peeked(t rapid.TB, sha string, op operation, key string) 
 }
 
 // TestAnswersAreStored guards that what the script answers to a node is what its server has
-// stored, for each operation, algorithm, state and level that a node tells: another node,
-// which tells nothing, sees the same then. A node takes what it told for known, and so
-// something that is only answered would be known to nobody.
+// stored, for each operation, algorithm, state and level that a node reports: another node,
+// which reports nothing, sees the same then. A node takes what it reported for known, and so
+// something that is only answered would be unknown.
 func TestAnswersAreStored(t *testing.T) {
 	t.Parallel()
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
@@ -235,7 +235,7 @@ func TestAnswersAreStored(t *testing.T) {
 				if p.held != nil && p.local.dirty != clean {
 					others = max(others-v.heldBy(q.Keys[i], p.held.process), 0)
 				}
-				if others += is.held; answer.blocked && others > 0 { // told as if they were charged
+				if others += is.held; answer.blocked && others > 0 { // reported as if they were charged
 					is.Ahead = p.limit.Add(is.After(v.now), others, bucket.Moment{Now: v.now, Unix: v.now}).Ahead(v.now)
 					is.Clear = min(is.Clear, bucket.Horizon)
 					if p.limit.KeepsEntries() {
@@ -353,7 +353,7 @@ func (v *clockedRedis) spoil(t *rapid.T, keys ...string) {
 // TestBatchesAreCallsOneByOne guards that what the script does for one group depends on no
 // other of the call: a batch of calls, in which equal ones are a run of groups, answers and
 // stores what the calls do one by one. That is so for each operation, algorithm, mix of
-// roles, state and level that is told.
+// roles, state and level that is reported.
 func TestBatchesAreCallsOneByOne(t *testing.T) {
 	t.Parallel()
 	v := newClockedRedis(t, redistest.Start(t), "rl:")

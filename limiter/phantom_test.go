@@ -89,7 +89,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 	}
 }
 
-// forgetOnce clears the deny cache, so that the server is asked next.
+// forgetOnce clears the deny cache, so that the server is called next.
 func forgetOnce(r *Redis) { r.denyCache.latest.Store(0) }
 
 // TestTimedStalledServerOfCluster guards requests with several keys and no fallback

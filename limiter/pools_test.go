@@ -253,7 +253,7 @@ func borrowing(name string, n, m int64) (own, pool Bucket) {
 }
 
 // TestPoolsOverSlots guards pools in other slots of a cluster than what borrows from them:
-// they are asked only when something is to be borrowed, and charged only if nothing denies.
+// they are called only when something is to be borrowed, and charged only if nothing denies.
 func TestPoolsOverSlots(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.StartCluster(t, 3)
@@ -305,7 +305,7 @@ func TestPoolsOverSlots(t *testing.T) {
 		}
 	}
 
-	// As long as there is room, the server of the pool is not asked.
+	// As long as there is room, the server of the pool is not called.
 	own, pool := borrowing("", 100, 3)
 	own, pool = onNode(t, r, nodes, nodes.Nodes[0], own), onNode(t, r, nodes, nodes.Nodes[1], pool)
 	before := nodes.Nodes[1].CommandStat(t, "evalsha")
@@ -534,7 +534,7 @@ func TestFullPoolsAreRemembered(t *testing.T) {
 	}
 }
 
-// TestRetryFromPool guards the time after which a request is told to come back: when its
+// TestRetryFromPool guards the time after which a request should come back: when its
 // own limit or the pool has room, whichever is sooner, to the microsecond.
 func TestRetryFromPool(t *testing.T) {
 	now := int64(1)
@@ -570,7 +570,7 @@ func TestRetryFromPool(t *testing.T) {
 	if d := call(t, m, own, pool); !d[0].Never || d[0].RetryAfter != 0 || !Summarize(d).Never {
 		t.Errorf("%+v", d[0])
 	}
-	// One that was admitted is told when the next would be.
+	// One that was admitted learns when the next would be.
 	own.Cost, pool.Cost = 1, 3
 	now += 3_600_000_000
 	call(t, m, own, pool)

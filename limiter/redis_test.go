@@ -535,7 +535,7 @@ func checkGroups(t rapid.TB, one, all *clockedRedis, reqs []reported) (want []De
 }
 
 // TestRedisEqualGroups guards the same in a case that was drawn once: what a level
-// becomes that the first of two equal requests tells is not what the second tells.
+// becomes that the first of two equal requests reports is not what the second reports.
 func TestRedisEqualGroups(t *testing.T) {
 	server := redistest.Start(t)
 	one, all := newClockedRedis(t, server, "one:"), newClockedRedis(t, server, "all:")
@@ -556,7 +556,7 @@ func TestRedisEqualGroups(t *testing.T) {
 	}
 }
 
-// told is a request as it is sent to the script, with levels that its buckets have
+// reported is a request as it is sent to the script, with levels that its buckets have
 // at least.
 type reported struct {
 	Request
@@ -719,7 +719,7 @@ func TestRedisForeignValues(t *testing.T) {
 }
 
 // TestRedisCorruptValues guards that changed bytes of a stored bucket, of any
-// algorithm, make no request fail, no peek and no reset, nor one that tells what a
+// algorithm, make no request fail, no peek and no reset, nor one that reports what a
 // node knows: each gets numbers that such a bucket can have.
 func TestRedisCorruptValues(t *testing.T) {
 	t.Parallel()
@@ -738,7 +738,7 @@ func TestRedisCorruptValues(t *testing.T) {
 			pass()
 		}
 		if rapid.Bool().Draw(t, "hold") {
-			q := asTab(v.query(toHold(req()), 0))
+			q := asProcess(v.query(toHold(req()), 0))
 			if err := v.admin.Eval(context.Background(), v.source, q.Keys, string(q.appendGroup(nil))).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -1132,7 +1132,7 @@ func checkError(t testing.TB, err error, says ...string) {
 }
 
 // TestTimedRedisUnreachable guards that a request never waits longer for Redis than its
-// timeout, and that the error tells an operator where to look.
+// timeout, and that the error says where to look.
 func TestTimedRedisUnreachable(t *testing.T) {
 	const timeout, margin = 250 * time.Millisecond, 2 * time.Second
 	req := Request{Buckets: []Bucket{hourly(1000)}}
@@ -1584,7 +1584,7 @@ func FuzzStoredValue(f *testing.F) {
 		for _, what := range []byte{byte(AccountingAtomic), whatSettle, whatRenew} {
 			set()
 			req := toHold(Request{Buckets: []Bucket{b}})
-			if _, _, err := r.call(inTime(), asTab(r.query(req, what)), nil); err != nil {
+			if _, _, err := r.call(inTime(), asProcess(r.query(req, what)), nil); err != nil {
 				t.Fatalf("%.40q: %d: %v", value, what, err)
 			}
 		}
@@ -1633,10 +1633,10 @@ func checkAcceptedWrites(t *testing.T, l Limit) {
 	})
 }
 
-// TestRedisToldOfEmptyWindow guards that a window which a node tells to be empty, while
+// TestEmptyWindowReportedToRedis guards that a window which a node reports to be empty, while
 // all that it admits is in flight, denies and breaks nothing: it may have begun before
 // the call, and so be written as a bucket of the past.
-func TestRedisToldOfEmptyWindow(t *testing.T) {
+func TestEmptyWindowReportedToRedis(t *testing.T) {
 	r := newTestRedis(t, redistest.Start(t), nil)
 	b := Bucket{Name: "b", Key: "k", Limit: ClockWindow(10, time.Hour, time.Unix(0, 0)), Cost: 1}
 	req := Request{Buckets: []Bucket{b}}

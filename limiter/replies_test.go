@@ -9,7 +9,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// TestShortReplies guards a server that replies fewer numbers than it is asked
+// TestShortReplies guards a server that replies fewer numbers than it should
 // for: the request is not decided by them, in time, whether it is sent directly or
 // on the first connection; and a late reply to a call that holds units does no
 // harm.

@@ -157,12 +157,12 @@ func TestReportsInOutage(t *testing.T) {
 	})
 }
 
-// TestUnreportedBesideExact guards that what a node has admitted and not reported counts when
+// TestUnreportedWithExact guards that what a node has admitted and not reported counts when
 // a server decides on the same bucket, because another limit of the request is exact, and when
 // the node does in its place: one node alone admits no more than the limit allows, whether
 // reports are sent by themselves or late, the server is near or far, and requests come one by
 // one or all at once.
-func TestUnreportedBesideExact(t *testing.T) {
+func TestUnreportedWithExact(t *testing.T) {
 	slow := func(size int64) Limit { return Limit{Size: size, DripInterval: time.Minute, DripSize: 1} }
 	for _, tc := range []struct {
 		name       string
@@ -227,10 +227,10 @@ func TestUnreportedBesideExact(t *testing.T) {
 	}
 }
 
-// TestUnreportedTakesRoomBesideOthers guards that what a node has not reported takes room
-// next to what the server knows of all nodes, and that the server is told of no level with it:
+// TestUnreportedTakesRoom guards that what a node has not reported takes room
+// next to what the server knows of all nodes, and that no level is reported to the server with it:
 // a bucket whose key was deleted stays empty.
-func TestUnreportedTakesRoomBesideOthers(t *testing.T) {
+func TestUnreportedTakesRoom(t *testing.T) {
 	f := newFleet(t, redistest.Start(t), 2)
 	lax := Bucket{Name: "lax", Key: "k", Limit: Limit{Size: 100, DripInterval: time.Hour, DripSize: 1}, Cost: 1, Consistency: Eventual(time.Minute)}
 	strict := Bucket{Name: "strict", Key: "k", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
@@ -317,7 +317,7 @@ func TestResetKeepsUnreported(t *testing.T) {
 // TestReportsSurviveEmptyRestart guards that a full bucket stays full if Redis restarts
 // without its data, time and again: a report of no units, which only reads the level, puts
 // back what the server has lost. Otherwise the node would take the answer, which repeats what
-// it told, for what the server knows, and the next answer for a bucket that somebody emptied.
+// it reported, for what the server knows, and the next answer for a bucket that somebody emptied.
 func TestReportsSurviveEmptyRestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

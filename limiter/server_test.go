@@ -312,7 +312,7 @@ func TestTLS(t *testing.T) {
 }
 
 // TestCredentials guards that each connection logs in with what Credentials returns then, so
-// that a password may change while the store is open, and that its error is told.
+// that a password may change while the store is open, and that its error is reported.
 func TestCredentials(t *testing.T) {
 	t.Parallel()
 	single := redistest.Start(t)

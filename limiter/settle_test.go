@@ -20,7 +20,7 @@ func settled(t *testing.T, b Bucket, want, more int64, stores ...*Redis) {
 	var l Level
 	look := func() (err error) {
 		for _, r := range stores {
-			h := beginThere(t, r, b) // tells what is known here
+			h := beginThere(t, r, b) // reports what is known here
 			h.held.Settle(0, 0)
 		}
 		if l, err = stores[0].Peek(t.Context(), b); err == nil && (l.Units < want || l.Held > 0) {
@@ -124,9 +124,9 @@ func pauseFor(t *testing.T, server *redistest.Server, ms int, what string) {
 	}
 }
 
-// TestSettledBesideOtherNodes guards that what a node could not tell for a while is added to
+// TestSettledWithOtherNodes guards that what a node could not tell for a while is added to
 // what others were charged meanwhile, and is not taken for the same units.
-func TestSettledBesideOtherNodes(t *testing.T) {
+func TestSettledWithOtherNodes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr)
@@ -357,7 +357,7 @@ func TestRestartHoldsNoTable(t *testing.T) {
 	f.restarted(nil) // would wait for ever
 	p.table.mu.Unlock()
 	if reported := dirtyLevels(m, []Bucket{b}); len(reported) != 1 || reported[0].dirty != own {
-		t.Errorf("%+v is told", reported)
+		t.Errorf("%+v is reported", reported)
 	}
 }
 

@@ -326,7 +326,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 			for _, n := range nodes {
 				c, held := b, new(Held)
 				c.Hold = true
-				n.store.store.denyCache = newDenyCache(denySlots) // it is asked, although it may be full
+				n.store.store.denyCache = newDenyCache(denySlots) // it is called, although it may be full
 				d, err := n.store.store.Take(context.Background(), Request{Buckets: []Bucket{c}, Held: held}, nil)
 				if err != nil || d[0].By != DecidedByRedis {
 					t.Fatalf("%+v, %v", d, err)

@@ -96,7 +96,7 @@ func TestSharedLevelCarriesOver(t *testing.T) {
 }
 
 // TestShareIsBounded guards that the number of shared buckets is capped and that
-// all further networks share one: nobody can fill the memory by using many
+// all further networks share one: no client can fill the memory by using many
 // networks.
 func TestShareIsBounded(t *testing.T) {
 	f := newFlooded(t)

@@ -259,7 +259,7 @@ func (h *history) deleteKeys() {
 }
 
 // reset empties a bucket as Redis.reset does: again when nothing is in flight any more
-// that tells the server what it held.
+// that reports to the server what it held.
 func (h *history) reset(i int, again bool) {
 	b := &h.buckets[i]
 	q := h.v.keys.query(Request{Buckets: []Bucket{*b}}, whatReset)
@@ -285,7 +285,7 @@ func (h *history) reset(i int, again bool) {
 	})
 }
 
-// resetAgain empties a bucket a second time when that does away with what was told, but no
+// resetAgain empties a bucket a second time when that does away with what was reported, but no
 // later than at a time.
 func (h *history) resetAgain(i int, end int64) {
 	if h.v.fallback.reportsEmptied(&h.buckets[i]) && h.v.now < end {
@@ -714,7 +714,7 @@ func (a *agenda) Pop() any {
 }
 
 // TestLocalLevelsLeaveNoRoom guards histories in which a server has lost a bucket, in
-// whole or in part, and is told of it: no more is admitted than fits next to what the
+// whole or in part, and gets a report of it: no more is admitted than fits next to what the
 // node knows and what it has in flight.
 func TestLocalLevelsLeaveNoRoom(t *testing.T) {
 	v := newClockedRedis(t, redistest.Start(t), "rl:")

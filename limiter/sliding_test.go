@@ -297,14 +297,14 @@ func TestSlidingWindowClockSetBack(t *testing.T) {
 		}
 		v.at(t, set+d.RetryAfter.Microseconds())
 		if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied {
-			t.Errorf("back by %v: denied at the time told", back)
+			t.Errorf("back by %v: denied at the reported time", back)
 		}
 	}
 }
 
-// TestRedisJoinsSlidingWindows guards that the server joins a level that it is told
+// TestRedisJoinsSlidingWindows guards that the server joins a reported level
 // with its own as this process does, in the windows of the clock: late as the level
-// is, it counts in those for which it was told, and none of them ends later for it.
+// is, it counts in those for which it was reported, and none of them ends later for it.
 func TestRedisJoinsSlidingWindows(t *testing.T) {
 	t.Parallel()
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
@@ -318,7 +318,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 			return bucket.Counted(ends+rapid.Int64Range(0, 1).Draw(t, label+" windows")*l.of().Rate(),
 				rapid.Int64Range(0, 20).Draw(t, label+" before"), rapid.Int64Range(1, 20).Draw(t, label+" last"))
 		}
-		stored, reported := draw("stored"), draw("told")
+		stored, reported := draw("stored"), draw("reported")
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 31} // never admitted, so nothing is charged
 		server := stored
 		server.Clear += v.now
@@ -342,7 +342,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 			seen["late"]++
 		}
 		if outcomes[0].After(0) != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, late, dirty, outcomes[0].Ahead, want)
+			t.Fatalf("%+v, reported %+v, %v: %+v, want %+v", stored, late, dirty, outcomes[0].Ahead, want)
 		}
 		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.Clear-v.now != want.Clear || now.Rest != want.Rest {
 			t.Fatalf("stored %+v, want %+v", now, want)
@@ -377,13 +377,13 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 		v.flush(t)
 		v.at(t, begin+55e6)
 		decide(t, v, AccountingAtomic, b)
-		q := asTab(v.query(toHold(req), 0))
+		q := asProcess(v.query(toHold(req), 0))
 		o := call(q)
 		if o.denied || o.held != 4 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 4, 4, 2)
-		again := call(asTab(v.query(toHold(req), 0)))
+		again := call(asProcess(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked {
 			t.Errorf("a request that has no room beside held units: %+v", again)
 		}
@@ -415,9 +415,9 @@ func TestSlidingWindowHoldsUnits(t *testing.T) {
 	}
 }
 
-// TestSlidingWindowTold guards what a server is told of a sliding window: all that
+// TestSlidingWindowReported guards what is reported to a server of a sliding window: all that
 // it counts, even if it may not for long.
-func TestSlidingWindowTold(t *testing.T) {
+func TestSlidingWindowReported(t *testing.T) {
 	now := 1000 * time.Hour
 	m := NewMemoryWithClock(func() time.Duration { return now })
 	f := newFallback(m, time.Minute, "")
@@ -428,6 +428,6 @@ func TestSlidingWindowTold(t *testing.T) {
 	got := localLevelsFor(f, queryOf(f, Request{Buckets: []Bucket{b}}))
 	want := bucket.Ahead{Clear: 1e6, Rest: 3}
 	if len(got) != 1 || got[0].Ahead != want || got[0].dirty != own {
-		t.Errorf("told %+v, want %+v", got, want)
+		t.Errorf("reported %+v, want %+v", got, want)
 	}
 }

@@ -52,7 +52,7 @@ func (s *slow) flood(clients int, d time.Duration) {
 	}
 	for len(s.events.all) > 0 && !s.t.Failed() {
 		e := heap.Pop(&s.events).(event)
-		s.v.now = e.when // the server's clock is set when it is asked
+		s.v.now = e.when // the server's clock is set when it is called
 		e.do()
 	}
 }
@@ -97,7 +97,7 @@ func (s *slow) call(until int64) {
 // TestLateReplies guards what one process admits in a flood while about half of the
 // server's replies come too late, and the process decides those requests: never more
 // than the limit, in a window of the clock neither; and not so few that levels which
-// are told again and again can have been added to by their delay. A request that the
+// are reported again and again can have been added to by their delay. A request that the
 // server has counted although its reply came too late takes room too, so it is fewer
 // than if replies were in time.
 func TestLateReplies(t *testing.T) {

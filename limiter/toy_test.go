@@ -82,7 +82,7 @@ end
 
 // TestAlgorithmPlugsIn guards that an algorithm is a type in Go, a function in Lua and a
 // line in the two lists: with no more than that, both stores decide by it, alone and
-// next to others, and a node goes on from what a server told, and back.
+// next to others, and a node goes on from what a server reported, and back.
 func TestAlgorithmPlugsIn(t *testing.T) {
 	toy := bucket.Algorithm(len(bucket.Algorithms))
 	bucket.Algorithms = append(bucket.Algorithms, bucket.Kind{Name: "pause", Letter: 'p', Drip: 0, Entries: false, Charging: bucket.AheadNever, Counting: pause{}})

@@ -314,7 +314,7 @@ func TestWarmUpWaitsAreNotTooShort(t *testing.T) {
 				seen.idle++
 			}
 			s.now += got + idles[i]
-			m.idle(idles[i]) // it begins when the wait is over that clients are told
+			m.idle(idles[i]) // it begins when the wait is over that responses have
 			wasIdle = wasIdle || idles[i] > 0
 			if used, _ := m.used.Float64(); wasIdle && used > 0 {
 				seen.partly++
@@ -477,7 +477,7 @@ func checkWarmUp(t rapid.TB, l Limit, admitted []charge, lost bool) {
 
 // TestWarmUpWaits guards requests that wait, in both stores: they are admitted up to the
 // longest delay before the next free moment and wait until then, one after the other, as
-// slowly as if they had come then. What is denied is told when it may be admitted to wait.
+// slowly as if they had come then. What is denied learns when it may be admitted to wait.
 func TestWarmUpWaits(t *testing.T) {
 	l := warmingUp(2, time.Second, 4*time.Second, 3)
 	more := l.of().Delayed(4*time.Second, 1)
@@ -739,7 +739,7 @@ func waiting(l Limit, units int64) Limit {
 	return l
 }
 
-// TestRedisJoinsWarmUps guards that the server joins a level that it is told with its
+// TestRedisJoinsWarmUps guards that the server joins a level that is reported to it with its
 // own as this process does, except if both know the same requests: then it keeps its
 // own, as the other is only late.
 func TestRedisJoinsWarmUps(t *testing.T) {
@@ -752,7 +752,7 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 			slack := rapid.Int64Range(0, l.of().WarmUp()).Draw(t, label+" slack")
 			return bucket.Level{Clear: slack + rapid.Int64Range(min(1-slack, 0), 3e6).Draw(t, label+" free"), Rest: slack}
 		}
-		stored, reported := draw("stored"), draw("told")
+		stored, reported := draw("stored"), draw("reported")
 		if rapid.Bool().Draw(t, "late") {
 			reported = bucket.Level{Clear: stored.Clear + rapid.Int64Range(0, 300_000).Draw(t, "by"), Rest: stored.Rest}
 		}
@@ -778,7 +778,7 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 			seen["joined"]++
 		}
 		if outcomes[0].After(0) != want {
-			t.Fatalf("%+v, told %+v, %v: %+v, want %+v", stored, reported, dirty, outcomes[0].Ahead, want)
+			t.Fatalf("%+v, reported %+v, %v: %+v, want %+v", stored, reported, dirty, outcomes[0].Ahead, want)
 		}
 		if now, _ := parseWritten(v.stored(t, []Bucket{b})[0]); now.Clear-v.now != want.Clear || now.Rest != want.Rest {
 			t.Fatalf("stored %+v, want %+v", now, want)
@@ -789,10 +789,10 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 	}
 }
 
-// TestWarmUpWaitsBesideUnits guards requests that wait next to units which are held for
+// TestWarmUpWaitsWithUnits guards requests that wait next to units which are held for
 // others, or in flight while the server has lost them: there is room if those leave some,
 // as this process decides alike, and if they are held too each waits for those before it.
-func TestWarmUpWaitsBesideUnits(t *testing.T) {
+func TestWarmUpWaitsWithUnits(t *testing.T) {
 	v := newClockedRedis(t, redistest.Start(t), "rl:")
 	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(2, time.Second, 4*time.Second, 3), Cost: 1}
 	more := b.Limit.of().Delayed(4*time.Second, 1)
@@ -800,7 +800,7 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 	req := Request{Buckets: []Bucket{b}}
 	const ms = time.Millisecond
 	for i, want := range []time.Duration{0, 1375 * ms, 2500 * ms, 3375 * ms, 4000 * ms} {
-		o := v.evaluate(t, req, asTab(v.query(toHold(req), 0)))
+		o := v.evaluate(t, req, asProcess(v.query(toHold(req), 0)))
 		if o.denied || o.held != int64(i+1) {
 			t.Errorf("request %d: %+v", i, o)
 		}
@@ -810,7 +810,7 @@ func TestWarmUpWaitsBesideUnits(t *testing.T) {
 			t.Errorf("request %d waits %v, want %v", i, got, want)
 		}
 	}
-	if o := v.evaluate(t, req, asTab(v.query(toHold(req), 0))); !o.denied || !o.blocked {
+	if o := v.evaluate(t, req, asProcess(v.query(toHold(req), 0))); !o.denied || !o.blocked {
 		t.Errorf("beyond the longest delay: %+v", o)
 	}
 
@@ -870,13 +870,13 @@ func TestWarmUpHoldsUnits(t *testing.T) {
 		peek("charged", 1, 0, 1875*ms, 1375*ms)
 		v.advance(t, 1375*ms)
 		peek("free", 0, 0, 500*ms, 0)
-		q := asTab(v.query(toHold(req), 0))
+		q := asProcess(v.query(toHold(req), 0))
 		o := call(q)
 		if o.denied || o.held != 1 || o.receipt != v.now {
 			t.Errorf("held: %+v", o)
 		}
 		peek("held", 0, 1, 500*ms, 1125*ms)
-		again := call(asTab(v.query(toHold(req), 0)))
+		again := call(asProcess(v.query(toHold(req), 0)))
 		if !again.denied || !again.blocked || again.After(0).Free() != 1_125_000 {
 			t.Errorf("a request beside held units: %+v", again)
 		}
@@ -910,7 +910,7 @@ func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
 	b := Bucket{Name: "w", Key: "k", Limit: warmingUp(1, 30*365*24*time.Hour, time.Second, 3), Cost: 1}
 	b.Limit.CountDenied = true
 	req := Request{Buckets: []Bucket{b}}
-	q := asTab(v.query(toHold(req), 0))
+	q := asProcess(v.query(toHold(req), 0))
 	held := v.evaluate(t, req, q)
 	if o := v.evaluate(t, req, v.query(req, 0)); !o.denied || !o.blocked {
 		t.Errorf("beside held units: %+v", o)
@@ -924,7 +924,7 @@ func TestWarmUpHoldsUnitsWithinHorizon(t *testing.T) {
 
 // TestWarmUpFallback guards a limit that warms up while its server is unavailable:
 // nothing is admitted next to a request in flight, whose wait is unknown; a server is
-// told the next free moment as it is, even if the bucket will soon be cold; and what
+// reported the next free moment as it is, even if the bucket will soon be cold; and what
 // is in flight counts for it.
 func TestWarmUpFallback(t *testing.T) {
 	now := 1000 * time.Hour
@@ -944,11 +944,11 @@ func TestWarmUpFallback(t *testing.T) {
 	now += 1500 * time.Millisecond
 	q = queryOf(f, req)
 	if got, want := localLevelsFor(f, q), (localLevel{bucket.Ahead{Clear: 375_000, Rest: 500_000}, 0, own}); len(got) != 1 || got[0] != want {
-		t.Errorf("told %+v, want %+v", got, want)
+		t.Errorf("reported %+v, want %+v", got, want)
 	}
 	f.send(nil, callsOf(q))
 	if got := localLevelsFor(f, queryOf(f, req))[0].inFlight; got != 1 {
-		t.Errorf("told of %d units in flight, want 1", got)
+		t.Errorf("%d units in flight reported, want 1", got)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// TestKeysThatLimitNothing guards that a key which can't be meant so is told when the
+// TestKeysThatLimitNothing guards that a key which can't be meant so is reported when the
 // config is loaded, once for a limit, and that others are not.
 func TestKeysThatLimitNothing(t *testing.T) {
 	for _, tc := range []struct{ key, problem, remedy string }{
@@ -106,7 +106,7 @@ func TestKeysThatLimitNothing(t *testing.T) {
 	}
 }
 
-// TestKeysSetAround guards that a key which is set behind its limit only is told, with what to
+// TestKeysSetAround guards that a key which is set behind its limit only is reported, with what to
 // do about it, when the config is loaded and by the command check, in the same words; and
 // that one which a handler before the limit sets is not.
 func TestKeysSetAround(t *testing.T) {

@@ -25,7 +25,7 @@ func templateOf(t *testing.T, text string) key.Template {
 	return k.Template()
 }
 
-// TestDocumentedFlaws guards that each key in the table of docs/keys.md is told, with the
+// TestDocumentedFlaws guards that each key in the table of docs/keys.md is reported, with the
 // remedy in the same row, and that the table has all kinds of advice.
 func TestDocumentedFlaws(t *testing.T) {
 	t.Parallel()
@@ -77,7 +77,7 @@ func TestDocumentedFlaws(t *testing.T) {
 }
 
 // TestForeignKeys guards that keys as people write them for other rate limiters, or with
-// placeholders of plugins, are told only where they are at fault.
+// placeholders of plugins, are reported only where they are at fault.
 func TestForeignKeys(t *testing.T) {
 	t.Parallel()
 	for text, fault := range map[string]bool{

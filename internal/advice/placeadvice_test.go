@@ -10,7 +10,7 @@ import (
 )
 
 // TestPlacesThatLimitNothing guards that a limit which no request reaches, or whose matchers and
-// numbers can't be what they are where it stands, is told when the config is loaded and by the
+// numbers can't be what they are where it is, is reported when the config is loaded and by the
 // command check, in the same words; and that one which may limit something is not.
 func TestPlacesThatLimitNothing(t *testing.T) {
 	limit := func(options string) string { return "rate_limit a {\nsize 5\n" + options + "\n}\n" }

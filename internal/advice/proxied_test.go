@@ -9,7 +9,7 @@ import (
 )
 
 // wantTrustedAfter applies the remedy for a proxy that is not trusted: a limit of five requests
-// goes by the address that the proxy sends, and by none that a client makes up before it.
+// uses the address that the proxy sends, and by none that a client makes up before it.
 func wantTrustedAfter(t *testing.T, remedy, block, field string) {
 	t.Helper()
 	_, global, isGlobal := strings.Cut(remedy, "servers {")

@@ -7,7 +7,7 @@ import (
 )
 
 // TestUnintendedSharing guards that limits which share buckets though nobody can have meant
-// it are told when the config is loaded, once, and by the command check in the same words;
+// it are reported when the config is loaded, once, and by the command check in the same words;
 // and that those which share them by a name of theirs are not.
 func TestUnintendedSharing(t *testing.T) {
 	const (

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Guards what each form of an address stands for.
+// Guards what each form of an address means.
 func TestParseAddress(t *testing.T) {
 	t.Parallel()
 	wd, err := os.Getwd()

@@ -232,10 +232,10 @@ func TestHintsAreNoOptions(t *testing.T) {
 	}
 }
 
-// TestWordsInAnyPlace guards that every option of this module and of mholt/caddy-ratelimit, and
-// every word from elsewhere, is told what to write instead wherever it is none: in one short
+// TestWordsAnywhere guards that every option of this module and of mholt/caddy-ratelimit, and
+// every word from elsewhere, has an error with what to write instead wherever it is none: in one short
 // line with file and line, which does not list the options.
-func TestWordsInAnyPlace(t *testing.T) {
+func TestWordsAnywhere(t *testing.T) {
 	t.Parallel()
 	places := map[*directive.Scope]string{
 		directive.BlockScope:       ":8080 {; rate_limit {; WORD; }; }",

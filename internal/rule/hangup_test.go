@@ -17,7 +17,7 @@ type wrapped struct{ net.Conn }
 
 func (w wrapped) Raw() net.Conn { return w.Conn }
 
-// opaque is a connection that tells nothing of the one beneath.
+// opaque is a connection that hides the one beneath.
 type opaque struct{ net.Conn }
 
 // TestHungUp guards that a connection is open until its client closes it, only its sending

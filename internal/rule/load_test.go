@@ -59,7 +59,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestSlowAtMin guards that one line tells of an upstream that is slower than the latency with
+// TestSlowAtMin guards that one line reports an upstream that is slower than the latency with
 // as few requests as there may be, with both numbers.
 func TestSlowAtMin(t *testing.T) {
 	t.Parallel()

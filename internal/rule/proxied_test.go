@@ -2,7 +2,7 @@ package rule
 
 import "testing"
 
-// TestPrivatePeers guards which peers may be proxies that nobody has told Caddy of.
+// TestPrivatePeers guards which peers may be proxies that Caddy does not know of.
 func TestPrivatePeers(t *testing.T) {
 	t.Parallel()
 	for address, want := range map[string]bool{

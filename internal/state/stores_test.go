@@ -15,7 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Guards that a store's key tells all of its options apart, also those of a
+// Guards that a store's key distinguishes all of its options, also those of a
 // later day, and keeps no secret.
 func TestStoreKeyCoversAllOptions(t *testing.T) {
 	t.Parallel()

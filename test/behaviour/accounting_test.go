@@ -7,7 +7,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// TestCountDeniedInOrder guards that limits which are asked in order count a denied
+// TestCountDeniedInOrder guards that limits which are checked in order count a denied
 // request once, up to the one that denies it and including that, and not behind it.
 func TestCountDeniedInOrder(t *testing.T) {
 	const (

@@ -206,5 +206,5 @@ func TestRedisEventsAreLogged(t *testing.T) {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
 	state.Process.Remove(configs[0])
-	state.Process.Redis(nil, tests[0].event) // which nobody needs to know any more
+	state.Process.Redis(nil, tests[0].event) // which no one needs to know any more
 }

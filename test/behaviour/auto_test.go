@@ -178,7 +178,7 @@ func TestAutoWithoutRedis(t *testing.T) {
 	}
 }
 
-// TestAutoDryRun guards that a dry run denies nothing, and tells what it would have shed.
+// TestAutoDryRun guards that a dry run denies nothing, and shows what it would have shed.
 func TestAutoDryRun(t *testing.T) {
 	upstream, arrived, release := blocking(t)
 	s := sitetest.Start(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\ndry_run\n}\nheader >X-Dry {http.rate_limit.dry_run}\nreverse_proxy "+upstream)

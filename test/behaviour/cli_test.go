@@ -53,9 +53,9 @@ func requestCounts(t *testing.T, status sitetest.Output) (counts [5]int) {
 	return counts
 }
 
-// TestCommandsAskCaddy guards what the commands show of a running Caddy, and that
+// TestCommandsQueryCaddy guards what the commands show of a running Caddy, and that
 // reset empties a bucket.
-func TestCommandsAskCaddy(t *testing.T) {
+func TestCommandsQueryCaddy(t *testing.T) {
 	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
 	address := "--address=" + a.Addr
 	before := requestCounts(t, sitetest.RunCommand(t, "status", address))
@@ -133,9 +133,9 @@ func TestCommandsAskCaddy(t *testing.T) {
 	}
 }
 
-// TestCommandsAskAllLimits guards that one command shows why a client is denied, with
+// TestCommandsQueryAllLimits guards that one command shows why a client is denied, with
 // the limits that it could not ask, and that another lets the client in.
-func TestCommandsAskAllLimits(t *testing.T) {
+func TestCommandsQueryAllLimits(t *testing.T) {
 	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
 	address := "--address=" + a.Addr
 	for range 3 {
@@ -391,7 +391,7 @@ func TestCommandsComplete(t *testing.T) {
 	}
 }
 
-// freePort returns a port that nobody listens on.
+// freePort returns a port without a listener.
 func freePort(t testing.TB) string {
 	_, port, err := net.SplitHostPort(redistest.FreeAddr(t))
 	if err != nil {

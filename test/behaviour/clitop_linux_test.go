@@ -142,7 +142,7 @@ func TestTopOnTerminal(t *testing.T) {
 }
 
 // TestResetAsksOnTerminal guards that reset asks first where it can, and does
-// nothing unless it is told to.
+// nothing unless it has to.
 func TestResetAsksOnTerminal(t *testing.T) {
 	s, a := sitetest.StartWithAdmin(t, sitetest.Config{Site: cliSite})
 	s.Get("/")

@@ -78,7 +78,7 @@ func TestConsistencyIsInherited(t *testing.T) {
 	}
 }
 
-// TestConsistencyInJSON guards what a Caddyfile stands for.
+// TestConsistencyInJSON guards what a Caddyfile means.
 func TestConsistencyInJSON(t *testing.T) {
 	t.Parallel()
 	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("{\nrate_limit {\nconsistency lease 1s\n}\n}\n"+
@@ -96,7 +96,7 @@ func TestConsistencyInJSON(t *testing.T) {
 	}
 }
 
-// decider is a site that tells who has decided a request of each user.
+// decider is a site that shows who has decided a request of each user.
 func decider(options string) string {
 	return "rate_limit api {\nkey {header.User}\n" + options + "\nlog\n}\nheader >X-By {http.rate_limit.by}\nrespond ok"
 }
@@ -116,7 +116,7 @@ func askAs(t testing.TB, s *sitetest.Site, n int, user string, pause time.Durati
 	return found
 }
 
-// TestLease guards that a key which is asked for often is decided by leases, all but its first
+// TestLease guards that a key with many requests is decided by leases, all but its first
 // requests, and that others ask Redis; that the access log, metrics, peek and limits tell; and
 // that a reload keeps leases.
 func TestLease(t *testing.T) {
@@ -220,7 +220,7 @@ func TestLeaseInFields(t *testing.T) {
 	}
 }
 
-// TestLeaseOfColdKeys guards that a key which is asked for rarely, for the time of its lease,
+// TestLeaseOfColdKeys guards that a key with few requests, for the time of its lease,
 // always asks Redis.
 func TestLeaseOfColdKeys(t *testing.T) {
 	s := sitetest.StartConfig(t, sitetest.Config{
@@ -278,7 +278,7 @@ func TestConsistencyInMemory(t *testing.T) {
 }
 
 // TestEventual guards that no request asks Redis, that other nodes hear of what was admitted,
-// by a second Caddy, that peek tells what is not reported yet, and that a reload forgets none
+// by a second Caddy, that peek shows what is not reported yet, and that a reload forgets none
 // of it.
 func TestEventual(t *testing.T) {
 	server := redistest.Start(t)

@@ -25,8 +25,8 @@ func getOverTLS(t testing.TB, s *sitetest.Site, complete bool, key string) sitet
 }
 
 // TestEarlyData guards that before a handshake is complete no address counts:
-// such a request may be replayed by anyone. The client is asked to retry it, and
-// nobody is charged. Where no address is needed the request is answered.
+// such a request may be replayed by anyone. The client has to retry it, and
+// no bucket is charged. Where no address is needed the request is answered.
 func TestEarlyData(t *testing.T) {
 	const (
 		late  = "200 limit=3 remaining=2 clear=1.000"

@@ -55,7 +55,7 @@ const (
 
 // TestDenialWithinErrorRoutes guards that a limit in error routes, as against
 // those who keep failing to log in, answers 429 and not the status of the first
-// error, wherever in them it stands, and that this is no error of Caddy's; and
+// error, wherever it is in them, and that this is no error of Caddy's; and
 // that its fields and those of limits before it are kept clean of an upstream's.
 func TestDenialWithinErrorRoutes(t *testing.T) {
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -217,8 +217,8 @@ func TestErrorRoutesOfRewrittenPath(t *testing.T) {
 }
 
 // TestHeaderDirectiveOnDenials guards what the documentation says of header and
-// intercept on a 429: what stands around the limit acts on it where no error
-// route can see it; otherwise Caddy leaves only what stands in the error route.
+// intercept on a 429: what is around the limit acts on it where no error
+// route can see it; otherwise Caddy leaves only what is in the error route.
 func TestHeaderDirectiveOnDenials(t *testing.T) {
 	const (
 		outside = "header -X-RateLimit-Clear\n"
@@ -257,7 +257,7 @@ func TestHeaderDirectiveOnDenials(t *testing.T) {
 }
 
 // TestClientsCannotFillTheLog guards that whatever refuses a request, and wherever
-// the limit stands, clients bring about a line a minute at most, and that no line
+// the limit is, clients bring about a line a minute at most, and that no line
 // of ours, nor any above DEBUG, has a header field of theirs. What Caddy itself
 // says at DEBUG of errors and proxies, and in its access log, has.
 func TestClientsCannotFillTheLog(t *testing.T) {

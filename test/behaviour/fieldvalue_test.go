@@ -228,7 +228,7 @@ func TestWhiteSpaceInResponses(t *testing.T) {
 	}
 }
 
-// TestBodyOfUnknownLength guards that a body whose length is not told passes no limit by
+// TestBodyOfUnknownLength guards that a body of unknown length passes no limit by
 // it, however it is sent, and that a request without a body needs no length.
 func TestBodyOfUnknownLength(t *testing.T) {
 	const site = "rate_limit upload {\nkey all\nsize 1000\ndrip_rate 1h\ncost body\n}\nrespond ok"

@@ -16,7 +16,7 @@ import (
 
 // Guards what clients see of a limit that is full: with forget a new key gets a
 // bucket in place of another, with share it shares one with its network, whatever
-// the key is. No other limit is touched, and the log tells of each once.
+// the key is. No other limit is touched, and the log has each once.
 func TestNewKeysOfFullLimits(t *testing.T) {
 	move := setProcess(t)
 	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + configtest.Lines(options) + "\n}\n" }
@@ -78,10 +78,10 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 	}
 }
 
-// TestFullMemoryIsTold guards that the line about a limit whose buckets are
+// TestFullMemoryIsLogged guards that the line about a limit whose buckets are
 // forgotten names the bound that is reached: if the process holds as many as it
 // may, that of memory, not that of the limit.
-func TestFullMemoryIsTold(t *testing.T) {
+func TestFullMemoryIsLogged(t *testing.T) {
 	move := setProcess(t)
 	s := sitetest.StartConfig(t, sitetest.Config{Global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", Site: `
 		rate_limit a {

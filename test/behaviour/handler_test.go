@@ -175,7 +175,7 @@ func TestInnerHandlerDenies(t *testing.T) {
 }
 
 // Guards what on_error makes of requests while Redis is lost, for the app and
-// for a handler, and that the log tells of it once, not for each request.
+// for a handler, and that the log has it once, not for each request.
 func TestOnError(t *testing.T) {
 	const (
 		first   = "200 limit=2 remaining=1 clear=1.000"

@@ -278,7 +278,7 @@ func TestUpstreamTrailers(t *testing.T) {
 }
 
 // Guards that an informational response has one rate limit and not two: ours, like the final
-// one that it tells of beforehand, or with fill the upstream's if it has any.
+// one that it announces, or with fill the upstream's if it has any.
 func TestEarlyHintsHaveOneLimit(t *testing.T) {
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</style.css>; rel=preload")
@@ -412,10 +412,10 @@ func TestUpstreamFields(t *testing.T) {
 	})
 }
 
-// TestFamiliesStandWhole guards that of each family of fields a response has either ours
+// TestFamiliesAreWhole guards that of each family of fields a response has either ours
 // or the upstream's and never some of both, over every version of HTTP and when the connection
 // is upgraded too, that headers says whose they are, and that a denied request has ours.
-func TestFamiliesStandWhole(t *testing.T) {
+func TestFamiliesAreWhole(t *testing.T) {
 	const (
 		ours   = "X-Ratelimit-Clear=60.000 X-Ratelimit-Limit=1 X-Ratelimit-Remaining=0"
 		github = "X-Ratelimit-Limit=1 X-Ratelimit-Remaining=0 X-Ratelimit-Reset=in60s X-Ratelimit-Used=1"
@@ -578,7 +578,7 @@ func TestHeadersOption(t *testing.T) {
 }
 
 // TestHeadersOfGitHub guards the fields that clients of GitHub's API read: none but those, the
-// time within the seconds in which the request was answered, whoever writes the response.
+// time within the seconds in which the request was answered, whatever writes the response.
 func TestHeadersOfGitHub(t *testing.T) {
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range upstreamFields {

@@ -174,7 +174,7 @@ func TestCostOfNothing(t *testing.T) {
 	})
 }
 
-// TestViewsCostNothing guards that a request which costs nothing passes, tells what is left and
+// TestViewsCostNothing guards that a request which costs nothing passes, shows what is left and
 // changes nothing, whatever else its limit has: costs that are known later, which its own limit
 // of the same name need not have, requests in progress, others that wait for their place, an
 // interval, denied requests that count and room to be above the size. A ban still denies it,

@@ -64,7 +64,7 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 	}
 }
 
-// Guards that the administrator is told what really happens where clients
+// Guards that the administrator learns what really happens where clients
 // have no address, as on a unix socket of which no proxy is trusted: all of
 // them share one bucket. Where a proxy is trusted that tells one, it counts.
 func TestClientsWithoutAddress(t *testing.T) {
@@ -126,8 +126,8 @@ func TestClientsWithoutAddress(t *testing.T) {
 	}
 }
 
-// Guards what the documentation says of keys that can be told in several ways: what HTTP
-// treats as equal is one key. Where an upstream goes by another value, clients choose a
+// Guards what the documentation says of keys that can be written in several ways: what HTTP
+// treats as equal is one key. Where an upstream uses another value, clients choose a
 // fresh bucket for each.
 func TestKeysSentInSeveralWays(t *testing.T) {
 	for _, tc := range []struct {

@@ -30,7 +30,7 @@ func TestLayers(t *testing.T) {
 		"limiter":                    func(path string) bool { return path == root || strings.Contains(path, "/caddyserver/") },
 		"internal":                   func(path string) bool { return path == root },
 		"internal/outcome/fieldtext": func(path string) bool { return strings.Contains(path, "/caddyserver/") }, // for httplimit
-		"internal/request/clientip":  func(path string) bool { return strings.Contains(path, ".") },             // likewise
+		"internal/request/clientip":  func(path string) bool { return strings.Contains(path, ".") },             // the same
 		"internal/bucket":            func(path string) bool { return strings.Contains(path, ".") },
 		"internal/rule":              func(path string) bool { return strings.Contains(path, "/internal/admin/") },
 		"internal/config":            func(path string) bool { return strings.Contains(path, "/internal/admin/") },

@@ -49,7 +49,7 @@ func startLeavingSite(t *testing.T, site string) *leavingSite {
 // the status of the response, or 0 if there is none.
 type leaver func(s *leavingSite, path string, leave <-chan struct{}) int
 
-// overHTTP1 returns a leaver that writes a request as it stands, in which %s is the path.
+// overHTTP1 returns a leaver that writes a request literally, in which %s is the path.
 func overHTTP1(secure bool, request string, hangUp func(net.Conn)) leaver {
 	return func(s *leavingSite, path string, leave <-chan struct{}) int {
 		addr := s.Addr

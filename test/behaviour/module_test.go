@@ -7,9 +7,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// TestPlaceInOrder guards where Caddy puts the directive: behind what rewrites requests, and
+// TestDirectiveOrder guards where Caddy puts the directive: behind what rewrites requests, and
 // before each name of the directive that checks passwords, so that wrong ones count.
-func TestPlaceInOrder(t *testing.T) {
+func TestDirectiveOrder(t *testing.T) {
 	for _, auth := range []string{"basic_auth", "basicauth"} {
 		t.Run(auth, func(t *testing.T) {
 			s := sitetest.StartConfig(t, sitetest.Config{Site: auth + " {\nadmin " + rightHash + "\n}\nrespond in\n" +

@@ -72,7 +72,7 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
-// TestUnitsInAccessLog guards that the access log tells what each limit was charged in the end:
+// TestUnitsInAccessLog guards that the access log says what each limit was charged in the end:
 // by the response where that decides, by the limits before the one that denied, and nothing by
 // others.
 func TestUnitsInAccessLog(t *testing.T) {
@@ -118,9 +118,9 @@ func TestUnitsInAccessLog(t *testing.T) {
 	}
 }
 
-// TestDeciderIsTold guards that the access log, the placeholder by and the line of
-// a denial at DEBUG tell what decided, in the course of an outage of Redis.
-func TestDeciderIsTold(t *testing.T) {
+// TestDeciderIsShown guards that the access log, the placeholder by and the line of
+// a denial at DEBUG say what decided, in the course of an outage of Redis.
+func TestDeciderIsShown(t *testing.T) {
 	redis := redistest.Start(t)
 	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr), Site: `
 		header >by {http.rate_limit.by}
@@ -170,7 +170,7 @@ func TestDeciderIsTold(t *testing.T) {
 	}
 }
 
-// TestAccessLogWithoutDecision guards that the access log tells of requests that
+// TestAccessLogWithoutDecision guards that the access log has requests that
 // passed or failed because Redis was unavailable.
 func TestAccessLogWithoutDecision(t *testing.T) {
 	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable} {

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// turns is an upstream that has requests in progress until they are told to end.
+// turns is an upstream that has requests in progress until they are to end.
 type turns struct {
 	addr    string
 	arrived chan string   // their queries

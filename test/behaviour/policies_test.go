@@ -13,7 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// shownPolicy is a limit with a policy, and what tells of it: a text where options are listed
+// shownPolicy is a limit with a policy, and what shows it: a text where options are listed
 // and, if something is counted, a metric and a count of status and limits.
 type shownPolicy struct{ limit, text, metric, count string }
 
@@ -48,9 +48,9 @@ var shownPolicies = map[string]shownPolicy{
 	"consistency": {limit: "size 9; consistency lease 100ms", text: "consistency lease 100ms"},
 }
 
-// TestPoliciesAreShown guards that each policy of a limit is told by all that shows limits:
+// TestPoliciesAreShown guards that each policy of a limit is in all that shows limits:
 // limits, explain and peek, to people and to programs, and if something is counted because
-// of it, by status, limits and metrics; and that none is told of a limit without.
+// of it, by status, limits and metrics; and that none is shown of a limit without.
 func TestPoliciesAreShown(t *testing.T) {
 	var site strings.Builder
 	site.WriteString("rate_limit {\nlimit none {\nsize 9\n}\n")

@@ -27,7 +27,7 @@ import (
 )
 
 // TestVirtualRequests guards that the requests which Caddy makes itself, for a
-// template that includes other pages, are charged to nobody, and that clients
+// template that includes other pages, are charged to no one, and that clients
 // can't pass theirs off as such.
 func TestVirtualRequests(t *testing.T) {
 	dir := sitetest.TempDir(t)

@@ -59,7 +59,7 @@ func recipes(t *testing.T, doc string) map[string]recipe {
 var wholeSite = regexp.MustCompile(`(?s)^[\w.]*:\d+ \{\n(.*)\}\n$`)
 
 // config returns what the nth block of Caddyfile configures. For each pair of replacements
-// the first, which has to be there, stands for the second: addresses mostly.
+// the first, which has to be there, is written for the second: addresses mostly.
 func (r recipe) config(n int, replacements ...string) (c sitetest.Config) {
 	r.t.Helper()
 	var code string

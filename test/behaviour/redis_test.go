@@ -126,7 +126,7 @@ func getUnix(t testing.TB, socket, path string) string {
 	return string(body)
 }
 
-// TestRedisKeys guards what stands in the database: keys with the prefix, of
+// TestRedisKeys guards what is in the database: keys with the prefix, of
 // the limit's path and numbers and a digest, and nothing that a client sent.
 func TestRedisKeys(t *testing.T) {
 	server := redistest.Start(t)
@@ -333,7 +333,7 @@ func TestRedisRecovers(t *testing.T) {
 }
 
 // TestCancelledRequestsAreCharged guards that a client which goes away early, or
-// whose request has a deadline, is charged all the same, and is no failure of
+// whose request has a deadline, is charged anyway, and is no failure of
 // Redis.
 func TestCancelledRequestsAreCharged(t *testing.T) {
 	server := redistest.Start(t)

@@ -75,7 +75,7 @@ func TestWrongRedisSettings(t *testing.T) {
 	}
 }
 
-// TestRightsWithinScript guards that a right which only the script needs is told with the
+// TestRightsWithinScript guards that a right which only the script needs is reported with the
 // first request that lacks it.
 func TestRightsWithinScript(t *testing.T) {
 	server := redistest.Start(t)
@@ -207,7 +207,7 @@ func TestPasswordInFile(t *testing.T) {
 }
 
 // TestRedisStateWhileIdle guards that a Caddy without requests notices that Redis is gone,
-// silent or back, and that it takes neither a Redis that nobody asks for one that is down.
+// silent or back, and that it takes neither a Redis without calls for one that is down.
 func TestRedisStateWhileIdle(t *testing.T) {
 	server := redistest.Start(t)
 	_, a := sitetest.StartWithAdmin(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr), Site: oneLimit})

@@ -201,7 +201,7 @@ func TestTLSPlaceholders(t *testing.T) {
 
 // Guards that stores are distinguished by the resolved TLS options, not by
 // how they are written.
-func TestTLSPlaceholdersTellStoresApart(t *testing.T) {
+func TestTLSPlaceholdersDistinguishStores(t *testing.T) {
 	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`
 	t.Setenv("RATE_LIMIT_TEST_NAME", "x")
 	first := provisionApp(t, app)

@@ -33,7 +33,7 @@ func TestReloadKeepsLevels(t *testing.T) {
 	timeFields := regexp.MustCompile(` (clear|reset|retry-after)=\S+`) // the clock of Redis goes on
 	type reload struct{ numbers, want string }
 	for _, tc := range []struct {
-		name, site string // %s stands for the numbers
+		name, site string // %s is the numbers
 		reloads    []reload
 	}{
 		{"what is no part of a bucket", "rate_limit {\nkey all\ndrip_rate 1h\n%s\n}", []reload{
@@ -227,7 +227,7 @@ var deletions = []struct {
 }
 
 // TestDeletedKeysStayDeleted guards that a bucket which an operator deletes in
-// Redis, and which is asked for after that, does not come back with the next
+// Redis, and which is requested after that, does not come back with the next
 // outage, neither in this process nor in Redis.
 func TestDeletedKeysStayDeleted(t *testing.T) {
 	for _, limit := range []string{"size 10\ndrip_rate 1h", "size 10\ndrip_rate 1h\ndrip_size 3"} {

@@ -683,7 +683,7 @@ func TestReplayReport(t *testing.T) {
 	}
 }
 
-// TestReplayBursts guards that keys which ask evenly for more than drips out are told
+// TestReplayBursts guards that keys which evenly send more than drips out are reported
 // from those that come in bursts, whether their requests are denied or not.
 func TestReplayBursts(t *testing.T) {
 	config := "example.com {\nrate_limit a {\nrate 60/1m\n}\n}\n"
@@ -794,7 +794,7 @@ func BenchmarkReplay(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "lines/s")
 }
 
-// doneAfter is a context that is done when it has been asked a few times.
+// doneAfter is a context that is done after a few calls.
 type doneAfter struct {
 	context.Context
 	times int

@@ -23,7 +23,7 @@ func replayLog(t testing.TB) string {
 }
 
 // TestReplayCommand guards what the command prints as a table and as JSON, for one
-// config and for two, and that keys are shown only if asked for, escaped.
+// config and for two, and that keys are shown only on request, escaped.
 func TestReplayCommand(t *testing.T) {
 	t.Parallel()
 	config, log := sitetest.ConfigFile(t, replaySite), replayLog(t)
@@ -175,7 +175,7 @@ api: No size that a limit can have would have been enough for 1 of the keys.
 }
 
 // TestReplayHTML guards that a report is written, which only the user may read and
-// which has keys only if asked for.
+// which has keys only on request.
 func TestReplayHTML(t *testing.T) {
 	t.Parallel()
 	config, log, file := sitetest.ConfigFile(t, replaySite), replayLog(t), filepath.Join(sitetest.TempDir(t), "report.html")

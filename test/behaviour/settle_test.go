@@ -269,7 +269,7 @@ func init() {
 }
 
 // TestCountHalfClosed guards that guesses count whose clients close their side of the
-// connection at once, before the limit is asked or after: they get the response all the same.
+// connection at once, before the limit is asked or after: they get the response anyway.
 func TestCountHalfClosed(t *testing.T) {
 	s := sitetest.Start(t, "route {\ntest_silent /before* pass\nrate_limit login {\nkey {path}\nsize 2\ndrip_rate 1h\ncount status 401 5xx\n}\n"+
 		"test_unauthorizing /after\nrespond /before401 401\nrespond /before500 500\nrespond /beforetext no 500\nerror /beforeerror 500\n}")
@@ -815,9 +815,9 @@ func TestSettlementsSurvivePause(t *testing.T) {
 	}
 }
 
-// TestCountDeniedBesideCount guards that a denied request counts with both options, though it
+// TestCountDeniedWithCount guards that a denied request counts with both options, though it
 // has no response of the handler.
-func TestCountDeniedBesideCount(t *testing.T) {
+func TestCountDeniedWithCount(t *testing.T) {
 	s := sitetest.Start(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1m\ncount_denied\ncount status 401\n}\nrespond /no 401\nrespond ok")
 	for _, tc := range []struct {
 		path string

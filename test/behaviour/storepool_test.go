@@ -150,7 +150,7 @@ func TestStoreIsShared(t *testing.T) {
 	}
 }
 
-// Guards that a store which nobody uses any more is closed for good, but not
+// Guards that an unused store is closed for good, but not
 // while requests of the last configuration may still be on their way to it.
 func TestReleasedRedisStaysOpen(t *testing.T) {
 	server := redistest.Start(t)

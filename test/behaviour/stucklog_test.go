@@ -22,7 +22,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// pipe is a pipe that nobody reads.
+// pipe is a pipe that is not read.
 type pipe struct {
 	t      *testing.T
 	both   int      // one end is open until the test ends, so that nothing of it fails
@@ -49,7 +49,7 @@ func newPipe(t *testing.T, dir string) pipe {
 	return pipe{t, both, writer}
 }
 
-// fill fills the pipe, so that whoever writes to it waits.
+// fill fills the pipe, so that writers wait.
 func (p pipe) fill() {
 	p.t.Helper()
 	var err error
@@ -121,7 +121,7 @@ func asker(addr string) func(path string) (status int, err error) {
 	}
 }
 
-// Guards that requests are answered in time while nobody reads Caddy's log, when
+// Guards that requests are answered in time while Caddy's log is not read, when
 // Redis is lost, and when it is back.
 func TestBlockedLogDelaysNoRequest(t *testing.T) {
 	redis := redistest.Start(t)

@@ -11,7 +11,7 @@ import (
 )
 
 // TestTroubleshooting guards that what docs/troubleshooting.md shows is what commands print,
-// but for the numbers in it.
+// except for the numbers in it.
 func TestTroubleshooting(t *testing.T) {
 	redis := redistest.StartProxy(t, redistest.Start(t).Addr)
 	const one = "rate_limit {\nlimit site {\nrate 60/1m\ntrack_top 100\n}\n}\nrespond ok"

@@ -11,7 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// trickle is a body that begins, and goes on when it is told.
+// trickle is a body that begins, and goes on when it may.
 type trickle struct {
 	text string
 	next <-chan struct{}

@@ -240,7 +240,7 @@ func TestZoneOrder(t *testing.T) {
 	}
 }
 
-// theirs is a model of mholt/caddy-ratelimit, told from what it documents: zones in
+// theirs is a model of mholt/caddy-ratelimit, after what it documents: zones in
 // their order, and for each the times at which it has admitted a key's requests. A
 // time of one window ends now and does not include its beginning.
 type theirs struct {
@@ -511,7 +511,7 @@ func TestZoneLog(t *testing.T) {
 }
 
 // TestJitter guards that the wait of a denial is longer by a random share up to the one
-// that is given, of zones and of limits, and that everything tells the same wait: fields,
+// that is given, of zones and of limits, and that everything has the same wait: fields,
 // placeholder, message and access log. That of zones is the fraction that it is in
 // mholt/caddy-ratelimit, also above 1, which may be meant as a percentage.
 func TestJitter(t *testing.T) {
@@ -606,7 +606,7 @@ func TestReplacedOptions(t *testing.T) {
 }
 
 // TestZonesOfOneName guards that zones of one name count together in all handlers, as
-// they do there, and that a WARN tells if their options differ.
+// they do there, and that a WARN says if their options differ.
 func TestZonesOfOneName(t *testing.T) {
 	zoneOf := func(options string) string {
 		return "rate_limit {\nzone a {\nkey {header.X-User}\nwindow 1h\n" + options + "\n}\n}\n"

@@ -247,7 +247,7 @@ func far(tr *trial) {
 	most(tr, "Redis lost", count(n.events(flushed[0]), lost), 0)
 }
 
-// farFallback: whoever decides meanwhile, nothing extra is admitted.
+// farFallback: whatever decides meanwhile, nothing extra is admitted.
 func farFallback(tr *trial) {
 	server := redistest.Start(tr)
 	proxy := redistest.StartProxy(tr, server.Addr)

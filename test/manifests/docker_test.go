@@ -10,8 +10,8 @@ import (
 const module = "github.com/seed-387a6c65/caddy-ratelimit"
 
 // TestDockerfiles guards that both images are built of images of fixed versions, with
-// the Caddy that the Makefile builds: that of the checkout by its command, but for the commit,
-// which an image is not told; the other one
+// the Caddy that the Makefile builds: the checkout's by its command, except for the commit,
+// which an image does not know; the other one
 // with the version of this module that the changelog has, and without a file capability, with
 // which no container could run it that has dropped all.
 func TestDockerfiles(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 )
 
 // TestActionsArePinned guards that workflows name actions by commit, since a tag can be
-// moved. What else is wrong in a workflow make lint tells.
+// moved. What else is wrong in a workflow make lint says.
 func TestActionsArePinned(t *testing.T) {
 	files, err := filepath.Glob(root + "/.github/workflows/*.yml")
 	if err != nil || len(files) < 2 {

@@ -214,8 +214,8 @@ func TestNginxConnections(t *testing.T) {
 	}
 }
 
-// TestNginxAsksService guards the recipe by which nginx asks a Caddy that decides.
-func TestNginxAsksService(t *testing.T) {
+// TestNginxCallsService guards the recipe by which nginx asks a Caddy that decides.
+func TestNginxCallsService(t *testing.T) {
 	const heading = "Limits for other proxies"
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "upstream "+r.URL.String())

@@ -304,7 +304,7 @@ func TestReportPrinted(t *testing.T) {
 	}
 }
 
-// TestReportPicture writes the picture of the documentation if it is asked for one
+// TestReportPicture writes the picture of the documentation if it has a file for it
 // by -picture, and guards that there is something in it.
 func TestReportPicture(t *testing.T) {
 	path, _ := writeReport(t, reporttest.Sample())

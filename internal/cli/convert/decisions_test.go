@@ -31,7 +31,7 @@ type envoyDescriptor struct {
 	Descriptors []envoyDescriptor
 }
 
-// envoyService is a model of envoyproxy/ratelimit, told from its documentation: it
+// envoyService is a model of envoyproxy/ratelimit, after its documentation: it
 // looks up a limit for each descriptor of a request and counts in fixed windows.
 type envoyService struct {
 	descriptors []envoyDescriptor
@@ -197,7 +197,7 @@ type cellTree struct {
 	Children map[string]*cellTree
 }
 
-// redisCell is a model of redis-cell, told from its documentation: of each key it has
+// redisCell is a model of redis-cell, after its documentation: of each key it has
 // the time at which the next request would be due if all had come evenly.
 type redisCell map[string]time.Duration
 
@@ -302,7 +302,7 @@ schema:
 }
 
 // TestConvertCommand guards the command's exit status, what goes to which of its
-// outputs, and how the format is told.
+// outputs, and how the format is found out.
 func TestConvertCommand(t *testing.T) {
 	t.Parallel()
 	dir := sitetest.TempDir(t)
@@ -365,7 +365,7 @@ func TestConvertCommand(t *testing.T) {
 }
 
 // TestDocumentedConversions guards the examples of docs/migration.md: each configuration
-// of another limiter is converted to the example after it, but for comments and a
+// of another limiter is converted to the example after it, except for comments and a
 // first line that sets a variable.
 func TestDocumentedConversions(t *testing.T) {
 	t.Parallel()

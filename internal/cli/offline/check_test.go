@@ -194,7 +194,7 @@ func TestCheck(t *testing.T) {
 }
 
 // TestCheckSharedInJSON guards that limits which a config in JSON does not name, and which
-// are equal, are told to share their buckets.
+// are equal, are reported to share their buckets.
 func TestCheckSharedInJSON(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ first, second, want string }{
@@ -299,8 +299,8 @@ func TestCheckCreatesNoLogs(t *testing.T) {
 	}
 }
 
-// TestCheckAsksRedis guards the advice on how a real Redis is set up.
-func TestCheckAsksRedis(t *testing.T) {
+// TestCheckCallsRedis guards the advice on how a real Redis is set up.
+func TestCheckCallsRedis(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -389,7 +389,7 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestCheckNamesServers guards that check names each server that it has asked once, in order, by
+// TestCheckNamesServers guards that check names each server that it has called once, in order, by
 // what the config knows it by.
 func TestCheckNamesServers(t *testing.T) {
 	sentinel, cluster := redistest.StartSentinel(t), redistest.StartCluster(t, 3)

@@ -22,7 +22,7 @@ import (
 const ms = time.Millisecond
 
 // TestPeaks guards that the highest level of a key's bucket, if it could hold
-// anything, tells by which size the key would be denied, whatever the algorithm: it is
+// anything, says by which size the key would be denied, whatever the algorithm: it is
 // denied at least once by a limit of a smaller size, and never by one of that size.
 func TestPeaks(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestCompare guards the order in which zones are asked: by how much they admit in a
+// TestCompare guards the order in which zones are checked: by how much they admit in a
 // time, and alike ones by their names.
 func TestCompare(t *testing.T) {
 	zones := []Zone{

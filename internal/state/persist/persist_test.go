@@ -321,7 +321,7 @@ func errorsJoin(errs ...error) error {
 	return nil
 }
 
-// Guards that with Redis nothing is made or locked, and nothing told, where there is no file: then
+// Guards that with Redis nothing is made or locked, and nothing reported, where there is no file: then
 // the directory may not even be one that can be written.
 func TestRedisNeedsNoFile(t *testing.T) {
 	t.Parallel()

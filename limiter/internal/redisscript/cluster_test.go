@@ -57,7 +57,7 @@ func onSlots(t testing.TB, nodes *redistest.Cluster, node *redistest.Server, n i
 	return counters
 }
 
-// TestClusterAskingRefused guards that the operator is told if the user has no
+// TestClusterAskingRefused guards that the operator learns if the user has no
 // permission to follow a slot that is being moved.
 func TestClusterAskingRefused(t *testing.T) {
 	t.Parallel()
@@ -197,7 +197,7 @@ func TestClusterFirstSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// So that no client believes the other node, which has them until it is told.
+	// So that no client believes the other node, which has them until it learns.
 	if err := all.Client().Do(t.Context(), "CLUSTER", "BUMPEPOCH").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -425,7 +425,7 @@ const (
 )
 
 // scriptedServer runs a server that does Redis's handshake and otherwise answers each
-// command, whose name is in lower case, as it is told; it returns its address.
+// command, whose name is in lower case, as answer says; it returns its address.
 func scriptedServer(t testing.TB, answer func(words []string) (reply string, next then)) string {
 	t.Helper()
 	return tcpServer(t, func(c *net.TCPConn) {
@@ -700,7 +700,7 @@ func TestBatchedCallsFollowMovedSlots(t *testing.T) {
 }
 
 // TestSubmittedCallsFollowMovedSlots guards that a call that is submitted follows a slot
-// that has moved, or is being moved, as one that is awaited does: nobody else would tell
+// that has moved, or is being moved, as one that is awaited does: no other would report it
 // the server what it reports.
 func TestSubmittedCallsFollowMovedSlots(t *testing.T) {
 	t.Parallel()

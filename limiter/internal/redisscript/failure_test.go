@@ -222,7 +222,7 @@ func tcpServer(t testing.TB, do func(*net.TCPConn)) string {
 	return l.Addr().String()
 }
 
-// TestFailuresToConnect guards what operators and callers are told about addresses
+// TestFailuresToConnect guards what operators and callers learn about addresses
 // with no server: without waiting if there is nothing to wait for.
 func TestFailuresToConnect(t *testing.T) {
 	t.Parallel()
@@ -358,7 +358,7 @@ func TestSlowFailuresToConnect(t *testing.T) {
 	}
 }
 
-// TestFailuresOfReplies guards what an operator is told about error replies of
+// TestFailuresOfReplies guards what an operator learns from error replies of
 // real servers, and that the connection is used again, unless it is to a replica.
 func TestFailuresOfReplies(t *testing.T) {
 	t.Parallel()
@@ -480,8 +480,8 @@ func TestFailuresOfReplies(t *testing.T) {
 	}
 }
 
-// TestFailuresToLogIn guards what an operator is told when a server rejects the
-// login: each cause is told apart, and no error contains a password.
+// TestFailuresToLogIn guards what an operator learns when a server rejects the
+// login: causes are distinguished, and no error contains a password.
 func TestFailuresToLogIn(t *testing.T) {
 	t.Parallel()
 	const password = "s3cret"

@@ -1332,7 +1332,7 @@ func TestCloseEndsForgottenCalls(t *testing.T) {
 }
 
 // TestCallsEndBeforeNextConnection guards that no call is sent on a connection before all
-// calls of the last one have ended: callers may take what they are told in this order.
+// calls of the last one have ended: callers may take the answers in this order.
 func TestCallsEndBeforeNextConnection(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -1674,10 +1674,10 @@ func TestShortestTimeout(t *testing.T) {
 	}
 }
 
-// TestShortenedCallBlamesNobody guards calls that have less time than the timeout: they
+// TestShortenedCallBlamesNoServer guards calls that have less time than the timeout: they
 // give up when that is over, which is no failure of the server, also in a process that
 // has just been late.
-func TestShortenedCallBlamesNobody(t *testing.T) {
+func TestShortenedCallBlamesNoServer(t *testing.T) {
 	t.Parallel()
 	const timeout, short = 500 * time.Millisecond, 20 * time.Millisecond
 	server := redistest.Start(t)

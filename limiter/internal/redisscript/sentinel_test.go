@@ -9,7 +9,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
-// TestSentinelFailures guards what an operator is told if sentinels are
+// TestSentinelFailures guards what an operator learns if sentinels are
 // unreachable or do not know the name.
 func TestSentinelFailures(t *testing.T) {
 	t.Parallel()
@@ -38,7 +38,7 @@ func TestSentinelsFail(t *testing.T) {
 	var seen events
 	start := func(t *testing.T, timeout time.Duration) (*testClient, *Server) {
 		t.Helper()
-		second.Refuse() // so that the first is asked
+		second.Refuse() // so that the first is called
 		r := newTestClient(t, sentinel.Master, func(opt *Options) {
 			opt.Addresses, opt.MasterName = []string{first.Addr, second.Addr}, redistest.MasterName
 			opt.Timeout, opt.Report = timeout, seen.report
