@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -158,13 +159,14 @@ const (
 
 // response is a response as far as it decides what its request is charged.
 type response struct {
-	state  responseState
-	status int         // if it has begun
-	header http.Header // with the trailers that there are
-	bytes  int64       // of its body, or sent over its connection
-	took   time.Duration
-	body   *usage.Body // nil if it is not read
-	left   bool        // whether its client has left
+	state   responseState
+	status  int         // if it has begun
+	header  http.Header // with the trailers that there are
+	bytes   int64       // of its body, or sent over its connection
+	took    time.Duration
+	body    *usage.Body // nil if it is not read
+	request int64       // the length of the request's body, as far as it is known
+	left    bool        // whether its client has left
 }
 
 // atEnd returns what a request is charged by its response if the header did not decide that. If
@@ -203,7 +205,7 @@ func (h *Holding) atEnd(r *http.Request, res *response) (charge int64, why strin
 		charge, why, known = h.usageIn(r, res)
 		return min(charge, limiter.MaxUnits), why, known
 	case s.Usage != nil && res.left: // or who hangs up at once would send any prompt for the cost
-		return max(h.cost, usage.Estimate(r.ContentLength)), "", true
+		return max(h.cost, usage.Estimate(res.request)), "", true
 	case state < broken, s.ActualCost == "":
 		return h.cost, "", true // or who hangs up in time would guess for nothing
 	}
@@ -245,7 +247,7 @@ func (h *Holding) usageIn(r *http.Request, res *response) (charge int64, why str
 	case found && res.body.Whole() && (res.state == complete || res.sentWhole()):
 		return n, "", true
 	}
-	charge = max(h.cost, n, res.body.Estimate(r.ContentLength)) // or leaving out the number would buy streams of any length
+	charge = max(h.cost, n, res.body.Estimate(res.request)) // or leaving out the number would buy streams of any length
 	return charge, res.body.Remedy(), found || res.state == broken
 }
 
@@ -299,7 +301,7 @@ func (q *Request) Held(i int) *Held {
 // Charge returns what the request is charged by its response, and whether the log tells: if
 // not, the estimated cost is charged.
 func (h *Held) Charge(r *Response) (charge int64, known bool) {
-	s, res := &h.bucket.Limit.Settlement, response{state: complete, status: r.Status, header: r.Header, bytes: r.Bytes, took: r.Took}
+	s, res := &h.bucket.Limit.Settlement, response{state: complete, status: r.Status, header: r.Header, bytes: r.Bytes, took: r.Took, request: h.request.ContentLength}
 	switch {
 	case r.Unknown:
 		res.state = unknown
@@ -366,7 +368,39 @@ type settler struct {
 	state    responseState
 	status   int          // once it has begun
 	body     *usage.Body  // nil unless a limit reads it
+	counted  *countedBody // the request's body if its length is wanted and not known; otherwise nil
 	bytes    atomic.Int64 // of the body, or sent over its connection
+}
+
+// countedBody is the body of a request that does not tell its length.
+type countedBody struct {
+	io.ReadCloser
+	read atomic.Int64 // bytes
+}
+
+// Read implements io.Reader.
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.read.Add(int64(n))
+	return n, err
+}
+
+// countBody has the body of the request counted if what a request costs may be estimated by its
+// length and it does not tell that: clients choose whether it does.
+func (s *settler) countBody() {
+	r := s.request
+	if r.ContentLength < 0 && slices.ContainsFunc(s.holdings, func(h Holding) bool { return h.bucket.Limit.Settlement.Usage != nil }) {
+		s.counted = &countedBody{ReadCloser: r.Body}
+		r.Body = s.counted
+	}
+}
+
+// requestLength returns the length of the request's body, as far as it is known.
+func (s *settler) requestLength() int64 {
+	if s.counted != nil {
+		return s.counted.read.Load()
+	}
+	return s.request.ContentLength
 }
 
 // left reports whether the client seems to have left.
@@ -490,7 +524,8 @@ func (s *settler) end(err error, panicked bool) {
 		s.body.End()
 	}
 	res := response{
-		state: s.state, status: s.status, header: s.Header(), bytes: s.bytes.Load(), took: took(s.request), body: s.body, left: s.left(),
+		state: s.state, status: s.status, header: s.Header(), bytes: s.bytes.Load(), took: took(s.request), body: s.body, request: s.requestLength(),
+		left: s.left(),
 	}
 	for i := range s.holdings {
 		h := &s.holdings[i]
@@ -559,6 +594,7 @@ func (s *settler) FlushError() error {
 func Settling(w http.ResponseWriter, r *http.Request, holdings []Holding, serve func(http.ResponseWriter) error) (err error) {
 	s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
 	s.early = s.left()
+	s.countBody()
 	panicked := true
 	defer func() { s.end(err, panicked) }()
 	err = serve(s)

@@ -12,6 +12,7 @@ type Body struct {
 	json   scanner
 	events events
 	form   form
+	stream bool  // whether its type is that of events: other text may look like some
 	size   int64 // of what was read, decoded
 
 	received atomic.Int64 // bytes, as they were sent
@@ -42,6 +43,7 @@ func (p *Plan) NewBody(h http.Header) *Body {
 	b := &Body{json: newScanner(p)}
 	b.events.json = &b.json
 	kind := strings.ToLower(strings.TrimSpace(h.Get("Content-Type")))
+	b.stream = strings.HasPrefix(kind, "text/event-stream")
 	for _, prefix := range binaryTypes {
 		if strings.HasPrefix(kind, prefix) {
 			b.why = "bodies of type " + kind + " can't be read: " + remedyMatch
@@ -121,7 +123,7 @@ func (b *Body) Estimate(request int64) int64 {
 	switch {
 	case !b.whole:
 		size = max(size, b.received.Load())
-	case b.form == isEvents:
+	case b.form == isEvents && b.stream:
 		size = b.events.size
 	}
 	return Estimate(max(request, 0) + size)

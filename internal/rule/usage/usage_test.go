@@ -201,6 +201,7 @@ func TestEstimate(t *testing.T) {
 		{"application/json", `{"x":"` + strings.Repeat("y", 393) + `"}`, -1, 100, "the body has no such number"},
 		{"application/json", `{"x":"` + strings.Repeat("y", 393) + `"}`, 400, 200, "the body has no such number"},
 		{"text/event-stream", strings.Repeat(": keep\ndata: 1234\n\n", 10), 0, 10, "stream_options"},
+		{"text/plain", "data: no event" + strings.Repeat("\ntext", 77) + "\n", 0, 100, "no event has the number"},
 		{"text/html", "<" + strings.Repeat("y", 399), 0, 100, "the body is no JSON"},
 		{"image/png", strings.Repeat("{", 400), 0, 100, "bodies of type image/png"},
 		{"multipart/byteranges; boundary=x", strings.Repeat("{", 400), 0, 100, "bodies of type multipart"},
