@@ -173,6 +173,29 @@ func TestLimitsSurviveKill(t *testing.T) {
 	}
 }
 
+// Guards that a Caddy which replaces another one while that still runs, as deployments overlap,
+// goes on with its buckets, and hands them on when both have ended.
+func TestLimitsSurviveHandover(t *testing.T) {
+	t.Parallel()
+	dir := sitetest.TempDir(t)
+	site := sitetest.Config{Site: quota, Global: "rate_limit {\nmemory {\npersist " + filepath.Join(dir, "buckets") + "\n}\n}"}
+	first, second := &restarting{t: t, dir: sitetest.TempDir(t)}, &restarting{t: t, dir: sitetest.TempDir(t)}
+	first.start(site)
+	first.admitted(3)
+	first.stop(sitetest.Patience)
+	first.start(site)
+	second.start(site)
+	if n := second.admitted(2); n != 2 {
+		t.Errorf("%d of 2 admitted beside the other one", n)
+	}
+	first.stop(sitetest.Patience)
+	second.stop(sitetest.Patience)
+	first.start(site)
+	if n := first.admitted(6); n != 5 {
+		t.Errorf("%d of 5 left were admitted", n)
+	}
+}
+
 // Guards that zones as mholt/caddy-ratelimit has them survive a restart too.
 func TestZonesSurviveRestart(t *testing.T) {
 	t.Parallel()

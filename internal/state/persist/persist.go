@@ -162,6 +162,9 @@ func (f *File) own() bool {
 	err := os.MkdirAll(filepath.Dir(f.opt.Path), 0o700)
 	var locked bool
 	lock := flock.New(f.opt.Path+".lock", flock.SetPermissions(0o600))
+	if other := regular(lock.Path()); err == nil && !errors.Is(other, fs.ErrNotExist) {
+		err = other // to open a pipe would take forever
+	}
 	if err == nil {
 		locked, err = lock.TryLock()
 	}

@@ -290,6 +290,14 @@ func TestFileThatCannotBeWritten(t *testing.T) {
 			func(path string) error { return os.RemoveAll(path + ".new") },
 			[]string{write, again},
 		},
+		{
+			"a device in place of the lock",
+			func(path string) error {
+				return errorsJoin(os.MkdirAll(filepath.Dir(path), 0o700), os.Symlink("/dev/full", path+".lock"))
+			},
+			func(path string) error { return os.Remove(path + ".lock") },
+			[]string{locked, again},
+		},
 	} {
 		path := filepath.Join(t.TempDir(), "dir", "buckets")
 		if err := tc.break_(path); err != nil {
