@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/refpool"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/refpool"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

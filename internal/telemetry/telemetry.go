@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/refpool"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/refpool"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 

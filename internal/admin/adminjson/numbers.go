@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // Numbers are the numbers of a limit as operators see them, under the names of
@@ -41,13 +41,13 @@ func (n *Numbers) Pace() string {
 	case n.Algorithm == "concurrency":
 		return "in progress"
 	case n.Period != "":
-		return terminal.Safe(n.Period)
+		return keytext.Safe(n.Period)
 	case n.WindowStart == "first":
 		return Interval(n.Window) + " from the first request"
 	case n.Window != nil:
 		return Interval(n.Window)
 	case n.Rate != "":
-		return terminal.Safe(n.Rate) + " after " + Interval(n.WarmUp)
+		return keytext.Safe(n.Rate) + " after " + Interval(n.WarmUp)
 	}
 	return Number(n.DripSize) + " each " + Interval(n.DripRate)
 }
@@ -64,7 +64,7 @@ func (n *Numbers) pacing() string {
 	case n.Algorithm == "concurrency":
 		return "at most " + Number(n.Size) + " in progress"
 	case n.Rate != "":
-		return "rate " + terminal.Safe(n.Rate) + ", warm-up " + Interval(n.WarmUp) + ", cold factor " + n.ColdFactor.String()
+		return "rate " + keytext.Safe(n.Rate) + ", warm-up " + Interval(n.WarmUp) + ", cold factor " + n.ColdFactor.String()
 	case n.Period != "":
 		how = "each"
 	case n.Window != nil:
@@ -84,7 +84,7 @@ func Number(value any) string {
 	case nil:
 		return "?"
 	}
-	return terminal.Safe(fmt.Sprint(value))
+	return keytext.Safe(fmt.Sprint(value))
 }
 
 // Interval returns a time in text, such as 365d, 1h30m or 200ms, or its template.

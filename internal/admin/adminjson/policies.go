@@ -9,8 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // Policies are the options of a limit that say what counts, and what happens at the limit,
@@ -79,7 +79,7 @@ func (p *Policies) Options() (set []string) {
 		case reflect.ValueOf(*p).Field(i).Kind() == reflect.Bool:
 			set = append(set, o.Option)
 		default:
-			set = append(set, terminal.Safe(o.Option+" "+o.Text))
+			set = append(set, keytext.Safe(o.Option+" "+o.Text))
 		}
 	}
 	return set

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
@@ -69,12 +68,12 @@ func (query *BucketQuery) Whose() string {
 	case *query.Address == "":
 		of = append(of, "clients without an address")
 	default:
-		of = append(of, "client "+terminal.Safe(*query.Address))
+		of = append(of, "client "+keytext.Safe(*query.Address))
 	}
 	if query.Key != nil {
-		of = append(of, "key "+terminal.Safe(keytext.Of(*query.Key)))
+		of = append(of, "key "+keytext.Safe(keytext.Of(*query.Key)))
 	} else if query.Values != nil {
-		of = append(of, "key "+terminal.SafeList(query.valueTexts()))
+		of = append(of, "key "+keytext.SafeList(query.valueTexts()))
 	}
 	return cmp.Or(strings.Join(of, " and "), "all requests")
 }

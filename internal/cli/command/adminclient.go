@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // adminClient queries a running Caddy.
@@ -101,7 +101,7 @@ func (c *adminClient) refused(res *http.Response) error {
 	case err == nil && res.StatusCode == http.StatusServiceUnavailable && answer.Error != "":
 		return &unavailableError{answer.Error, body}
 	case err == nil && answer.Error != "":
-		return errors.New(terminal.Safe(answer.Error))
+		return errors.New(keytext.Safe(answer.Error))
 	case res.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("the Caddy at %s has no endpoint for rate limits: it runs without this module, or with an older version", c.address)
 	}
@@ -116,7 +116,7 @@ type unavailableError struct {
 }
 
 // Error implements error.
-func (e *unavailableError) Error() string { return terminal.Safe(e.reason) }
+func (e *unavailableError) Error() string { return keytext.Safe(e.reason) }
 
 // fetch sends the request and returns the whole answer.
 func (c *adminClient) fetch(ctx context.Context, path string, send any) ([]byte, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // aboutBans is the help on the arguments of ban and unban.
@@ -99,7 +100,7 @@ func printBan(w io.Writer, path string, a *adminjson.Ban) {
 	if a.Error != "" {
 		where += ", in this Caddy alone"
 	}
-	of := fmt.Sprintf("%s at limit %s", keyText(&a.Key), terminal.Safe(a.Limit))
+	of := fmt.Sprintf("%s at limit %s", keyText(&a.Key), keytext.Safe(a.Limit))
 	switch {
 	case a.Left == 0:
 		fmt.Fprintf(w, "There is no ban of %s%s.\n", of, where)
@@ -148,7 +149,7 @@ func printBans(w io.Writer, a *adminjson.Bans) {
 			left += " (dry run)"
 		}
 		for j := range b.Scopes {
-			bans.Add(false, terminal.Safe(b.Limit), keyText(&b.Key), left, siteText(&b.Scopes[j]), matches(&b.Scopes[j]))
+			bans.Add(false, keytext.Safe(b.Limit), keyText(&b.Key), left, siteText(&b.Scopes[j]), matches(&b.Scopes[j]))
 		}
 	}
 	bans.Print(w)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // limitsCommand returns the command limits.
@@ -51,9 +52,9 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 	for i := range a.Limits {
 		l := &a.Limits[i]
 		row := shownLimit{
-			terminal.Safe(l.Name), l.Path, matches(&l.Scope),
-			terminal.Safe(l.Algorithm), adminjson.Number(l.Size), l.Pace(), adminjson.Number(l.Cost),
-			strings.Join(l.Options(), ", "), terminal.Safe(l.Key), l.Buckets,
+			keytext.Safe(l.Name), l.Path, matches(&l.Scope),
+			keytext.Safe(l.Algorithm), adminjson.Number(l.Size), l.Pace(), adminjson.Number(l.Cost),
+			strings.Join(l.Options(), ", "), keytext.Safe(l.Key), l.Buckets,
 		}
 		if l.Off {
 			row.size = "off"
@@ -93,7 +94,7 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 
 // siteText returns the site of a limit, in a few words.
 func siteText(s *adminjson.Scope) string {
-	return cmp.Or(printableHosts(s.Hosts), terminal.Safe(cmp.Or(s.Server, "-")))
+	return cmp.Or(printableHosts(s.Hosts), keytext.Safe(cmp.Or(s.Server, "-")))
 }
 
 // matches returns what a request must match for the limit to apply, in a few words.
@@ -108,7 +109,7 @@ func matches(s *adminjson.Scope) string {
 	if len(texts) == 0 {
 		return "-"
 	}
-	return terminal.Safe(strings.Join(texts, "; "))
+	return keytext.Safe(strings.Join(texts, "; "))
 }
 
 // matcherSetsText returns sets of matchers, of which one must match, as they are shown.
@@ -144,7 +145,7 @@ func matcherText(name string, config json.RawMessage) string {
 // printableHosts returns the hosts of a site, shortened.
 func printableHosts(hosts []string) string {
 	if len(hosts) > 2 {
-		return fmt.Sprintf("%s and %d more", terminal.Safe(hosts[0]), len(hosts)-1)
+		return fmt.Sprintf("%s and %d more", keytext.Safe(hosts[0]), len(hosts)-1)
 	}
-	return terminal.SafeList(hosts)
+	return keytext.SafeList(hosts)
 }

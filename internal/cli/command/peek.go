@@ -89,7 +89,7 @@ func confirm(cmd *cobra.Command, query *adminjson.BucketQuery) error {
 	}
 	what := "the buckets of all limits"
 	if query.Limit != "" {
-		what = "the bucket of limit " + terminal.Safe(query.Limit)
+		what = "the bucket of limit " + keytext.Safe(query.Limit)
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "Empty %s for %s? [y/N] ", what, query.Whose())
 	var reply string
@@ -209,12 +209,12 @@ func printLeased(w io.Writer, buckets ...adminjson.Level) {
 
 // printLevel prints what peek and reset answer.
 func printLevel(w io.Writer, a *adminjson.Level) {
-	from := terminal.Safe(a.From)
+	from := keytext.Safe(a.From)
 	if a.Error != "" {
 		from = "this Caddy, as Redis does not answer"
 	}
 	row := func(title, text string) { fmt.Fprintf(w, "%-11s  %s\n", title, text) }
-	row("limit", terminal.Safe(a.Limit))
+	row("limit", keytext.Safe(a.Limit))
 	if options := a.Options(); len(options) > 0 {
 		row("options", strings.Join(options, ", "))
 	}
@@ -278,7 +278,7 @@ func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
 		if b.Remaining != nil {
 			remaining = strconv.FormatInt(*b.Remaining, 10)
 		}
-		held.Add(b.Denies() && !b.DryRun, terminal.Safe(b.Limit), strings.Join(b.Options(), ", "), keyText(&b.Key), levelText(b), terminal.Number(remaining),
+		held.Add(b.Denies() && !b.DryRun, keytext.Safe(b.Limit), strings.Join(b.Options(), ", "), keyText(&b.Key), levelText(b), terminal.Number(remaining),
 			retryText(b), terminal.Briefly(time.Duration(b.Clear)), nodeText(b.Node))
 	}
 	held.DropEmpty()
@@ -290,7 +290,7 @@ func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
 	if len(a.Skipped) > 0 {
 		not := terminal.NewTable("SKIPPED", "WHY")
 		for _, n := range a.Skipped {
-			not.Add(false, terminal.Safe(n.Limit), terminal.Safe(n.Why))
+			not.Add(false, keytext.Safe(n.Limit), keytext.Safe(n.Why))
 		}
 		if a.Checked > 0 {
 			fmt.Fprintln(w)
@@ -325,11 +325,11 @@ func nodeText(n *adminjson.Node) string {
 func keyText(k *adminjson.Key) string {
 	switch {
 	case k.Address != nil:
-		return terminal.Safe(*k.Address) + " (no key)"
+		return keytext.Safe(*k.Address) + " (no key)"
 	case k.Key == nil:
 		return ""
 	case k.NotUTF8:
-		return terminal.Safe(*k.Key) + " (not UTF-8)"
+		return keytext.Safe(*k.Key) + " (not UTF-8)"
 	}
-	return terminal.Safe(*k.Key)
+	return keytext.Safe(*k.Key)
 }

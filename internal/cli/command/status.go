@@ -12,6 +12,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -48,19 +49,19 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 			here += fmt.Sprintf(", written to a file %s ago", terminal.Briefly(time.Duration(*ago)))
 		}
 	}
-	terminal.Printf(w, "Version %s. Buckets are kept in %s%s.", terminal.Safe(a.Version), terminal.Safe(a.Store), here)
+	terminal.Printf(w, "Version %s. Buckets are kept in %s%s.", keytext.Safe(a.Version), keytext.Safe(a.Store), here)
 	terminal.Printf(w, "Requests: %d admitted, %d denied, %d undecided, %d refused, %d in early data.",
 		a.Requests["admitted"], a.Requests["denied"], a.Requests["undecided"], a.Requests["refused"], a.Requests["early_data"])
 	if a.Store == "redis" {
 		servers := terminal.NewTable("SERVER", "STATE", "IN USE", "IDLE", "CALLS", "REQUESTS", "FAILURES")
 		for i := range a.Servers {
 			s := &a.Servers[i]
-			state, failures := terminal.Safe(s.State), uint64(0)
+			state, failures := keytext.Safe(s.State), uint64(0)
 			if s.Down != nil {
 				state += " for " + terminal.Briefly(time.Duration(*s.Down))
 			}
 			if s.Reason != "" {
-				state += ": " + terminal.Safe(s.Reason)
+				state += ": " + keytext.Safe(s.Reason)
 			}
 			up := s.State == limiter.ServerUp
 			if !up {
@@ -69,12 +70,12 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 			for _, n := range s.Failures {
 				failures += n
 			}
-			servers.Add(!up, terminal.Safe(s.Address), state, s.Connections["in_use"], s.Connections["idle"], s.Calls, s.Requests, failures)
+			servers.Add(!up, keytext.Safe(s.Address), state, s.Connections["in_use"], s.Connections["idle"], s.Calls, s.Requests, failures)
 		}
 		fmt.Fprintln(w)
 		servers.Print(w)
 		if err != nil {
-			terminal.Printf(w, "While a server is not up, on_error applies to its requests: %s, unless their handler sets another.", terminal.Safe(a.OnError))
+			terminal.Printf(w, "While a server is not up, on_error applies to its requests: %s, unless their handler sets another.", keytext.Safe(a.OnError))
 		}
 	}
 	fmt.Fprintln(w)
@@ -87,7 +88,7 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 		fmt.Fprintln(w)
 		waiting := terminal.NewTable("LIMIT", "WAITING", "CLIENTS", "LONGEST")
 		for _, l := range a.Waiting {
-			waiting.Add(false, terminal.Safe(l.Path), l.Requests, l.Clients, l.Longest)
+			waiting.Add(false, keytext.Safe(l.Path), l.Requests, l.Clients, l.Longest)
 		}
 		waiting.Print(w)
 		terminal.Printf(w, "Waiting: requests that wait by max_delay now. Clients: those with a request in a queue. Longest: the most requests that one of them has there.")
@@ -104,13 +105,13 @@ func printLoad(w io.Writer, limits []adminjson.Load) {
 		if l.Mean > 0 {
 			mean = time.Duration(l.Mean).Round(time.Millisecond).String()
 		}
-		table.Add(l.State == adaptive.Slow.String(), terminal.Safe(l.Path), l.Limit, l.InProgress, l.Uncounted["overdue"], l.Uncounted["body"], terminal.Briefly(time.Duration(l.Oldest)), mean, adminjson.Interval(l.Latency),
-			terminal.Safe(l.State), l.Shed["high"], l.Shed["normal"], l.Shed["low"], terminal.Briefly(time.Duration(l.AtMin)))
+		table.Add(l.State == adaptive.Slow.String(), keytext.Safe(l.Path), l.Limit, l.InProgress, l.Uncounted["overdue"], l.Uncounted["body"], terminal.Briefly(time.Duration(l.Oldest)), mean, adminjson.Interval(l.Latency),
+			keytext.Safe(l.State), l.Shed["high"], l.Shed["normal"], l.Shed["low"], terminal.Briefly(time.Duration(l.AtMin)))
 	}
 	table.Print(w)
 	for i := range limits {
 		for _, route := range limits[i].Routes {
-			terminal.Printf(w, "%s: %s is much slower than usual, and limited alone too.", terminal.Safe(limits[i].Path), terminal.Safe(route))
+			terminal.Printf(w, "%s: %s is much slower than usual, and limited alone too.", keytext.Safe(limits[i].Path), keytext.Safe(route))
 		}
 	}
 	terminal.Printf(w, "Overdue: in progress for more than twice latency, and in body: waiting for the client to send it; neither takes room. Mean: time until responses begin. State: slow, fewer are allowed; filling, requests are turned away although the mean is good, so more are allowed; idle, there is enough room.")
@@ -127,7 +128,7 @@ func printCounts(w io.Writer, a *adminjson.Status) {
 	limits := terminal.NewTable(titles...)
 	for i := range a.Limits {
 		l := &a.Limits[i]
-		cells := []any{terminal.Safe(l.Path), l.Admitted, l.Denied, l.Spared, perSecond(l.Rates["admitted"]), perSecond(l.Rates["denied"])}
+		cells := []any{keytext.Safe(l.Path), l.Admitted, l.Denied, l.Spared, perSecond(l.Rates["admitted"]), perSecond(l.Rates["denied"])}
 		cells = append(cells, countCells(&l.PolicyCounts)...)
 		if redis {
 			cells = append(cells, l.By[limiter.DecidedByFallback.String()], perSecond(l.Rates["fallback"]))

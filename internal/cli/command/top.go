@@ -21,6 +21,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // topCommand returns the command top.
@@ -83,7 +84,7 @@ func runTop(cmd *cobra.Command, _ []string) error {
 // topLines returns the lines that show an answer.
 func topLines(a *adminjson.Top, colours bool) []string {
 	title := fmt.Sprintf("Limit %s in the last %s: requests %d, denied %d",
-		terminal.Safe(a.Limit), terminal.Briefly(time.Duration(a.Window)), a.Requests, a.Denied)
+		keytext.Safe(a.Limit), terminal.Briefly(time.Duration(a.Window)), a.Requests, a.Denied)
 	switch {
 	case len(a.Entries) > 0:
 	case a.By == "denied":

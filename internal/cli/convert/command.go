@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // Command returns the command convert.
@@ -56,7 +56,7 @@ func runConvert(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	for _, note := range result.Notes {
-		fmt.Fprintln(cmd.ErrOrStderr(), terminal.Safe(file+": "+note.String()))
+		fmt.Fprintln(cmd.ErrOrStderr(), keytext.Safe(file+": "+note.String()))
 	}
 	if _, err := io.WriteString(cmd.OutOrStdout(), result.Text); err != nil {
 		return err

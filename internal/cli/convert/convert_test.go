@@ -16,7 +16,7 @@ import (
 
 	_ "github.com/seed-387a6c65/caddy-ratelimit" // what is converted must load
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 )
 
@@ -145,7 +145,7 @@ func TestConvertRefuses(t *testing.T) {
 	}
 	for _, tc := range tests {
 		r, err := convert.Envoy([]byte(tc.text), nil)
-		if err == nil || !strings.Contains(err.Error(), tc.want) || terminal.Safe(err.Error()) != err.Error() {
+		if err == nil || !strings.Contains(err.Error(), tc.want) || keytext.Safe(err.Error()) != err.Error() {
 			t.Errorf("%.200q: got %v, %v, want an error in one line with %s", tc.text, r, err, tc.want)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // deepTree returns a tree of names within each other, the last with a limit.
@@ -72,7 +72,7 @@ func TestConvertRefusesTrees(t *testing.T) {
 		{"schema: &a {<<: [*a, *a]}", "too many fields; use at most 20000 in all"},
 	} {
 		r, err := convert.Convert([]byte(tc.text), nil)
-		if err == nil || !strings.Contains(err.Error(), tc.want) || terminal.Safe(err.Error()) != err.Error() {
+		if err == nil || !strings.Contains(err.Error(), tc.want) || keytext.Safe(err.Error()) != err.Error() {
 			t.Errorf("%.200q: got %v, %v, want an error in one line with %s", tc.text, r, err, tc.want)
 		}
 	}

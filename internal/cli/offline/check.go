@@ -18,6 +18,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -125,7 +126,7 @@ func (c *checker) advise(about, problem, remedy string) {
 // print prints the advice.
 func (c *checker) print(w io.Writer) {
 	for _, a := range c.Advice {
-		fmt.Fprintln(w, terminal.Wrapped(terminal.Safe(a.About())+": "+terminal.Safe(a.Problem)+" "+terminal.Safe(a.Remedy), 80, 2)+"\n")
+		fmt.Fprintln(w, terminal.Wrapped(keytext.Safe(a.About())+": "+keytext.Safe(a.Problem)+" "+keytext.Safe(a.Remedy), 80, 2)+"\n")
 	}
 	switch n := len(c.Advice); n {
 	case 0:
@@ -136,7 +137,7 @@ func (c *checker) print(w io.Writer) {
 		fmt.Fprintf(w, "%d warnings.\n", n)
 	}
 	for _, note := range c.Notes {
-		fmt.Fprintln(w, "Note: "+terminal.Safe(note))
+		fmt.Fprintln(w, "Note: "+keytext.Safe(note))
 	}
 }
 

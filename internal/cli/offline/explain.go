@@ -335,12 +335,12 @@ func describeMatcher(m any) string {
 
 // print prints the explanation.
 func (e *explanation) print(w io.Writer) {
-	fmt.Fprintf(w, "%s from %s, handled by %s\n", terminal.Safe(e.Request), e.From, terminal.Safe(e.Server))
+	fmt.Fprintf(w, "%s from %s, handled by %s\n", keytext.Safe(e.Request), e.From, keytext.Safe(e.Server))
 	if len(e.Limits) > 0 {
 		met := terminal.NewTable("LIMIT", "KEY", "COST", "ALGORITHM", "SIZE", adminjson.PaceTitle, adminjson.OptionsTitle)
 		for i := range e.Limits {
 			l := &e.Limits[i]
-			key := terminal.Safe(l.Key)
+			key := keytext.Safe(l.Key)
 			if l.NoKey {
 				key += " (no key)"
 			}
@@ -351,16 +351,16 @@ func (e *explanation) print(w io.Writer) {
 		met.Print(w)
 	}
 	if e.Status > 0 {
-		fmt.Fprintf(w, "\nThe request is rejected with status %d: %s\n", e.Status, terminal.Safe(e.Refused))
+		fmt.Fprintf(w, "\nThe request is rejected with status %d: %s\n", e.Status, keytext.Safe(e.Refused))
 	} else if e.Refused != "" {
-		fmt.Fprintf(w, "\n%s\n", terminal.Safe(e.Refused))
+		fmt.Fprintf(w, "\n%s\n", keytext.Safe(e.Refused))
 	} else if len(e.Limits) == 0 {
 		fmt.Fprintln(w, "\nNo limit applies to this request.")
 	}
 	if len(e.Others) > 0 {
 		others := terminal.NewTable("NOT APPLIED", "REASON")
 		for _, o := range e.Others {
-			others.Add(false, o.Limit, terminal.Safe(o.Why))
+			others.Add(false, o.Limit, keytext.Safe(o.Why))
 		}
 		fmt.Fprintln(w)
 		others.Print(w)
@@ -369,6 +369,6 @@ func (e *explanation) print(w io.Writer) {
 		fmt.Fprintln(w)
 	}
 	for _, note := range e.Notes {
-		fmt.Fprintln(w, "Note: "+terminal.Safe(note))
+		fmt.Fprintln(w, "Note: "+keytext.Safe(note))
 	}
 }

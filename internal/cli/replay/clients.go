@@ -8,7 +8,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/accesslog"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // fewRequests may well be from one client.
@@ -46,10 +46,10 @@ func (c *clients) warnings() (text []string) {
 		text = append(text, "The log has no address of a client, so limits by address can't be replayed.")
 	case !c.addresses:
 		text = append(text, fmt.Sprintf("The log has no address of a client, but names such as %s: if these are not the clients', limits by address can't be replayed.",
-			terminal.Safe(c.first)))
+			keytext.Safe(c.first)))
 	case !c.several && c.requests >= fewRequests:
 		text = append(text, fmt.Sprintf("All %s requests have the same client in the log, %s: if that is a proxy, limits by address can't be replayed.",
-			humanize.Comma(c.requests), terminal.Safe(c.first)))
+			humanize.Comma(c.requests), keytext.Safe(c.first)))
 	}
 	if c.forwarded > 0 {
 		text = append(text, fmt.Sprintf("%s requests have a list of addresses for their client in the log. The first was taken, as Caddy does without trusted_proxies_strict; clients may have made it up.",

@@ -25,6 +25,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
@@ -451,7 +452,7 @@ func (p *replay) notes(several bool) (notes []string) {
 	if p.unserved > 0 && p.unserved == p.taken {
 		notes = append(notes, prefix+"No request was for a site of the config.")
 	}
-	others := terminal.SafeList(p.otherHosts)
+	others := keytext.SafeList(p.otherHosts)
 	add(p.unserved, "was for a host that no site of the config has: "+others+".", "were for hosts that no site of the config has, such as "+others+".")
 	add(p.addressless, "has no address of its client in the log: it counts as one more client.",
 		"have no address of their client in the log: they count as one client.")
@@ -651,7 +652,7 @@ func printReplayedKeys(w io.Writer, c *report.Config) {
 	t := terminal.NewTable("LIMIT", "DENIED", "REQUESTS", "KEY")
 	for i := range c.Limits {
 		for _, k := range c.Limits[i].Top {
-			t.Add(false, c.Limits[i].Path, terminal.Count(k.Denied), terminal.Count(k.Requests), terminal.Safe(k.Text))
+			t.Add(false, c.Limits[i].Path, terminal.Count(k.Denied), terminal.Count(k.Requests), keytext.Safe(k.Text))
 		}
 	}
 	fmt.Fprintln(w)

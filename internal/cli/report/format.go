@@ -9,7 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
 // maxText is how many characters of a key or path are shown.
@@ -17,7 +17,7 @@ const maxText = 96
 
 // visibleKey returns the text of a key, see package keytext, for display.
 func visibleKey(text string) string {
-	safe := []rune(terminal.Safe(text))
+	safe := []rune(keytext.Safe(text))
 	if more := len(safe) - maxText; more > 0 {
 		return fmt.Sprintf("%s… (%s more)", string(safe[:maxText]), plural(int64(more), "character"))
 	}

@@ -7,28 +7,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
-
-// Safe returns text as it is if it is safe to print, quoted otherwise: clients
-// choose keys, and could send what changes the terminal or the order of letters. Of the
-// text of a key it returns one that means the same key.
-func Safe(text string) string {
-	if text == "" || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }) {
-		return keytext.Quote(text)
-	}
-	return text
-}
-
-// SafeList returns texts that are safe to print.
-func SafeList(texts []string) string {
-	shown := make([]string, len(texts))
-	for i, text := range texts {
-		shown[i] = Safe(text)
-	}
-	return strings.Join(shown, " ")
-}
 
 // PrintJSON prints a value as JSON, indented and safe to print.
 func PrintJSON(w io.Writer, value any) error {

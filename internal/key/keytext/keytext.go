@@ -11,6 +11,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -27,6 +28,25 @@ func Of(key string) string {
 // U+FFFD too.
 func Quote(text string) string {
 	return strings.ReplaceAll(strconv.Quote(text), string(utf8.RuneError), `\ufffd`)
+}
+
+// Safe returns text as it is if it is safe to print, quoted otherwise: clients
+// choose keys, and could send what changes the terminal or the order of letters. Of the
+// text of a key it returns one that means the same key.
+func Safe(text string) string {
+	if text == "" || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }) {
+		return Quote(text)
+	}
+	return text
+}
+
+// SafeList returns texts that are safe to print.
+func SafeList(texts []string) string {
+	shown := make([]string, len(texts))
+	for i, text := range texts {
+		shown[i] = Safe(text)
+	}
+	return strings.Join(shown, " ")
 }
 
 // Cut returns at most n bytes of the beginning of a key, and no part of a character.
