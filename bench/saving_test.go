@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -51,6 +53,11 @@ func BenchmarkSaving(b *testing.B) {
 		slices.Sort(took)
 		return took[perTurn*99/100]
 	}
+	dir := b.TempDir()
+	paths, next := map[bool]string{false: filepath.Join(dir, "a"), true: filepath.Join(dir, "b")}, false
+	opt := persist.Options{Path: paths[next], Logger: caddy.Log()}
+	file := persist.New(memory, func() bool { return false })
+	file.Use(opt)
 	saving := func(do func() time.Duration) (took time.Duration, saves int) {
 		end, ended := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -61,16 +68,13 @@ func BenchmarkSaving(b *testing.B) {
 					return
 				default:
 				}
-				file, err := os.Create(filepath.Join(b.TempDir(), "buckets"))
-				if err != nil {
-					wrong(b, "%v", err)
+				next = !next // another file is written at once
+				opt.Path = paths[next]
+				file.Use(opt)
+				if file.Tick(); file.Saved().IsZero() {
+					wrong(b, "not saved")
 					return
 				}
-				if saved, err := memory.Save(file); err != nil || saved.Buckets < 1_000_000 {
-					wrong(b, "%+v, %v", saved, err)
-				}
-				_ = file.Sync()
-				_ = file.Close()
 				saves++
 			}
 		}()

@@ -3,12 +3,14 @@ package persist
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -61,7 +63,8 @@ type File struct {
 	exiting func() bool
 	now     func() time.Time
 
-	mu      sync.Mutex // held while the file is read and written
+	waiting atomic.Int32 // how many wait for mu but the ticker
+	mu      sync.Mutex   // held while the file is read and written
 	opt     Options
 	used    bool
 	lock    *flock.Flock // nil if this process has not locked the file
@@ -83,6 +86,8 @@ func New(memory *limiter.Memory, exiting func() bool) *File {
 // Use goes on with the options of another config. The first ones have the file loaded. With Redis
 // it is removed then, and so is one that is no longer used: what it has will be out of date.
 func (f *File) Use(opt Options) {
+	f.waiting.Add(1)
+	defer f.waiting.Add(-1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	before := f.opt
@@ -132,6 +137,8 @@ func (f *File) Tick() {
 
 // Close writes the file. Use may follow.
 func (f *File) Close() {
+	f.waiting.Add(1)
+	defer f.waiting.Add(-1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.opt.keeps() {
@@ -285,6 +292,24 @@ func (f *File) save() {
 	f.setSaved(saved.At)
 }
 
+// paced writes a file. A large one comes in pieces of 64 KiB, between which it leaves the processor
+// to requests, unless it should hurry.
+type paced struct {
+	file    io.Writer
+	hurries func() bool
+}
+
+func (p paced) Write(b []byte) (int, error) {
+	if len(b) >= 1<<16 && !p.hurries() {
+		time.Sleep(2 * time.Millisecond)
+	}
+	return p.file.Write(b)
+}
+
+// hurries reports whether writing should not take long: the process may be killed soon, or requests
+// of another config wait for it.
+func (f *File) hurries() bool { return f.exiting() || f.waiting.Load() > 0 }
+
 // write writes another file, which then takes the place of the file, so that there is always a
 // whole one. The name of the other one is always the same: only who has the lock writes it, and one
 // that a process has left that was killed is no waste for ever.
@@ -298,7 +323,7 @@ func (f *File) write() (saved limiter.Saved, size int64, err error) {
 	if err != nil {
 		return saved, 0, err
 	}
-	saved, err = f.memory.Save(file)
+	saved, err = f.memory.Save(paced{file, f.hurries})
 	if info, e := file.Stat(); e == nil {
 		size = info.Size()
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -327,6 +328,31 @@ func errorsJoin(errs ...error) error {
 		}
 	}
 	return nil
+}
+
+// Guards that writing a large file takes its time only while nothing waits for it: neither a process
+// that exits nor another config, whose requests come later then.
+func TestHurries(t *testing.T) {
+	t.Parallel()
+	p := start(t, newClock())
+	if p.hurries() {
+		t.Error("it hurries for nothing")
+	}
+	p.mu.Lock()
+	used := make(chan struct{})
+	go func() { p.Use(p.opt); close(used) }()
+	for !p.hurries() {
+		runtime.Gosched()
+	}
+	p.mu.Unlock()
+	<-used
+	if p.hurries() {
+		t.Error("it hurries though the other config is used")
+	}
+	p.exiting = true
+	if !p.hurries() {
+		t.Error("it does not hurry when the process exits")
+	}
 }
 
 // Guards that with Redis nothing is made or locked, and nothing reported, where there is no file: then
