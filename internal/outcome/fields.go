@@ -47,7 +47,7 @@ func familyOf(name string) Families {
 const (
 	fieldLimit = iota
 	fieldRemaining
-	fieldClear // or fieldNameUsed, see fields.name
+	fieldClear // of GitHub's fields fieldNameUsed
 	fieldReset
 	fieldRetryAfter
 	fieldPolicy
@@ -68,13 +68,15 @@ var fieldNames = [fieldCount]string{
 // fieldNameUsed is the name of the field that GitHub has in place of X-RateLimit-Clear.
 const fieldNameUsed = "X-Ratelimit-Used"
 
-// fields are the values of our header fields. Empty ones are not set.
-type fields [fieldCount]string
+// fields are our header fields.
+type fields struct {
+	values [fieldCount]string // empty ones are not set
+	github bool               // whether X-RateLimit-* are GitHub's: Used in place of Clear
+}
 
-// name returns the name of a field. Clear and Used share a value, which has decimals if it is
-// a time.
+// name returns the name of a field.
 func (f *fields) name(i int) string {
-	if i == fieldClear && f[i] != "" && !strings.Contains(f[i], ".") {
+	if i == fieldClear && f.github {
 		return fieldNameUsed
 	}
 	return fieldNames[i]
@@ -83,16 +85,16 @@ func (f *fields) name(i int) string {
 // set sets the fields in h. They are not copied: if others modify a value in h in
 // place, it changes here too.
 func (f *fields) set(h http.Header) {
-	for i, v := range f {
+	for i, v := range f.values {
 		if v != "" {
-			h[f.name(i)] = f[i : i+1 : i+1]
+			h[f.name(i)] = f.values[i : i+1 : i+1]
 		}
 	}
 }
 
 // remove removes from h the fields that were set before.
 func (f *fields) remove(h http.Header) {
-	for i, v := range f {
+	for i, v := range f.values {
 		if v != "" {
 			delete(h, f.name(i))
 		}
@@ -101,10 +103,10 @@ func (f *fields) remove(h http.Header) {
 
 // families returns the families that have fields.
 func (f *fields) families() (set Families) {
-	if f[fieldLimit] != "" {
+	if f.values[fieldLimit] != "" {
 		set |= XRateLimit
 	}
-	if f[fieldPolicy] != "" {
+	if f.values[fieldPolicy] != "" {
 		set |= IETF
 	}
 	return set
@@ -112,9 +114,9 @@ func (f *fields) families() (set Families) {
 
 // value returns our value of the field of that name, or "".
 func (f *fields) value(name string) string {
-	for i := range f {
+	for i := range f.values {
 		if f.name(i) == name {
-			return f[i]
+			return f.values[i]
 		}
 	}
 	return ""
@@ -169,7 +171,7 @@ func (f *fields) keepFamilies(h http.Header, ours, theirs Families) {
 // that are ours.
 func (f *fields) owns(name string, ours Families) bool {
 	name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))
-	return familyOf(name)&ours != 0 || name == fieldNames[fieldRetryAfter] && f[fieldRetryAfter] != ""
+	return familyOf(name)&ours != 0 || name == fieldNames[fieldRetryAfter] && f.values[fieldRetryAfter] != ""
 }
 
 // dropAnnounced removes from the trailers that h announces those that are ours: their
@@ -209,20 +211,20 @@ func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []b
 	var ends [fieldCount]int
 	end := func(i int) { ends[i] = len(text) }
 
+	f.github = ofGitHub(results)
 	shown, ok := sum, true
 	if !allShown(results, XRateLimit) {
 		shown, ok = summarize(results, XRateLimit)
 	}
 	if ok {
-		github := ofGitHub(results)
-		if github && shown.Denied && !shown.Never {
+		if f.github && shown.Denied && !shown.Never {
 			shown.Remaining = 0 // or its clients do not take a denial for one
 		}
 		text = strconv.AppendInt(text, shown.Size, 10)
 		end(fieldLimit)
 		text = strconv.AppendInt(text, shown.Remaining, 10)
 		end(fieldRemaining)
-		if github {
+		if f.github {
 			text = strconv.AppendInt(text, shown.Size-shown.Remaining, 10)
 			end(fieldClear)
 			text = strconv.AppendInt(text, timeIn(at, resetIn(results, XRateLimit, shown, at)), 10)
@@ -248,9 +250,9 @@ func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []b
 	// The bytes are never modified again, so the copy can be saved.
 	all, from := unsafe.String(unsafe.SliceData(text), len(text)), 0
 	for i, to := range ends {
-		f[i] = ""
+		f.values[i] = ""
 		if to > from {
-			f[i], from = all[from:to], to
+			f.values[i], from = all[from:to], to
 		}
 	}
 }

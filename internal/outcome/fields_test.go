@@ -328,13 +328,13 @@ const mostParsed = 99_999_999_999_999
 func checkStructured(items []Entry, f fields) error {
 	all, _ := summarize(items, 0)
 	items = slices.DeleteFunc(slices.Clone(items), func(it Entry) bool { return it.Families&IETF == 0 })
-	policies, err := fieldstest.ParseList(f[fieldPolicy])
+	policies, err := fieldstest.ParseList(f.values[fieldPolicy])
 	if err != nil {
-		return fmt.Errorf("RateLimit-Policy: %s: %w", f[fieldPolicy], err)
+		return fmt.Errorf("RateLimit-Policy: %s: %w", f.values[fieldPolicy], err)
 	}
-	limits, err := fieldstest.ParseList(f[fieldRateLimit])
+	limits, err := fieldstest.ParseList(f.values[fieldRateLimit])
 	if err != nil {
-		return fmt.Errorf("RateLimit: %s: %w", f[fieldRateLimit], err)
+		return fmt.Errorf("RateLimit: %s: %w", f.values[fieldRateLimit], err)
 	}
 	if len(policies) != len(items) || len(limits) != len(items) {
 		return fmt.Errorf("%d limits, but %d policies and %d items", len(items), len(policies), len(limits))
@@ -359,8 +359,8 @@ func checkStructured(items []Entry, f fields) error {
 			return fmt.Errorf("limit %q: t=%d, w=%d", it.Path, t, w)
 		case hasT != wantsT:
 			return fmt.Errorf("limit %q: whether it has a t is %t, want %t", it.Path, hasT, wantsT)
-		case f[fieldRetryAfter] != "" && t > fieldstest.Number(f[fieldRetryAfter]):
-			return fmt.Errorf("limit %q: t=%d is later than Retry-After %s", it.Path, t, f[fieldRetryAfter])
+		case f.values[fieldRetryAfter] != "" && t > fieldstest.Number(f.values[fieldRetryAfter]):
+			return fmt.Errorf("limit %q: t=%d is later than Retry-After %s", it.Path, t, f.values[fieldRetryAfter])
 		}
 	}
 	return nil
@@ -425,11 +425,11 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 func checkTimes(t *rapid.T, items []Entry, f fields) {
 	sum, _ := summarize(items, 0)
 	shown, _ := summarize(items, XRateLimit)
-	if wants := sum.Denied && !sum.Never; wants != (f[fieldRetryAfter] != "") {
-		t.Fatalf("Retry-After %q of %+v", f[fieldRetryAfter], sum)
+	if wants := sum.Denied && !sum.Never; wants != (f.values[fieldRetryAfter] != "") {
+		t.Fatalf("Retry-After %q of %+v", f.values[fieldRetryAfter], sum)
 	}
-	if f[fieldRetryAfter] != "" {
-		after := time.Duration(fieldstest.Number(f[fieldRetryAfter])) * time.Second
+	if f.values[fieldRetryAfter] != "" {
+		after := time.Duration(fieldstest.Number(f.values[fieldRetryAfter])) * time.Second
 		if after < sum.RetryAfter || after < time.Second || after >= sum.RetryAfter+time.Second {
 			t.Fatalf("Retry-After %v of %v", after, sum.RetryAfter)
 		}
@@ -439,17 +439,17 @@ func checkTimes(t *rapid.T, items []Entry, f fields) {
 		return
 	}
 	for _, i := range []int{fieldClear, fieldReset} {
-		whole, millis, _ := strings.Cut(f[i], ".")
-		if f[i] == "" {
+		whole, millis, _ := strings.Cut(f.values[i], ".")
+		if f.values[i] == "" {
 			continue
 		}
-		if whole == "" || len(millis) != 3 || strings.Trim(f[i], "0123456789.") != "" {
-			t.Fatalf("%s: %q is no number of seconds with three decimals", fieldNames[i], f[i])
+		if whole == "" || len(millis) != 3 || strings.Trim(f.values[i], "0123456789.") != "" {
+			t.Fatalf("%s: %q is no number of seconds with three decimals", fieldNames[i], f.values[i])
 		}
 		exact := map[int]time.Duration{fieldClear: shown.Clear, fieldReset: shown.RetryAfter}[i]
-		got, err := time.ParseDuration(f[i] + "s")
+		got, err := time.ParseDuration(f.values[i] + "s")
 		if err != nil || got < exact || got >= exact+time.Millisecond {
-			t.Fatalf("%s: %s, want %v: %v", fieldNames[i], f[i], exact, err)
+			t.Fatalf("%s: %s, want %v: %v", fieldNames[i], f.values[i], exact, err)
 		}
 	}
 }
@@ -457,17 +457,17 @@ func checkTimes(t *rapid.T, items []Entry, f fields) {
 // checkGitHub checks the fields that clients of GitHub's API read: that a denial which a wait
 // helps is one to them, and that they then wait neither too short nor a second too long.
 func checkGitHub(t *rapid.T, shown limiter.Summary, f fields) {
-	limit, remaining, used := fieldstest.Number(f[fieldLimit]), fieldstest.Number(f[fieldRemaining]), fieldstest.Number(f[fieldClear])
-	in := time.Duration(fieldstest.Number(f[fieldReset]))*time.Second - decidedAt*time.Microsecond
+	limit, remaining, used := fieldstest.Number(f.values[fieldLimit]), fieldstest.Number(f.values[fieldRemaining]), fieldstest.Number(f.values[fieldClear])
+	in := time.Duration(fieldstest.Number(f.values[fieldReset]))*time.Second - decidedAt*time.Microsecond
 	want := shown.Remaining
 	if waits := shown.Denied && !shown.Never; waits {
 		want = 0
 		if in < shown.RetryAfter || in >= shown.RetryAfter+time.Second {
-			t.Fatalf("X-RateLimit-Reset %s, %v from now, of %+v", f[fieldReset], in, shown)
+			t.Fatalf("X-RateLimit-Reset %s, %v from now, of %+v", f.values[fieldReset], in, shown)
 		}
 	}
 	if limit != shown.Size || remaining != want || used != limit-remaining || in < 0 || f.name(fieldClear) != fieldNameUsed {
-		t.Fatalf("%q of %+v", f, shown)
+		t.Fatalf("%q of %+v", f.values, shown)
 	}
 }
 
@@ -489,18 +489,17 @@ func TestValuesAddedToOurFields(t *testing.T) {
 		{"replaced by several", "5", []string{"100", "5"}, []string{"100", "5"}},
 		{"emptied", "5", []string{}, []string{}},
 		{"never ours", "", []string{"100", "101"}, []string{"100", "101"}},
-		{"a time", "5.000", []string{"5.000", "100"}, []string{"5.000"}},
 	} {
-		for i := range fieldNames {
-			var f fields
-			f[i] = tc.ours
+		for n := range 2 * fieldCount {
+			i, f := n/2, fields{github: n%2 == 1}
+			f.values[i] = tc.ours
 			name := f.name(i)
 			h := http.Header{"X-Other": {"1", "2"}}
 			if tc.now != nil {
 				h[name] = slices.Clone(tc.now)
 			}
-			if f[i] != "" { // the first field of each family tells that it has fields
-				f[fieldLimit], f[fieldPolicy] = cmp.Or(f[fieldLimit], "1"), cmp.Or(f[fieldPolicy], "1")
+			if f.values[i] != "" { // the first field of each family tells that it has fields
+				f.values[fieldLimit], f.values[fieldPolicy] = cmp.Or(f.values[fieldLimit], "1"), cmp.Or(f.values[fieldPolicy], "1")
 			}
 			f.dropForeign(h, 0)
 			if got := h[name]; !slices.Equal(got, tc.want) || (got == nil) != (tc.want == nil) {
@@ -523,7 +522,7 @@ func TestFieldsReplaceEarlierValues(t *testing.T) {
 		"X-Ratelimit-Reset": {"1.000"},
 		"Retry-After":       {"120"},
 	}
-	f, before := fields{fieldLimit: "5"}, fields{fieldLimit: "8", fieldReset: "1.000"}
+	f, before := fields{values: [fieldCount]string{fieldLimit: "5"}}, fields{values: [fieldCount]string{fieldLimit: "8", fieldReset: "1.000"}}
 	before.remove(h)
 	f.set(h)
 	if got, want := fieldstest.In(h), "limit=5 retry-after=120"; got != want {

@@ -39,7 +39,7 @@ type Outcome struct {
 	stripe  uint8                // of counters
 	forced  Families             // those that some limit is shown in without Fill
 	inline  [1]Entry
-	text    [48]byte // backs the fields that the first handler sets
+	text    [40]byte // backs the fields that the first handler sets
 }
 
 // Policy is what responses show of a limit besides its numbers.
@@ -354,7 +354,7 @@ func (o *Outcome) fill() Families { return (XRateLimit | IETF) &^ o.forced }
 // Wrap returns a writer that keeps values of others out of our fields. It returns
 // w if w has such a writer already or there are no fields.
 func (o *Outcome) Wrap(w http.ResponseWriter) http.ResponseWriter {
-	if o.fields == (fields{}) {
+	if o.fields.values == ([fieldCount]string{}) {
 		return w
 	}
 	rw := &o.writer
