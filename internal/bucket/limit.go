@@ -135,9 +135,12 @@ func (l Limit) DrainTime() time.Duration {
 
 // DripTime returns how long a bucket that has just dripped takes to lose the given
 // number of units, at most Size; for one that warms up, at its full rate.
-func (l Limit) DripTime(units int64) time.Duration {
-	l = l.Complete()
-	return l.by().DripTime(&l, units)
+func (l *Limit) DripTime(units int64) time.Duration {
+	if l.DripSize == 0 {
+		complete := l.Complete()
+		l = &complete
+	}
+	return l.by().DripTime(l, units)
 }
 
 // SpendTime returns over what time to spend the units that remain, of a bucket that runs empty

@@ -271,7 +271,7 @@ func appendPolicies(b []byte, results []Entry) []byte {
 	start := len(b)
 	for i := range results {
 		if e := &results[i]; e.Families&IETF != 0 {
-			b = fieldtext.AppendPolicy(appendName(b, len(b) == start, e), e.Limit, &e.Decision, e.Unit)
+			b = fieldtext.AppendPolicy(appendName(b, len(b) == start, e), &e.Limit, &e.Decision, e.Unit)
 		}
 	}
 	return b

@@ -165,7 +165,7 @@ func (m *middleware) setFields(h http.Header, decisions []limiter.Decision, deni
 		if i > 0 {
 			policies, limits = append(policies, ", "...), append(limits, ", "...)
 		}
-		policies = fieldtext.AppendPolicy(append(append(append(policies, '"'), l.Name...), '"'), l.Limit, d, unit)
+		policies = fieldtext.AppendPolicy(append(append(append(policies, '"'), l.Name...), '"'), &l.Limit, d, unit)
 		limits = fieldtext.AppendLimit(append(append(append(limits, '"'), l.Name...), '"'), &l.Limit, d, denied, unit, at)
 	}
 	h.Add("Ratelimit-Policy", string(policies))

@@ -18,16 +18,20 @@ const ConcurrentRequests = "concurrent-requests"
 // time in which a full bucket drains, or the length of a window that slides, or the time of a
 // rate that warms up. unit is the quota unit qu, or "". Only registered ones are allowed.
 // Requests in progress have no window.
-func AppendPolicy(b []byte, l limiter.Limit, d *limiter.Decision, unit string) []byte {
-	l.Size = d.Size
-	b = appendParameter(b, ";q=", l.Size)
+func AppendPolicy(b []byte, l *limiter.Limit, d *limiter.Decision, unit string) []byte {
+	b = appendParameter(b, ";q=", d.Size)
 	if unit != "" {
 		b = append(append(append(b, `;qu="`...), unit...), '"')
 	}
 	if unit == ConcurrentRequests {
 		return b
 	}
-	return appendParameter(b, ";w=", CeilSeconds(bucket.Limit(l).DripTime(l.Size)))
+	if l.Size != d.Size { // which most are not, and a copy is garbage
+		sized := *l
+		sized.Size = d.Size
+		l = &sized
+	}
+	return appendParameter(b, ";w=", CeilSeconds((*bucket.Limit)(l).DripTime(l.Size)))
 }
 
 // AppendLimit appends the parameters of an item of RateLimit, after its name. Clients that
