@@ -217,7 +217,7 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (v verdict) {
 // the header fields, and waits out a delay.
 func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, v *verdict) {
 	began := time.Now()
-	delay, err := q.Decide(h.store, rule.How{
+	err := q.Decide(h.store, rule.How{
 		Accounting: h.settings.Accounting, NoFallback: h.settings.OnError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: v.outcome, Waits: state.Process.Process,
 	})
 	if err != nil {
@@ -232,10 +232,6 @@ func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request
 			h.logExceeded(r, q, decider, wait)
 		}
 		v.deny(q, decider, wait)
-		return
-	}
-	if !q.WaitOut(delay, v.outcome) {
-		v.leave()
 	}
 }
 

@@ -40,11 +40,10 @@ func (l *LimitBuilder) setExtra() (err error) {
 
 // setFairBy sets which clients of the limit wait in turn.
 func (l *LimitBuilder) setFairBy() (err error) {
-	queues := l.MaxDelay != "" && l.Concurrency != ""
 	switch {
-	case l.FairBy != "" && !queues:
-		return option.Needs("fair_by", l.FairBy, "concurrency and max_delay")
-	case !queues, l.FairBy == "off":
+	case l.FairBy != "" && l.MaxDelay == "":
+		return option.Needs("fair_by", l.FairBy, "max_delay")
+	case l.MaxDelay == "", l.FairBy == "off":
 	default:
 		l.rule.FairBy, err = key.Parse("fair_by", cmp.Or(l.FairBy, defaultKey), l.rule.Key.Prefixes)
 	}

@@ -150,11 +150,10 @@ func TestWarmUpDelays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := q.Decide(memory, rule.How{})
-		if err != nil {
+		if err := q.Decide(memory, rule.How{}); err != nil {
 			t.Fatal(err)
 		}
-		d := q.Entries()[0].Decision
+		got, d := q.Entries()[0].Delay, q.Entries()[0].Decision
 		if d.Denied {
 			got = d.RetryAfter
 		}

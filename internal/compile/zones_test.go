@@ -48,7 +48,7 @@ func TestChargeInOrder(t *testing.T) {
 			}
 			defer q.Release()
 			store := &scriptedStore{answers: append([][]limiter.Decision{tc.first}, tc.takes...)}
-			if _, err := q.Decide(store, rule.How{Accounting: rule.InOrder}); err != nil {
+			if err := q.Decide(store, rule.How{Accounting: rule.InOrder}); err != nil {
 				t.Fatal(err)
 			}
 			var got []string

@@ -261,9 +261,9 @@ type Limit struct {
 	// came, one drip after the other. With `warm_up` a request waits until the wait after
 	// the one before it is over; it must cost less than half of what fits into `warm_up`
 	// at the full rate, and others do not wait. With the other algorithms `drip_size` +
-	// cost − 1 must be at most the size, or more could pass at once. The request of a
-	// client that leaves stays charged and is not passed on, as far as it can be noticed.
-	// Only for leaky and token buckets, and `warm_up`.
+	// cost − 1 must be at most the size, or more could pass at once. In a process, clients take
+	// turns, see `fair_by`. The request of a client that leaves is not passed on, as far as it can be
+	// noticed, and leaves its turn to others. Only for leaky and token buckets, and `warm_up`.
 	//
 	// With `concurrency`, static or `auto`, a request waits for a place instead, in its process,
 	// where clients take turns, see `fair_by`. With Redis, the next one also looks about every
@@ -275,12 +275,12 @@ type Limit struct {
 	// limit has a name. Beyond that they are denied. Default: 1000.
 	MaxWaiting Number `json:"max_waiting,omitempty" bucket:"any"`
 
-	// Which clients take turns at a limit with `concurrency` for which requests wait, as a
-	// template like `key`: one request of each is next, however many it has. If `max_waiting`
-	// requests wait, the last one of the client with most of them is denied for one of a client
-	// that has at least two fewer. Addresses count by their prefixes, as in `key`. Clients without
-	// a value are one. With `off` requests are first come, first served. Needs `concurrency`
-	// and `max_delay`. Default: `{client_ip}`.
+	// Which clients take turns at a limit for which requests wait, as a template like `key`: one
+	// request of each is next, however many it has. If `max_waiting` requests wait, or the bucket of
+	// a rate is full of them, the last one of the client with most of them is denied for one of a
+	// client that has at least two fewer. Addresses count by their prefixes, as in `key`. Clients
+	// without a value are one. With `off` requests are first come, first served. Needs `max_delay`.
+	// Default: `{client_ip}`.
 	FairBy string `json:"fair_by,omitempty" bucket:"any"`
 
 	// The number of counters, from 1 to 10000, with which to track the keys that

@@ -44,13 +44,13 @@ type How struct {
 	Waits   *telemetry.Process // which counts how long requests wait
 }
 
-// Decide has a store decide on the request, and returns how long it has to wait if it is
-// admitted. With an error, nothing was decided. What was decided is counted by Count.
+// Decide has a store decide on the request. If it is admitted, it has waited for as long as it has
+// to. With an error, nothing was decided. What was decided is counted by Count.
 //
 // Only limits that are asked in order may take more than one call: one that charges all or
 // none is all it takes for a request that is admitted, and another one charges a denied
 // request. A request that waits for a slot is decided anew each time that one may be free.
-func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err error) {
+func (q *Request) Decide(s limiter.Store, how How) (err error) {
 	switch n := len(q.entries); {
 	case how.Accounting == InOrder && n > 1 && q.notesDenials():
 		err = q.decideInOrder(s, &how)
@@ -63,15 +63,25 @@ func (q *Request) Decide(s limiter.Store, how How) (delay time.Duration, err err
 	default:
 		err = q.decideEntries(s, &how, 0, n)
 	}
+	var w *waiter
+	var in *Entry
+	if err == nil {
+		w, in, err = q.takeOver(s, &how)
+	}
 	if err != nil {
 		q.settleUnpassed()
-		return 0, err
+		return err
 	}
-	delay = q.removeExtra()
+	switch delay := q.removeExtra(); {
+	case w != nil:
+		q.waitTurn(&how, w, in)
+	case delay > 0 && how.Outcome != nil:
+		q.waitOut(&how, delay)
+	}
 	if q.firstDenied() >= 0 {
 		q.settleUnpassed()
 	}
-	return delay, nil
+	return nil
 }
 
 // chargeInOrder charges the buckets before the first that has denied, after

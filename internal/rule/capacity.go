@@ -138,7 +138,7 @@ func (q *Request) removeExtra() (wait time.Duration) {
 		d := &e.Decision
 		admitted := all && !d.Denied
 		var own time.Duration
-		if admitted {
+		if admitted && !e.tookOver {
 			own = e.Query.Delay(d, e.extra.delayed)
 		}
 		if own > 0 {

@@ -2,12 +2,15 @@ package rule
 
 import (
 	"container/list"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -18,6 +21,10 @@ import (
 // client are first come, first served. Each slot that is freed here gives the next request its
 // turn, in which it is decided like any other. Slots that other instances free are unknown here, so
 // the next in a queue also has a turn now and then, a poll.
+//
+// At a limit on a rate, slots are times. A request is charged when it arrives, which determines the
+// slot that it brings along; when that is due, the next request in the queue has its turn and passes.
+// See waitOut.
 //
 // So an instance would keep the slots that it has for as long as any request waits there, and those
 // that wait in others would get none. Therefore a queue leaves a slot now and then to the first that
@@ -55,6 +62,7 @@ type Queues struct {
 // queueKey identifies a queue.
 type queueKey struct {
 	name, key string         // of the bucket in stores
+	cost      int64          // of the requests, at a limit on a rate; they take slots of one another
 	class     adaptive.Class // of a limit that follows the load
 	load      adaptive.Options
 }
@@ -63,11 +71,14 @@ type queueKey struct {
 type queue struct {
 	clients map[string]*client // that have requests without a turn, by fair_by
 	ring    list.List          // of these, in the order of their next turns
+	waiting int                // how many requests these are
+
+	slots []time.Time // of a rate, in order: at least as many as requests wait without a turn
 
 	turns int         // how many requests have a turn
 	polls int         // how many of these turns are polls
 	freed int         // slots freed while none waited and some had turns, at most as many as these
-	timer *time.Timer // of polls
+	timer *time.Timer // of polls, or of the first slot of a rate
 
 	used       time.Duration // for which slots were used since one was left to other instances
 	shareAfter time.Duration // of this
@@ -77,6 +88,7 @@ type queue struct {
 // client has the requests of a client that wait in a queue without a turn.
 type client struct {
 	name    string
+	queue   *queue
 	waiters list.List     // in the order in which they came
 	number  uint64        // of its next turn, in the order of the ring
 	at      *list.Element // in the ring
@@ -108,7 +120,7 @@ type waiter struct {
 
 	// Guarded by the queues' lock:
 	queue  *queue
-	number uint64 // in the order in which they came
+	number uint64 // in the order in which they came or, at a limit on a rate, in which they were charged
 	turn   turn
 	round  uint64        // the number of its client's turn, if it has that
 	at     *list.Element // if it waits
@@ -142,24 +154,56 @@ func (s *Queues) hasWaiters(key queueKey) bool {
 	return l != nil && l.ring.Len() > 0
 }
 
-// add adds w to its queue, and counts it, if no more than most wait. Otherwise it displaces the
-// last request of the client that has most, if that has two more than w's client. It reports
-// whether w is added.
+// add adds w to its queue, and counts it, if no more than most wait, or if it displaces another
+// request. It reports whether w is added.
 func (s *Queues) add(w *waiter, most int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.byKey[w.key]
 	if s.count.Add(1) > most {
 		s.count.Add(-1)
-		own := 0
-		if l != nil && l.clients[w.client] != nil {
-			own = l.clients[w.client].waiters.Len()
-		}
-		if len(s.byLength)-1 < own+2 {
+		if !s.displaceFor(w, false) {
 			return false
 		}
-		s.displace(s.byLength[len(s.byLength)-1][0])
 	}
+	s.enter(w)
+	return true
+}
+
+// addSlot adds w, which is counted already, to its queue, and the slot that it brings along.
+func (s *Queues) addSlot(w *waiter, slot time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.number = uint64(slot.UnixNano()) //nolint:gosec // after 1970
+	l := s.enter(w)
+	i, _ := slices.BinarySearchFunc(l.slots, slot, time.Time.Compare)
+	if l.slots = slices.Insert(l.slots, i, slot); i == 0 {
+		l.timer.Reset(time.Until(slot))
+	}
+}
+
+// addWithoutSlot adds w to its queue, and counts it, if that has a slot that a request has left, or
+// if w displaces another request of the queue. It reports whether w is added.
+func (s *Queues) addWithoutSlot(w *waiter, most int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.byKey[w.key]
+	if l == nil {
+		return false
+	}
+	if n := s.count.Add(1); len(l.slots) == l.waiting || n > most {
+		s.count.Add(-1)
+		if !s.displaceFor(w, true) {
+			return false
+		}
+	}
+	w.number = math.MaxUint64
+	s.enter(w)
+	return true
+}
+
+// enter adds w, which is counted already, to its queue.
+func (s *Queues) enter(w *waiter) *queue {
+	l := s.byKey[w.key]
 	if l == nil {
 		l = &queue{clients: make(map[string]*client), shareAfter: shareAfter}
 		key := w.key
@@ -168,14 +212,34 @@ func (s *Queues) add(w *waiter, most int64) bool {
 		s.open.Add(1)
 	}
 	s.last++
-	w.queue, w.number = l, s.last
+	if w.queue = l; w.number == 0 {
+		w.number = s.last
+	}
 	if w.turn == waiting {
 		s.wait(w, s.last)
 	} else {
 		w.round = s.last
 		l.turns++
 	}
-	return true
+	return l
+}
+
+// displaceFor displaces the last request of the client that has most, in any queue or only in w's,
+// if that has two more than w's client. It reports whether it did.
+func (s *Queues) displaceFor(w *waiter, only bool) bool {
+	l, least := s.byKey[w.key], 2
+	if l != nil && l.clients[w.client] != nil {
+		least += l.clients[w.client].waiters.Len()
+	}
+	for n := len(s.byLength) - 1; n >= least; n-- {
+		for _, c := range s.byLength[n] {
+			if !only || c.queue == l {
+				s.displace(c)
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // displace ends the wait of the last request of c.
@@ -193,7 +257,7 @@ func (s *Queues) wait(w *waiter, round uint64) {
 	c := l.clients[w.client]
 	switch {
 	case c == nil:
-		c = &client{name: w.client, number: round}
+		c = &client{name: w.client, queue: l, number: round}
 		l.clients[w.client] = c
 		c.at = insert(&l.ring, c, func(other *client) bool { return other.number < round })
 	case round < c.number: // the turn of its request that has found no slot
@@ -201,6 +265,7 @@ func (s *Queues) wait(w *waiter, round uint64) {
 		l.ring.Remove(c.at)
 		c.at = insert(&l.ring, c, func(other *client) bool { return other.number < round })
 	}
+	l.waiting++
 	s.setLength(c, func() {
 		w.at = insert(&c.waiters, w, func(other *waiter) bool { return other.number < w.number })
 	})
@@ -210,6 +275,7 @@ func (s *Queues) wait(w *waiter, round uint64) {
 // last one.
 func (s *Queues) unwait(w *waiter) {
 	l := w.queue
+	l.waiting--
 	c := l.clients[w.client]
 	s.setLength(c, func() { c.waiters.Remove(w.at) })
 	if w.at = nil; c.waiters.Len() == 0 {
@@ -240,16 +306,17 @@ func (s *Queues) setLength(c *client, change func()) {
 	}
 }
 
-// insert inserts v into l behind those elements that are before it. Most are the last ones.
+// insert inserts v into l behind those elements that are before it. Most are the last ones, or
+// the first.
 func insert[T any](l *list.List, v T, before func(T) bool) *list.Element {
-	if back := l.Back(); back == nil || before(back.Value.(T)) {
-		return l.PushBack(v)
+	if front := l.Front(); front == nil || !before(front.Value.(T)) {
+		return l.PushFront(v)
 	}
-	at := l.Front()
-	for before(at.Value.(T)) {
-		at = at.Next()
+	at := l.Back()
+	for !before(at.Value.(T)) {
+		at = at.Prev()
 	}
-	return l.InsertBefore(v, at)
+	return l.InsertAfter(v, at)
 }
 
 // requeue ends the turn of a request that found no slot. It reports whether the request has
@@ -326,16 +393,41 @@ func (l *queue) leaves(slots int64, used time.Duration) bool {
 	return true
 }
 
-// poll gives the first request in a queue a turn, and does so again until the queue is empty.
+// poll gives the first request in a queue a turn, and does so again until the queue is empty. At
+// a limit on a rate it does so for each slot that is due.
 func (s *Queues) poll(key queueKey, l *queue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byKey[key] == l {
+	switch {
+	case s.byKey[key] != l:
+	case key.cost > 0:
+		s.handOut(l)
+	default:
 		if l.polls == 0 && l.ring.Len() > 0 {
 			s.wake(l, poll)
 		}
 		l.timer.Reset(nextPoll())
 	}
+}
+
+// handOut gives requests turns for the slots of a rate that are due.
+func (s *Queues) handOut(l *queue) {
+	for now := time.Now(); len(l.slots) > 0; l.slots = l.slots[1:] {
+		if wait := l.slots[0].Sub(now); wait > 0 {
+			l.timer.Reset(wait)
+			return
+		}
+		s.wake(l, granted)
+	}
+}
+
+// atEnd reports whether w has a turn when its wait is over: the slot that it has brought along may
+// be due now.
+func (s *Queues) atEnd(w *waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handOut(w.queue)
+	return w.turn == granted
 }
 
 // nextPoll returns the time until the next poll.
@@ -392,8 +484,11 @@ func (l *Limit) limitsConcurrency() bool { return l.Settlement.InProgress || l.L
 // queue returns the queue of e, for requests of a class.
 func (e *Entry) queue(class adaptive.Class) queueKey {
 	key := queueKey{name: e.Query.Name, key: e.Query.Key, class: class}
-	if l := e.Limit.Load; l != nil {
-		key.load = l.Options // with others, it has other slots
+	switch l := e.Limit; {
+	case l.Load != nil:
+		key.load = l.Load.Options // with others, it has other slots
+	case !l.limitsConcurrency():
+		key.cost = e.Query.Cost
 	}
 	return key
 }
@@ -401,19 +496,28 @@ func (e *Entry) queue(class adaptive.Class) queueKey {
 // join adds the request to a queue of e, until max_delay after since: it may have waited in
 // another queue before. It has a turn at once if t says so. The waiter is nil if too many wait.
 func (q *Request) join(e *Entry, class adaptive.Class, since time.Time, t turn) *waiter {
-	w := &waiter{
-		request: q, policy: e.Policy, queues: e.Limit.Waiting.Queues, key: e.queue(class), client: q.fairBy(e.Limit),
-		start: time.Now(), ready: make(chan struct{}, 1), turn: t,
-	}
-	if t != waiting {
+	w := q.newWaiter(e, e.queue(class))
+	if w.turn = t; t != waiting {
 		w.ready <- struct{}{}
 	}
 	if !w.queues.add(w, e.Limit.MaxWaiting) {
 		return nil
 	}
-	w.over = time.NewTimer(time.Until(since.Add(e.Limit.MaxDelay)))
-	w.look = time.NewTicker(lookEvery)
+	w.setTimers(time.Until(since.Add(e.Limit.MaxDelay)))
 	return w
+}
+
+// newWaiter returns a waiter for the queue of a key at e, which is not in it yet.
+func (q *Request) newWaiter(e *Entry, key queueKey) *waiter {
+	return &waiter{
+		request: q, policy: e.Policy, queues: e.Limit.Waiting.Queues, key: key, client: q.fairBy(e.Limit),
+		start: time.Now(), ready: make(chan struct{}, 1),
+	}
+}
+
+// setTimers sets the timers of w, whose wait is over after most.
+func (w *waiter) setTimers(most time.Duration) {
+	w.over, w.look = time.NewTimer(most), time.NewTicker(lookEvery)
 }
 
 // fairBy returns which client the request is of, where clients wait for l: "" if they do not
@@ -440,13 +544,9 @@ func (w *waiter) nextTurn() bool {
 	for {
 		select {
 		case <-w.ready:
-			if w.turn == displaced {
-				w.policy.Counters.CountDisplaced(w.request.stripe)
-				return false
-			}
-			return !w.clientLeft()
+			return w.turn != displaced && !w.clientLeft()
 		case <-w.over.C:
-			return false
+			return w.queues.atEnd(w) && !w.clientLeft()
 		case <-w.look.C:
 		case <-w.request.http.Context().Done():
 		}
@@ -470,6 +570,9 @@ func (w *waiter) leave(served bool, o *outcome.Outcome) {
 	w.over.Stop()
 	w.look.Stop()
 	w.queues.remove(w, served)
+	if w.turn == displaced {
+		w.policy.Counters.CountDisplaced(w.request.stripe)
+	}
 	o.AddDelay(time.Since(w.start))
 }
 
@@ -547,9 +650,12 @@ func (q *Request) waitForSlots(s limiter.Store, how *How, full *Entry, t turn) (
 // denyQueued denies the request because of e, in whose queue there was no room or no turn: a
 // slot would not have been for it, so no store was asked.
 func (q *Request) denyQueued(e *Entry, how *How) {
-	by := limiter.DecidedByMemory
+	by, retry := limiter.DecidedByMemory, retrySlot
 	if how.Timeout > 0 {
 		by = limiter.DecidedByCache
 	}
-	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Query.Limit.Size, RetryAfter: retrySlot}
+	if e.Limit.waitsForRoom() {
+		retry = (*bucket.Limit)(&e.Query.Limit).DripTime(e.Query.Cost)
+	}
+	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Size(), Clear: e.Decision.Clear, RetryAfter: retry}
 }

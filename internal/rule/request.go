@@ -36,6 +36,7 @@ type Request struct {
 
 	mayQueue bool   // whether the request may wait for a slot
 	left     bool   // whether its client has left while it waited for a slot
+	late     bool   // whether it was denied, or its client left, after it was charged
 	direct   bool   // whether no proxy is known to have passed it on
 	network  string // of the client's address; empty until it is needed
 	stripe   uint32 // of counters; the pool keeps a Request on one core where it can
@@ -60,6 +61,7 @@ type Entry struct {
 
 	extra    extraCapacity // in the size that is asked
 	waits    bool          // whether the request counts as one that waits
+	tookOver bool          // whether it has a slot that another request was charged for
 	withheld bool          // whether no store is asked about it
 }
 
@@ -219,7 +221,7 @@ func (q *Request) Count(a Accounting) {
 			continue
 		}
 		d := &e.Decision
-		charged := !d.Denied && (!denied || a != Atomic) && !e.Query.Hold && d.Borrowed == d.Pool
+		charged := !d.Denied && (!denied || a != Atomic || q.late) && !e.Query.Hold && d.Borrowed == d.Pool
 		if charged {
 			e.Charged = e.Query.Cost
 		}

@@ -224,7 +224,7 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 			return true
 		}
 	}
-	if _, err := q.Decide(p.store, rule.How{Accounting: h.Accounting}); err != nil {
+	if err := q.Decide(p.store, rule.How{Accounting: h.Accounting}); err != nil {
 		p.refused = true
 		return false
 	}
