@@ -2,7 +2,7 @@
 
 CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
-LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run
+LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run --allow-parallel-runners
 
 .PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets spare valkey fuzz fuzz-small faults soak programs monitors dist release-check bench bench-e2e performance costs picture far
 

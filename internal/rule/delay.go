@@ -61,7 +61,7 @@ func (q *Request) takeOver(s limiter.Store, how *How) (w *waiter, e *Entry, err 
 	}
 	for j := range q.entries {
 		switch other := &q.entries[j]; {
-		case other.IsMain() && other.Limit.waitsForRoom() != (i == j), other.Denies() && i != j, other.Decision.Never:
+		case other.waitsForRoom() != (i == j), other.Denies() && i != j, other.Decision.Never:
 			return nil, nil, nil
 		}
 	}

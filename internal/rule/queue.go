@@ -478,6 +478,9 @@ func (l *Limit) waitsForSlot() bool { return l.MaxDelay > 0 && l.limitsConcurren
 // waitsForRoom reports whether requests may wait until units have left l.
 func (l *Limit) waitsForRoom() bool { return l.MaxDelay > 0 && !l.limitsConcurrency() }
 
+// waitsForRoom reports whether requests may wait until units have left b.
+func (b *Bucket) waitsForRoom() bool { return b.IsMain() && b.Limit.waitsForRoom() }
+
 // limitsConcurrency reports whether l limits the requests in progress.
 func (l *Limit) limitsConcurrency() bool { return l.Settlement.InProgress || l.Load != nil }
 

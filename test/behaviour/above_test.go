@@ -192,6 +192,19 @@ func TestMaxDelayOfCosts(t *testing.T) {
 	}
 }
 
+// TestMinIntervalDoesNotWait guards that a request which is too early for min_interval is denied at
+// once, also if the limit has max_delay: requests wait only for room in the other bucket.
+func TestMinIntervalDoesNotWait(t *testing.T) {
+	for _, options := range []string{"min_interval 1h", "max 10\nduration 1m\nmin_interval 6s\nmax_delay 10s", "max 10\nduration 1m\nmin_interval 1h"} {
+		s := sitetest.Start(t, "rate_limit x {\nkey all\n"+options+"\n}\nrespond admitted")
+		for i, want := range []int{200, 429, 429} {
+			if got := s.Get("/").StatusCode; got != want {
+				t.Errorf("%q, request %d: got %d, want %d", options, i, got, want)
+			}
+		}
+	}
+}
+
 // TestMaxDelayWarmUp guards that requests of three instances wait for a limit that warms
 // up: what passes does so no earlier than it would from cold if each came once it is free,
 // none waits longer than max_delay, all that may wait do, and others are denied at once.
