@@ -149,7 +149,7 @@ func TestWriterIsPassedOn(t *testing.T) {
 	for _, proto := range protocols {
 		t.Run(proto, func(t *testing.T) {
 			more := make(chan struct{})
-			plain, limited := make(chan string, 1), make(chan string, 1)
+			plain, limited, ended := make(chan string, 1), make(chan string, 1), make(chan struct{}, 1)
 			types := func(to chan string, w http.ResponseWriter) {
 				_, flushes := w.(http.Flusher)
 				_, copies := w.(io.ReaderFrom)
@@ -179,7 +179,9 @@ func TestWriterIsPassedOn(t *testing.T) {
 			server := start(t, proto, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				types(plain, w)
 				within.ServeHTTP(w, r)
+				ended <- struct{}{} // after the client has seen the end of a connection that was taken over
 			}))
+			t.Cleanup(func() { close(more) })
 			for range 2 { // the first has ended
 				res, err := server.Client().Get(server.URL)
 				if err != nil {
@@ -187,7 +189,7 @@ func TestWriterIsPassedOn(t *testing.T) {
 				}
 				lines := bufio.NewReader(res.Body)
 				if line, err := lines.ReadString('\n'); line != "first\n" || res.Proto != proto {
-					t.Errorf("%s: read %q, error %v", res.Proto, line, err)
+					t.Fatalf("%s %s: read %q, error %v", res.Proto, res.Status, line, err)
 				}
 				more <- struct{}{}
 				if line, err := lines.ReadString('\n'); line != "second\n" {
@@ -197,6 +199,7 @@ func TestWriterIsPassedOn(t *testing.T) {
 				if a, b := <-plain, <-limited; a != b {
 					t.Errorf("the handler gets %s, want %s", b, a)
 				}
+				<-ended
 			}
 		})
 	}
