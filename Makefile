@@ -33,7 +33,7 @@ test-untimed:
 test-timed:
 	go test -count=1 $(HOW) -p 1 -parallel 1 -run '$(TIMED)' ./limiter ./limiter/internal/redisscript ./test/behaviour
 
-# All that CI runs, besides the README's example: some thirty-five minutes on two cores. What
+# All that CI runs, besides the README's example: some forty minutes on two cores. What
 # tests draw at random differs from commit to commit and is the same for one: make check SEED=n
 # draws something else. What starts servers runs one after the other; what only computes runs
 # beside it, with a priority that gives way to everything else. All is compiled as xcaddy does,
