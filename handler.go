@@ -213,8 +213,8 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (v verdict) {
 	return v
 }
 
-// charge charges the request to the limits that a store keeps, counts what was decided, sets
-// the header fields, and waits out a delay.
+// charge charges the request to the limits that a store keeps, which may have it wait, counts what
+// was decided, and sets the header fields.
 func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, v *verdict) {
 	began := time.Now()
 	err := q.Decide(h.store, rule.How{

@@ -45,7 +45,8 @@ type How struct {
 }
 
 // Decide has a store decide on the request. If it is admitted, it has waited for as long as it has
-// to. With an error, nothing was decided. What was decided is counted by Count.
+// to. With an error, nothing was decided. What policies did, such as a delay or a ban, is counted
+// here; who was admitted or denied by Count.
 //
 // Only limits that are asked in order may take more than one call: one that charges all or
 // none is all it takes for a request that is admitted, and another one charges a denied

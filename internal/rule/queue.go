@@ -650,8 +650,8 @@ func (q *Request) waitForSlots(s limiter.Store, how *How, full *Entry, t turn) (
 	return nil
 }
 
-// denyQueued denies the request because of e, in whose queue there was no room or no turn: a
-// slot would not have been for it, so no store was asked.
+// denyQueued denies the request because of e, in whose queue there was no room, or no turn in time.
+// That was decided here, whatever the store has charged.
 func (q *Request) denyQueued(e *Entry, how *How) {
 	by, retry := limiter.DecidedByMemory, retrySlot
 	if how.Timeout > 0 {

@@ -35,8 +35,8 @@ type Request struct {
 	keyOwn  bool
 
 	mayQueue bool   // whether the request may wait for a slot
-	left     bool   // whether its client has left while it waited for a slot
-	late     bool   // whether it was denied, or its client left, after it was charged
+	left     bool   // whether its client has left while it waited
+	late     bool   // whether it was denied while it waited, after it was charged
 	direct   bool   // whether no proxy is known to have passed it on
 	network  string // of the client's address; empty until it is needed
 	stripe   uint32 // of counters; the pool keeps a Request on one core where it can
@@ -141,7 +141,7 @@ func (q *Request) Release() {
 // and pools of which nothing was borrowed.
 func (q *Request) Entries() []Entry { return q.entries }
 
-// Left reports whether the client has left while the request waited for a slot. It is denied then.
+// Left reports whether the client has left while the request waited. It is denied then.
 func (q *Request) Left() bool { return q.left }
 
 // Holdings returns what the request holds after Decide until its outcome is known, if it is

@@ -299,6 +299,7 @@ type paced struct {
 	hurries func() bool
 }
 
+// Write implements io.Writer.
 func (p paced) Write(b []byte) (int, error) {
 	if len(b) >= 1<<16 && !p.hurries() {
 		time.Sleep(2 * time.Millisecond)
