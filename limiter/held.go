@@ -48,15 +48,19 @@ func (h *Held) Settle(bucket int, charge int64) {
 
 // hold records how to settle what the i-th of some buckets holds. More than its cost, or twice
 // its size, it can't be charged: with that an empty bucket has a debt of its size. What is larger
-// would only make sums of charges too large to be sent.
+// would only make sums of charges too large to be sent. A limit that counts what is held is
+// charged nothing: a charge would deny the request that comes in the same microsecond.
 func (h *Held) hold(i int, buckets []Bucket, settle func(charge int64)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.settle == nil {
 		h.settle = make([]settling, len(buckets))
 	}
-	b := &buckets[i]
-	h.settle[i] = settling{settle, max(b.Cost, 2*b.Limit.Size)}
+	b, most := &buckets[i], int64(0)
+	if !b.Limit.of().CountsHeld() {
+		most = max(b.Cost, 2*b.Limit.Size)
+	}
+	h.settle[i] = settling{settle, most}
 }
 
 // charger is a store that charges n units of b, whether there is room for them or not.
