@@ -33,6 +33,8 @@ type settling struct {
 // request without an answer: it is never made twice, and lost only with the process, or
 // without a Fallback.
 //
+// A [Concurrency] limit is charged nothing, whatever charge is.
+//
 // Each bucket has to be settled at some time, whatever becomes of the request.
 func (h *Held) Settle(bucket int, charge int64) {
 	h.mu.Lock()

@@ -116,6 +116,9 @@ func TestHold(t *testing.T) {
 				}
 				heldNow(t, v, b)
 				busy -= cost
+				if limit.of().CountsHeld() {
+					charge = 0
+				}
 				if charge > 0 {
 					charge = min(charge, max(cost, 2*size-limit.of().Units(s, v.now)))
 					s = limit.of().Add(s, charge, bucket.Moment{Now: v.now, Unix: v.now})

@@ -119,7 +119,7 @@ func TestPools(t *testing.T) {
 						if most := 2*all[i].Limit.Size - all[i].Limit.of().Units(all[i].Level.At(v.now), v.now); r.costs[i] == 0 {
 							cost = min(cost, max(most, 0))
 						}
-						if cost > 0 {
+						if cost > 0 && !all[i].Limit.of().CountsHeld() {
 							all[i].charge(cost, v.now)
 						}
 					}

@@ -137,6 +137,10 @@ func (q *Request) acquire(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 	if !room {
 		e.Limit.Load.Controllers.Of(e.Query.Key, time.Now()).Shed(class)
 	}
+	if e.Limit.waitsForSlot() && (room || e.Query.DryRun) {
+		p.client = q.fairBy(e.Limit)
+		e.Limit.Waiting.took(p.queue, p.client, 1)
+	}
 	return p, room
 }
 
@@ -160,6 +164,7 @@ func (e *Entry) decideLoad(room bool) {
 type place struct {
 	limit    *Limit
 	queue    queueKey // of one of the classes that wait for it, if any may
+	client   string   // by fair_by, if any may wait
 	slot     adaptive.Slot
 	answered bool // whether the header of the response is an answer; of a limit until body
 }
@@ -171,6 +176,9 @@ func (p *place) release(answered bool) { p.releaseAt(time.Now(), answered) }
 func (p *place) releaseAt(now time.Time, answered bool) {
 	if p.slot.Release(now, answered) {
 		p.limit.Reporter.slowAtMin(p.limit, p.slot.State(now))
+	}
+	if p.limit.waitsForSlot() {
+		p.limit.Waiting.took(p.queue, p.client, -1)
 	}
 	p.wake()
 }

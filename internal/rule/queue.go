@@ -18,7 +18,8 @@ import (
 
 // A request for which a limit on requests in progress has no slot may wait for one by max_delay,
 // in a queue of this process. The clients that wait there take turns, and the requests of one
-// client are first come, first served. Each slot that is freed here gives the next request its
+// client are first come, first served. A client with half of the slots that requests have here
+// has its turn when no other client waits. Each slot that is freed here gives the next request its
 // turn, in which it is decided like any other. Slots that other instances free are unknown here, so
 // the next in a queue also has a turn now and then, a poll.
 //
@@ -57,6 +58,15 @@ type Queues struct {
 	open  atomic.Int64        // how many queues there are
 
 	byLength [][]*client // by the number of their requests without a turn; the last one is not empty
+
+	slots map[slotsOf]int64 // that requests have; none of a rate
+}
+
+// slotsOf is whose slots are counted: a client's, or all of those for which a key's requests wait.
+type slotsOf struct {
+	key    queueKey // without the class
+	client string
+	all    bool
 }
 
 // queueKey identifies a queue.
@@ -69,6 +79,7 @@ type queueKey struct {
 
 // queue has the requests that wait for a slot of one key, and counts those that have a turn.
 type queue struct {
+	key     queueKey
 	clients map[string]*client // that have requests without a turn, by fair_by
 	ring    list.List          // of these, in the order of their next turns
 	waiting int                // how many requests these are
@@ -127,7 +138,9 @@ type waiter struct {
 }
 
 // NewQueues returns queues in which no request waits.
-func NewQueues() *Queues { return &Queues{byKey: make(map[queueKey]*queue)} }
+func NewQueues() *Queues {
+	return &Queues{byKey: make(map[queueKey]*queue), slots: make(map[slotsOf]int64)}
+}
 
 // Len returns how many requests wait, or may have to.
 func (s *Queues) Len() int64 { return s.count.Load() }
@@ -205,10 +218,9 @@ func (s *Queues) addWithoutSlot(w *waiter, most int64) bool {
 func (s *Queues) enter(w *waiter) *queue {
 	l := s.byKey[w.key]
 	if l == nil {
-		l = &queue{clients: make(map[string]*client), shareAfter: shareAfter}
-		key := w.key
-		l.timer = time.AfterFunc(nextPoll(), func() { s.poll(key, l) })
-		s.byKey[key] = l
+		l = &queue{key: w.key, clients: make(map[string]*client), shareAfter: shareAfter}
+		l.timer = time.AfterFunc(nextPoll(), func() { s.poll(l) })
+		s.byKey[w.key] = l
 		s.open.Add(1)
 	}
 	s.last++
@@ -219,7 +231,7 @@ func (s *Queues) enter(w *waiter) *queue {
 		s.wait(w, s.last)
 	} else {
 		w.round = s.last
-		l.turns++
+		s.beginTurn(w, w.turn)
 	}
 	return l
 }
@@ -325,11 +337,10 @@ func (s *Queues) requeue(w *waiter) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := w.queue
-	l.endTurn(w.turn, false)
+	s.endTurn(w, false)
 	if l.freed > 0 {
 		l.freed--
-		l.turns++
-		w.turn = granted
+		s.beginTurn(w, granted)
 		return true
 	}
 	w.turn = waiting
@@ -348,7 +359,7 @@ func (s *Queues) remove(w *waiter, served bool) {
 	case waiting:
 		s.unwait(w)
 	case granted, poll:
-		if l.endTurn(w.turn, served); !served || w.turn == poll {
+		if s.endTurn(w, served); !served || w.turn == poll {
 			s.wake(l, w.turn)
 		}
 	}
@@ -395,12 +406,12 @@ func (l *queue) leaves(slots int64, used time.Duration) bool {
 
 // poll gives the first request in a queue a turn, and does so again until the queue is empty. At
 // a limit on a rate it does so for each slot that is due.
-func (s *Queues) poll(key queueKey, l *queue) {
+func (s *Queues) poll(l *queue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.byKey[key] != l:
-	case key.cost > 0:
+	case s.byKey[l.key] != l:
+	case l.key.cost > 0:
 		s.handOut(l)
 	default:
 		if l.polls == 0 && l.ring.Len() > 0 {
@@ -442,23 +453,71 @@ func (s *Queues) wake(l *queue, t turn) {
 		l.freed = min(l.freed+1, l.turns)
 		return
 	}
-	c := l.ring.Front().Value.(*client)
+	c := s.next(l)
 	w := c.waiters.Front().Value.(*waiter)
 	s.unwait(w)
-	w.turn, w.round = t, c.number
+	w.round = c.number
 	if s.last++; c.waiters.Len() > 0 {
 		c.number = s.last
 		l.ring.MoveToBack(c.at)
 	}
-	if l.turns++; t == poll {
-		l.polls++
-	}
+	s.beginTurn(w, t)
 	w.ready <- struct{}{}
 }
 
-// endTurn counts a turn of l no more, in which a request has found a slot or not.
-func (l *queue) endTurn(t turn, found bool) {
-	if l.turns--; t != poll {
+// slots returns how the slots of a client and of all are counted for which requests of key wait.
+func (key queueKey) slots(client string) (own, all slotsOf) {
+	key.class = 0
+	return slotsOf{key: key, client: client}, slotsOf{key: key, all: true}
+}
+
+// took counts n slots more that requests of a client have, or fewer.
+func (s *Queues) took(key queueKey, client string, n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.countSlots(key, client, n)
+}
+
+// next returns the client that has the next turn: the first one in the ring that has less than
+// half of the slots, or the first one if all have half.
+func (s *Queues) next(l *queue) *client {
+	first := l.ring.Front()
+	for at := first; at != nil; at = at.Next() {
+		c := at.Value.(*client)
+		if own, all := l.key.slots(c.name); s.slots[own] == 0 || 2*s.slots[own] < s.slots[all] {
+			return c
+		}
+	}
+	return first.Value.(*client)
+}
+
+// countSlots is took with the lock held.
+func (s *Queues) countSlots(key queueKey, client string, n int64) {
+	if key.cost > 0 {
+		return
+	}
+	own, all := key.slots(client)
+	for _, of := range [...]slotsOf{own, all} {
+		if s.slots[of] += n; s.slots[of] == 0 {
+			delete(s.slots, of)
+		}
+	}
+}
+
+// beginTurn counts a turn of w. Until it ends, its client is taken to have a slot by it.
+func (s *Queues) beginTurn(w *waiter, t turn) {
+	w.turn = t
+	if w.queue.turns++; t == poll {
+		w.queue.polls++
+	}
+	s.countSlots(w.key, w.client, 1)
+}
+
+// endTurn counts a turn of w no more, in which it has found a slot or not.
+func (s *Queues) endTurn(w *waiter, found bool) {
+	s.countSlots(w.key, w.client, -1)
+	l := w.queue
+	if l.turns--; w.turn != poll {
 		return
 	}
 	l.polls--

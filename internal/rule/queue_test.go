@@ -69,7 +69,16 @@ func (p *slots) takeAs(ctx context.Context, client string) (got bool) {
 		}
 		w.leave(got, new(outcome.Outcome))
 	}
+	if got {
+		p.limit.Waiting.took(queueKey{}, client, 1)
+	}
 	return got
+}
+
+// leaveAs frees a slot that a client has taken.
+func (p *slots) leaveAs(client string) {
+	p.limit.Waiting.took(queueKey{}, client, -1)
+	p.leave(true)
 }
 
 // leave frees a slot, and tells the queue unless another instance does it.
@@ -90,13 +99,15 @@ func (p *slots) serve(t *testing.T, clients int, hold time.Duration, end time.Ti
 	for i := range clients {
 		all.Go(func() {
 			for time.Now().Before(end) {
-				if !p.takeAs(t.Context(), string(rune('a'+i))) {
+				client := string(rune('a' + i))
+				if !p.takeAs(t.Context(), client) {
 					continue
 				}
 				time.Sleep(hold)
 				p.mu.Lock()
 				p.free++
 				p.mu.Unlock()
+				p.limit.Waiting.took(queueKey{}, client, -1)
 				p.limit.Waiting.freed(queueKey{}, 1, hold)
 				mu.Lock()
 				served++
@@ -127,7 +138,7 @@ func TestQueueInOrder(t *testing.T) {
 				order = append(order, i)
 				mu.Unlock()
 				time.Sleep(hold)
-				p.leave(true)
+				p.leaveAs("")
 			})
 			synctest.Wait()
 		}
@@ -264,9 +275,9 @@ func TestQueueLosesNoSlot(t *testing.T) {
 						ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(20))*time.Millisecond)
 						defer cancel()
 					}
-					if p.takeAs(ctx, string(rune('a'+rand.IntN(9)*rand.IntN(2)))) {
+					if client := string(rune('a' + rand.IntN(9)*rand.IntN(2))); p.takeAs(ctx, client) {
 						time.Sleep(time.Duration(1+rand.IntN(3)) * time.Millisecond)
-						p.leave(true)
+						p.leaveAs(client)
 					}
 				})
 			}
@@ -276,8 +287,8 @@ func TestQueueLosesNoSlot(t *testing.T) {
 		}
 		all.Wait()
 		p.checkEmpty(t)
-		if p.free != 5 || p.counters.Totals().Displaced == 0 {
-			t.Errorf("%d slots at the end, %d requests displaced", p.free, p.counters.Totals().Displaced)
+		if p.free != 5 || p.counters.Totals().Displaced == 0 || len(p.limit.Waiting.slots) > 0 {
+			t.Errorf("%d slots at the end, %d requests displaced, and %v are counted", p.free, p.counters.Totals().Displaced, p.limit.Waiting.slots)
 		}
 	})
 }
@@ -318,7 +329,7 @@ func TestClientsTakeTurns(t *testing.T) {
 						}
 						served++
 						time.Sleep(hold)
-						p.leave(true)
+						p.leaveAs(client)
 					}
 					return served, denied
 				}
@@ -339,47 +350,78 @@ func TestClientsTakeTurns(t *testing.T) {
 	}
 }
 
+// arrivals are requests that have come one after the other, of clients named by their first letters.
+type arrivals struct {
+	sync.WaitGroup
+	mu     sync.Mutex
+	served []string
+}
+
+// come has requests wait for slots, and notes those that get one.
+func (a *arrivals) come(t *testing.T, p *slots, requests ...string) {
+	for _, r := range requests {
+		a.Go(func() {
+			if p.takeAs(t.Context(), r[:1]) {
+				a.mu.Lock()
+				a.served = append(a.served, r)
+				a.mu.Unlock()
+			}
+		})
+		synctest.Wait()
+	}
+}
+
 // TestClientsShareQueue guards how slots are shared among clients: in turns, however many requests
 // each has; the requests of one in the order in which they came, also after polls that found no
 // slot; and that a client which comes back is the last.
 func TestClientsShareQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newSlots(0, time.Hour)
-		var mu sync.Mutex
-		var order []string
-		var all sync.WaitGroup
-		come := func(requests ...string) {
-			for _, r := range requests {
-				all.Go(func() {
-					if p.takeAs(t.Context(), r[:1]) {
-						mu.Lock()
-						order = append(order, r)
-						mu.Unlock()
-					}
-				})
-				synctest.Wait()
-			}
-		}
+		p, a := newSlots(0, time.Hour), new(arrivals)
 		free := func(n int) {
 			for range n {
 				p.leave(true)
 				synctest.Wait()
 			}
 		}
-		come("a1", "a2", "a3", "b1", "c1", "c2")
+		a.come(t, p, "a1", "a2", "a3", "b1", "c1", "c2")
 		if got, want := p.limit.Waiting.State(), (telemetry.Waiting{Requests: 6, Clients: 3, Longest: 3}); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		time.Sleep(10*pollEvery + 1) // which find nothing
 		free(3)
-		come("b2", "d1")
+		a.come(t, p, "b2", "d1")
 		time.Sleep(10 * pollEvery)
 		free(5)
-		all.Wait()
-		if got, want := strings.Join(order, " "), "a1 b1 c1 a2 c2 b2 d1 a3"; got != want {
+		a.Wait()
+		if got, want := strings.Join(a.served, " "), "a1 b1 c1 a2 c2 b2 d1 a3"; got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 		p.checkEmpty(t)
+	})
+}
+
+// TestNoClientHasMoreThanHalf guards that a client which has half of the slots gets another one only
+// when no other client waits, so that slow requests of one leave as many slots to the others.
+func TestNoClientHasMoreThanHalf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, a := newSlots(4, time.Hour), new(arrivals)
+		a.come(t, p, "a1", "a2", "a3", "a4", "a5", "a6", "b1", "b2", "b3", "c1")
+		for _, client := range []string{"a", "a", "a", "c", "b", "b"} {
+			p.leaveAs(client)
+			synctest.Wait()
+		}
+		a.Wait()
+		if got, want := strings.Join(a.served, " "), "a1 a2 a3 a4 b1 c1 a5 b2 b3 a6"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		for range 3 {
+			p.leaveAs("a")
+		}
+		p.leaveAs("b")
+		p.checkEmpty(t)
+		if left := p.limit.Waiting.slots; len(left) > 0 {
+			t.Errorf("nobody has a slot, and %v are counted", left)
+		}
 	})
 }
 

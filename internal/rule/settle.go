@@ -92,6 +92,7 @@ type Holding struct {
 	held   *limiter.Held
 	index  int      // of the bucket in the request to the store
 	queue  queueKey // of those that wait for its place, if any may
+	client string   // by fair_by, if any may wait
 	bucket *Bucket
 	cost   int64
 	counts bool // whether the header of its response has decided that it counts
@@ -116,6 +117,7 @@ func (h *Holding) Settle(charge int64) {
 		h.outcome.Charge(h.entry, charge)
 	}
 	if h.bucket.Limit.waitsForSlot() {
+		h.bucket.Limit.Waiting.took(h.queue, h.client, -h.cost)
 		h.bucket.Limit.Waiting.freed(h.queue, h.cost, h.used())
 	}
 	if charge > 0 {
@@ -338,8 +340,12 @@ func (q *Request) hold(held *limiter.Held) {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
 			e := &q.entries[of.from]
 			h := Holding{held: held, index: j, queue: e.queue(0), bucket: e.Bucket, cost: e.Estimate, entry: of.from}
-			if d.By == limiter.DecidedByRedis && e.Limit.waitsForSlot() {
-				h.since = time.Now()
+			if e.Limit.waitsForSlot() {
+				h.client = q.fairBy(e.Limit)
+				e.Limit.Waiting.took(h.queue, h.client, h.cost)
+				if d.By == limiter.DecidedByRedis {
+					h.since = time.Now()
+				}
 			}
 			q.holdings = append(q.holdings, h)
 		}

@@ -2,9 +2,7 @@ package behaviour
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -35,10 +33,7 @@ func (p *reloadable) asks(user string) int {
 		p.t.Fatal(err)
 	}
 	req.Header.Set("User", user)
-	res, err := http.DefaultClient.Do(req)
-	if errors.Is(err, io.EOF) { // the server of the config before had accepted the connection
-		res, err = http.DefaultClient.Do(req)
-	}
+	res, err := p.client.Do(req)
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -82,3 +82,78 @@ func TestLightClientBesideScript(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowClientHasHalf guards, through a running Caddy, that a client whose requests do not end
+// has no more than half of the slots while another client waits, in both stores and with the load.
+func TestSlowClientHasHalf(t *testing.T) {
+	for name, limit := range map[string]string{
+		"memory": "concurrency 4\n",
+		"redis":  "concurrency 4\n",
+		"auto":   "concurrency auto {\nlatency 1m\nmin 4\nmax 4\n}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			type client struct {
+				inProgress atomic.Int64
+				end        chan struct{} // one of them
+			}
+			slow, quick := &client{end: make(chan struct{})}, &client{end: make(chan struct{})}
+			clients := map[string]*client{"slow": slow, "quick": quick}
+			addr := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
+				c := clients[r.URL.Query().Get("user")]
+				c.inProgress.Add(1)
+				<-c.end
+				c.inProgress.Add(-1)
+			})
+			c := sitetest.Config{Site: "rate_limit x {\nkey all\nmax_delay 10m\nfair_by {query.user}\n" + limit + "}\nreverse_proxy " + addr}
+			if name == "redis" {
+				c.Global = sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout)
+			}
+			s := sitetest.StartConfig(t, c)
+			var all sync.WaitGroup
+			defer all.Wait()
+			defer close(slow.end)
+			defer close(quick.end)
+			send := func(client string, requests int) {
+				for range requests {
+					all.Go(func() {
+						if got := s.Get("/?user=" + client); got.StatusCode != 200 {
+							t.Errorf("%s: status %d", client, got.StatusCode)
+						}
+					})
+				}
+			}
+			left := 0 // waiting
+			settled := func(when string) (ofSlow int64) {
+				t.Helper()
+				sitetest.Eventually(t, fmt.Sprintf("%s: 4 in progress, and %d waiting", when, left), func() bool {
+					ofSlow = slow.inProgress.Load()
+					return ofSlow+quick.inProgress.Load() == 4 && sitetest.BucketAt(t, "x").Limit.Waiting.State().Requests == left
+				})
+				return ofSlow
+			}
+			send("slow", 20)
+			left = 16
+			settled("slow requests alone")
+			send("quick", 40)
+			left += 40
+			settled("quick ones wait")
+			const steps = 20
+			more := 0 // how often the slow client got more than half
+			for range steps {
+				ends := quick
+				if n := slow.inProgress.Load(); n > 2 {
+					ends = slow
+				}
+				ends.end <- struct{}{}
+				left--
+				if now := settled("one has ended"); ends == quick && now > 2 {
+					more++
+				}
+			}
+			// The poll of a client may find what was freed for another one.
+			if ofSlow := slow.inProgress.Load(); more > 2 || ofSlow < 1 || ofSlow > 3 {
+				t.Errorf("the slow client has %d of 4 slots at the end, and had more than half %d times", ofSlow, more)
+			}
+		})
+	}
+}

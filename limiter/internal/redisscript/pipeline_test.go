@@ -1420,10 +1420,10 @@ func TestDistantServer(t *testing.T) {
 	}
 }
 
-// TestBusyProcess guards that a process which is late to send calls and to read
+// TestTimedBusyProcess guards that a process which is late to send calls and to read
 // replies does not take that for the server's silence: calls wait for longer than the
 // timeout and are answered. When the server then is silent, they give up.
-func TestBusyProcess(t *testing.T) {
+func TestTimedBusyProcess(t *testing.T) {
 	const timeout, callers = 50 * time.Millisecond, 20
 	server := redistest.Start(t)
 	var seen events
