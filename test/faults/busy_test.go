@@ -19,6 +19,8 @@ var busyFaults = []fault{
 	{"46 (errors)", "every second request fails at once; one node", fastErrors},
 	{"46 (classes)", "an upstream gets five times what it can do, a sixth of it `high`; one node", importance},
 	{"46 (pauses)", "an upstream gets 0.8 of what it can do, and stands still for 300 ms every 5 s; 15 requests at once every 3 s; one node", enoughRoom},
+	{"46 (bursts)", "60 requests at once each second, which is 0.3 of what an upstream can do; one node", bursts},
+	{"46 (costly)", "one worker gets 2.5 times what it can do, beside 300 answers a second that need none; one node", costlyRoute},
 	{"46 (workers)", "five of ten workers leave and return, and clients try up to three times; one node", lostWorkers},
 	{"46 (3 nodes)", "an upstream gets three times what it can do by one node, which two more join", joined},
 	{"46 (mixed)", "requests that take 5 and 500 ms: five times what the upstream can do, then half; one node", mixedWork},
@@ -70,6 +72,7 @@ const following = "rate_limit up {\nconcurrency auto\n}"
 // takes; without a duration that is random.
 func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
+	case "/cheap":
 	case "/fail":
 		w.WriteHeader(http.StatusInternalServerError)
 	case "/abort":
@@ -385,6 +388,56 @@ func enoughRoom(tr *trial) {
 		}
 	}
 	most(tr, "in bursts", c.shed(since), 0)
+}
+
+// bursts: what the upstream has time for is not turned away because it comes at once.
+func bursts(tr *trial) {
+	_, nodes := startBusy(tr, 1, following)
+	c := newVisitors(tr, nodes...)
+	burst := func(n int) {
+		for range n {
+			next := time.Now().Add(time.Second)
+			for range 60 {
+				c.ask()
+			}
+			time.Sleep(time.Until(next))
+		}
+	}
+	burst(5)
+	since := time.Now()
+	burst(int(during(5, 60)))
+	most(tr, "turned away", c.shed(since), 0.03)
+}
+
+// costlyRoute: a route that gets more than its worker can do is limited alone, though the mean of
+// all answers is good. It is calm before.
+func costlyRoute(tr *trial) {
+	u, nodes := startBusy(tr, 1, following)
+	u.employ(1)
+	c := newVisitors(tr, nodes...)
+	const costly = "/100ms" // of which the worker can do ten a second
+	send := func(each int, length time.Duration) {
+		c.path = func(i int) string {
+			if i%each == 0 {
+				return costly
+			}
+			return "/cheap"
+		}
+		c.send(325, length)
+	}
+	send(65, 5*time.Second)
+	send(13, 10*time.Second)
+	since := time.Now()
+	send(13, during(10*time.Second, time.Minute))
+	c.open.Wait()
+	good := func(want bool) int {
+		return len(c.visits(func(v visit) bool {
+			return v.got.After(since) && v.status == http.StatusOK && (v.path == costly) == want
+		}))
+	}
+	least(tr, "costly ones answered in time of what the worker can do", float64(good(true))/u.could(since), 0.8)
+	cheap := c.visits(func(v visit) bool { return v.got.After(since) && v.path != costly })
+	least(tr, "cheap ones answered", float64(good(false))/float64(len(cheap)), 0.97)
 }
 
 // lostWorkers: the limit follows what the upstream can do, also with clients that try again.
