@@ -3,18 +3,10 @@ package rule
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/http"
 	"time"
-
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// lookEvery is how often a request that waits looks whether its client is still there.
-const lookEvery = 250 * time.Millisecond
 
 // ErrLeft is the error of a request whose client has left while it waited.
 var ErrLeft = RefusalError{Status: statusClientLeft, Err: context.Canceled}
@@ -88,42 +80,4 @@ func (q *Request) takeOver(s limiter.Store, how *How) (w *waiter, e *Entry, err 
 	}
 	e.Policy.Counters.CountDelayed(q.stripe)
 	return w, e, nil
-}
-
-// connKey is the key of a request's connection in its context.
-type connKey struct{}
-
-// KeepConnections has requests know their connections, if any of the limits makes requests
-// wait. ctx is that of a server's handlers.
-func KeepConnections(ctx caddy.Context, limits []*Limit) {
-	srv, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || !delays(limits) {
-		return
-	}
-	srv.RegisterConnContext(func(ctx context.Context, conn net.Conn) context.Context {
-		if ctx.Value(connKey{}) != nil {
-			return ctx // another handler has said so
-		}
-		return context.WithValue(ctx, connKey{}, conn)
-	})
-}
-
-// delays reports whether any of the limits makes requests wait.
-func delays(limits []*Limit) bool {
-	for b := range Buckets(limits) {
-		if b.Limit.MaxDelay > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// clientLeft reports whether the client of r has left. Its context says so too, but over
-// HTTP/1 only once all that the client has sent has been read.
-func clientLeft(r *http.Request) bool {
-	if r.Context().Err() != nil {
-		return true
-	}
-	conn, ok := r.Context().Value(connKey{}).(net.Conn)
-	return ok && hungUp(conn)
 }

@@ -1,9 +1,56 @@
 package rule
 
 import (
+	"context"
 	"net"
+	"net/http"
 	"syscall"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
+
+// lookEvery is how often a request that waits looks whether its client is still there.
+const lookEvery = 250 * time.Millisecond
+
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
+
+// KeepConnections has requests know their connections, if any of the limits makes requests
+// wait. ctx is that of a server's handlers.
+func KeepConnections(ctx caddy.Context, limits []*Limit) {
+	srv, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok || !delays(limits) {
+		return
+	}
+	srv.RegisterConnContext(func(ctx context.Context, conn net.Conn) context.Context {
+		if ctx.Value(connKey{}) != nil {
+			return ctx // another handler has said so
+		}
+		return context.WithValue(ctx, connKey{}, conn)
+	})
+}
+
+// delays reports whether any of the limits makes requests wait.
+func delays(limits []*Limit) bool {
+	for b := range Buckets(limits) {
+		if b.Limit.MaxDelay > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// clientLeft reports whether the client of r has left. Its context says so too, but over
+// HTTP/1 only once all that the client has sent has been read.
+func clientLeft(r *http.Request) bool {
+	if r.Context().Err() != nil {
+		return true
+	}
+	conn, ok := r.Context().Value(connKey{}).(net.Conn)
+	return ok && hungUp(conn)
+}
 
 // hungUp reports whether the client of conn has closed it, or at least the direction in which it
 // sends, also while there is unread data: an HTTP/1 server notices only when it reads, and what a
