@@ -216,7 +216,6 @@ func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (v verdict) {
 // charge charges the request to the limits that a store keeps, which may have it wait, counts what
 // was decided, and sets the header fields.
 func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request, v *verdict) {
-	began := time.Now()
 	err := q.Decide(h.store, rule.How{
 		Accounting: h.settings.Accounting, NoFallback: h.settings.OnError != rule.OnErrorFallback, Timeout: h.timeout, Outcome: v.outcome, Waits: state.Process.Process,
 	})
@@ -225,7 +224,7 @@ func (h *Handler) charge(w http.ResponseWriter, r *http.Request, q *rule.Request
 		return
 	}
 	q.Count(h.settings.Accounting)
-	decider, wait := q.SetHeaders(v.outcome, outcome.How{Families: h.settings.Families, Jitter: h.settings.Jitter, At: began}, w.Header())
+	decider, wait := q.SetHeaders(v.outcome, outcome.How{Families: h.settings.Families, Jitter: h.settings.Jitter, At: q.DecidedAt()}, w.Header())
 	v.outcome.Observe(r.Context(), h.Log)
 	if decider.Decision.Denied && !decider.Decision.DryRun {
 		if len(h.RateLimits) > 0 {

@@ -199,15 +199,16 @@ func (q *Request) decideEntries(s limiter.Store, how *How, from, to int) error {
 // callStore has a store decide. The request's own context is ignored: a client that
 // disconnects is charged like any other.
 func (q *Request) callStore(s limiter.Store, how *How, req limiter.Request) ([]limiter.Decision, error) {
+	q.decided = time.Now()
 	if how.Timeout == 0 {
 		return s.Take(context.Background(), req, q.answers[:0])
 	}
-	ctx, start := context.Background(), time.Now()
+	ctx := context.Background()
 	if waited := how.Outcome.Waited(); waited > 0 {
-		ctx = deadline{ctx, start.Add(how.Timeout - waited)}
+		ctx = deadline{ctx, q.decided.Add(how.Timeout - waited)}
 	}
 	answers, err := s.Take(ctx, req, q.answers[:0])
-	waited := time.Since(start)
+	waited := time.Since(q.decided)
 	how.Outcome.AddWait(waited)
 	how.Waits.ObserveRedisWait(waited, answers)
 	return answers, err

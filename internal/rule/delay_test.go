@@ -68,7 +68,9 @@ func (r *rates) take(ctx context.Context, t *testing.T, client string, cost int6
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	passes = q.firstDenied() < 0
+	if passes = q.firstDenied() < 0; !passes && !q.DecidedAt().Equal(time.Now()) {
+		t.Errorf("denied %v after its times count", time.Since(q.DecidedAt()))
+	}
 	for i := range q.entries {
 		e := &q.entries[i]
 		e.endWait()

@@ -19,6 +19,7 @@ type Request struct {
 	http     *http.Request
 	replacer *caddy.Replacer
 	at       time.Time // when the request arrived, if that is not now
+	decided  time.Time // when the decisions were begun, since a request may wait for that
 	entries  []Entry
 	loads    []Entry   // of limits that follow the load, which no store is asked about
 	holdings []Holding // what has to be settled
@@ -143,6 +144,9 @@ func (q *Request) Entries() []Entry { return q.entries }
 
 // Left reports whether the client has left while the request waited. It is denied then.
 func (q *Request) Left() bool { return q.left }
+
+// DecidedAt returns from when the times in the decisions count, after Decide.
+func (q *Request) DecidedAt() time.Time { return q.decided }
 
 // Holdings returns what the request holds after Decide until its outcome is known, if it is
 // admitted. It is valid after Release too.

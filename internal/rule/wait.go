@@ -199,5 +199,6 @@ func (q *Request) denyQueued(e *Entry, how *How) {
 	if e.Limit.waitsForRoom() {
 		retry = (*bucket.Limit)(&e.Query.Limit).DripTime(e.Query.Cost)
 	}
+	q.decided = time.Now()
 	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Size(), Clear: e.Decision.Clear, RetryAfter: retry}
 }
