@@ -114,12 +114,11 @@ lint:
 	cd tools/release && $(LINT) ./...
 	go tool -modfile=tools/go.mod actionlint
 
-# Build for 32 bits and for a system that is not Unix, for a third one what depends on the
+# Build for a system that is not Unix and has 32 bits, for a third one what depends on the
 # system (a release is built for all), and run on 32 bits the tests of the arithmetic, of
 # the store in the process and of both stores side by side.
 targets:
-	CGO_ENABLED=0 GOARCH=386 go build ./...
-	CGO_ENABLED=0 GOOS=windows go build ./...
+	CGO_ENABLED=0 GOOS=windows GOARCH=386 go build ./...
 	CGO_ENABLED=0 GOOS=darwin go build ./limiter/... ./internal/state/persist ./internal/cli/terminal
 	CGO_ENABLED=0 GOARCH=386 go test -run '$(TESTS_32BIT)' ./limiter ./internal/bucket
 
