@@ -13,12 +13,12 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
-// A request for which a limit on requests in progress has no slot may wait for one by max_delay,
-// in a queue of this process. The clients that wait there take turns, and the requests of one
-// client are first come, first served. A client with half of the slots that requests have here
-// has its turn when no other client waits. Each slot that is freed here gives the next request its
-// turn, in which it is decided like any other. Slots that other instances free are unknown here, so
-// the next in a queue also has a turn now and then, a poll.
+// A request for which a limit on requests in progress has no slot may wait for one by max_delay, in
+// a queue of this process. The clients that wait there take turns, and the requests of one client
+// are first come, first served. A client with half of the slots that requests have here is passed
+// over as long as one with less than half waits. Each slot that is freed here gives the next
+// request its turn, in which it is decided like any other. Slots that other instances free are
+// unknown here, so the next in a queue also has a turn now and then, a poll.
 //
 // At a limit on a rate, slots are times. A request is charged when it arrives, which determines the
 // slot that it brings along; when that is due, the next request in the queue has its turn and passes.
