@@ -429,9 +429,13 @@ func (s *Queues) handOut(l *queue) {
 	}
 }
 
-// atEnd reports whether w has a turn when its wait is over: the slot that it has brought along may
-// be due now.
+// atEnd reports whether w has a turn although its wait is over: at a limit on a rate, the slot that
+// it has brought along may be due now. Elsewhere a turn may find no slot, and is left to the next
+// request.
 func (s *Queues) atEnd(w *waiter) bool {
+	if w.key.cost == 0 {
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.handOut(w.queue)

@@ -260,37 +260,63 @@ func TestQueueIsPolled(t *testing.T) {
 }
 
 // TestQueueLosesNoSlot guards, with random requests of a few clients that come, leave, displace one
-// another and free slots at once, that no slot is free while any request waits for one.
+// another and free slots at once, that no slot is free while any request waits for one in its only
+// instance, and that of one or more nothing is left; also if waits are over at the moment at which
+// a slot is freed, and another request finds it first.
 func TestQueueLosesNoSlot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newSlots(5, time.Hour)
-		p.limit.MaxWaiting = 6
-		var all sync.WaitGroup
-		for range 2000 {
-			for range 1 + rand.IntN(6) {
-				all.Go(func() {
-					ctx := t.Context()
-					if rand.IntN(3) == 0 {
-						var cancel func()
-						ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(20))*time.Millisecond)
-						defer cancel()
-					}
-					if client := string(rune('a' + rand.IntN(9)*rand.IntN(2))); p.takeAs(ctx, client) {
-						time.Sleep(time.Duration(1+rand.IntN(3)) * time.Millisecond)
-						p.leaveAs(client)
-					}
-				})
+	for _, tc := range []struct {
+		instances int
+		most      time.Duration // that a request waits
+	}{{1, time.Hour}, {1, 2 * time.Millisecond}, {3, 2 * time.Millisecond}, {3, 10 * time.Millisecond}} {
+		synctest.Test(t, func(t *testing.T) {
+			const free = 5
+			shared, all := &sharedSlots{free: free}, make([]*slots, tc.instances)
+			for i := range all {
+				all[i] = newSlots(0, tc.most)
+				all[i].sharedSlots, all[i].limit.MaxWaiting = shared, 6
 			}
-			p.checkNoneLost(t)
-			time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond)
-			p.checkNoneLost(t)
-		}
-		all.Wait()
-		p.checkEmpty(t)
-		if p.free != 5 || p.counters.Totals().Displaced == 0 || len(p.limit.Waiting.slots) > 0 {
-			t.Errorf("%d slots at the end, %d requests displaced, and %v are counted", p.free, p.counters.Totals().Displaced, p.limit.Waiting.slots)
-		}
-	})
+			check := func() {
+				if tc.instances == 1 {
+					all[0].checkNoneLost(t)
+				}
+			}
+			var requests sync.WaitGroup
+			for range 2000 {
+				for range 1 + rand.IntN(6*tc.instances) {
+					p, client := all[rand.IntN(len(all))], string(rune('a'+rand.IntN(9)*rand.IntN(2)))
+					requests.Go(func() {
+						ctx := t.Context()
+						if rand.IntN(3) == 0 {
+							var cancel func()
+							ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(20))*time.Millisecond)
+							defer cancel()
+						}
+						start := time.Now()
+						got := p.takeAs(ctx, client)
+						if waited := time.Since(start); waited > tc.most {
+							t.Errorf("waited %v, want at most %v", waited, tc.most)
+						}
+						if got {
+							time.Sleep(time.Duration(1+rand.IntN(3)) * time.Millisecond)
+							p.leaveAs(client)
+						}
+					})
+				}
+				check()
+				time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond)
+				check()
+			}
+			requests.Wait()
+			for _, p := range all {
+				if p.checkEmpty(t); p.counters.Totals().Displaced == 0 || len(p.limit.Waiting.slots) > 0 {
+					t.Errorf("%d requests displaced, and slots %v are counted", p.counters.Totals().Displaced, p.limit.Waiting.slots)
+				}
+			}
+			if shared.free != free {
+				t.Errorf("%d slots at the end, want %d", shared.free, free)
+			}
+		})
+	}
 }
 
 // TestClientsTakeTurns guards what a client with one request at a time gets at a limit of one slot
