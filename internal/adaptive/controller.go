@@ -29,6 +29,9 @@ const (
 // is bounded by the answers a second times this part of a latency.
 const counted = 2
 
+// Counted returns for how long a request takes room, at most.
+func (o *Options) Counted() time.Duration { return counted * o.Latency }
+
 // Controller limits the requests in progress at one upstream, so that the mean time until
 // they are answered stays below a latency that is good enough.
 //
@@ -155,13 +158,13 @@ func (s *Slot) Wait(now time.Time) bool {
 	return s.counts[0]
 }
 
-// Resume ends Wait.
-func (s *Slot) Resume(now time.Time) {
+// Resume ends Wait. It returns for how long the request then takes room again, at most.
+func (s *Slot) Resume(now time.Time) time.Duration {
 	c := s.controller
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s.next == nil || !s.waiting {
-		return
+		return 0
 	}
 	at := c.advance(now)
 	s.waiting, s.started = false, s.started+max(0, at-s.stopped)
@@ -174,6 +177,10 @@ func (s *Slot) Resume(now time.Time) {
 	if s.counts[1] {
 		s.route.start(s.started)
 	}
+	if !s.counts[0] {
+		return 0
+	}
+	return c.options.Counted() - (at - s.started)
 }
 
 // stop has the slot take no room any more.
@@ -199,7 +206,7 @@ func (s *Slot) Release(now time.Time, answered bool) (isUseless bool) {
 		had := s.stopped - s.started
 		s.started = at - had
 		if answered { // without the end of the request, so it was at work meanwhile, or who never ends requests would not count
-			c.all.area += max(0, min(at-s.acquired, counted*c.options.Latency)-had)
+			c.all.area += max(0, min(at-s.acquired, c.options.Counted())-had)
 			s.route.area += max(0, min(at-s.acquired, routeCounted*c.options.Latency)-had)
 		}
 	} else {

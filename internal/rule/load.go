@@ -139,7 +139,8 @@ func (q *Request) acquire(e *Entry, class adaptive.Class, o *outcome.Outcome) (p
 	}
 	if e.Limit.waitsForSlot() && (room || e.Query.DryRun) {
 		p.client = q.fairBy(e.Limit)
-		e.Limit.Waiting.took(p.queue, p.client, 1)
+		p.lapse = time.AfterFunc(e.Limit.Load.Options.Counted(), func() { p.takesRoom(false) })
+		p.takesRoom(true)
 	}
 	return p, room
 }
@@ -167,6 +168,27 @@ type place struct {
 	client   string   // by fair_by, if any may wait
 	slot     adaptive.Slot
 	answered bool // whether the header of the response is an answer; of a limit until body
+
+	lapse   *time.Timer // until it takes no room any more, if any may wait
+	counted bool        // whether it is one of the client's slots; guarded by the queues' lock
+}
+
+// takesRoom has the place count as one of its client's slots, or not, where any request may wait.
+func (p *place) takesRoom(takes bool) {
+	if !p.limit.waitsForSlot() {
+		return
+	}
+	s := p.limit.Waiting.Queues
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case p.counted == takes:
+	case takes:
+		s.countSlots(p.queue, p.client, 1)
+	default:
+		s.countSlots(p.queue, p.client, -1)
+	}
+	p.counted = takes
 }
 
 // release gives the slot back. answered says whether an upstream has answered.
@@ -177,9 +199,10 @@ func (p *place) releaseAt(now time.Time, answered bool) {
 	if p.slot.Release(now, answered) {
 		p.limit.Reporter.slowAtMin(p.limit, p.slot.State(now))
 	}
-	if p.limit.waitsForSlot() {
-		p.limit.Waiting.took(p.queue, p.client, -1)
+	if p.lapse != nil {
+		p.lapse.Stop()
 	}
+	p.takesRoom(false)
 	p.wake()
 }
 
@@ -227,13 +250,17 @@ func (b watchedBody) Read(buffer []byte) (int, error) {
 	now := time.Now()
 	for _, p := range b.places {
 		if p.slot.Wait(now) {
+			p.takesRoom(false)
 			p.wake()
 		}
 	}
 	n, err := b.ReadCloser.Read(buffer)
 	now = time.Now()
 	for _, p := range b.places {
-		p.slot.Resume(now)
+		if left := p.slot.Resume(now); left > 0 && p.lapse != nil {
+			p.lapse.Reset(left) // which also ends it if it is released meanwhile
+			p.takesRoom(true)
+		}
 	}
 	return n, err
 }

@@ -3,9 +3,12 @@ package rule
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -13,6 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 )
 
 // TestAnswers guards what counts as an answer of an upstream: no failure, which may be fast
@@ -57,6 +61,62 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: it does not know whether there is an upstream", tc.name)
 		}
 	}
+}
+
+// TestPlaceOfClient guards for how long a place counts among those of its client: as long as it
+// takes room, which is neither while the client's body is awaited nor after two latencies.
+func TestPlaceOfClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const latency = 100 * time.Millisecond
+		o := adaptive.Options{Latency: latency, Min: 4, Max: 4}
+		l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, MaxDelay: time.Second, Load: &Load{Options: o, Controllers: adaptive.NewControllers(o)}}
+		has := func(when string, want int64) {
+			t.Helper()
+			synctest.Wait()
+			l.Waiting.mu.Lock()
+			defer l.Waiting.mu.Unlock()
+			own, all := (&Entry{Bucket: &Bucket{Limit: l}}).queue(0).slots("")
+			if got := l.Waiting.slots; got[own] != want || got[all] != want {
+				t.Errorf("%s: %v, want %d", when, got, want)
+			}
+		}
+		send := func() (*place, *http.Request, *io.PipeWriter) {
+			body, writer := io.Pipe()
+			q := &Request{http: httptest.NewRequest(http.MethodPost, "/", body)}
+			p, room := q.acquire(&Entry{Bucket: &Bucket{Limit: l}}, adaptive.Normal, new(outcome.Outcome))
+			if !room {
+				t.Fatal("no room")
+			}
+			q.watchBody([]Holding{{place: p}})
+			return p, q.http, writer
+		}
+		hangs, _, _ := send()
+		has("in progress", 1)
+		time.Sleep(latency)
+		uploads, r, writer := send()
+		has("two", 2)
+		time.Sleep(latency)
+		has("one hangs", 1)
+		var read sync.WaitGroup
+		read.Go(func() { _, _ = r.Body.Read(make([]byte, 1)) })
+		has("the other one's body is awaited", 0)
+		time.Sleep(10 * latency)
+		_, _ = writer.Write(make([]byte, 1))
+		read.Wait()
+		has("the body has come", 1)
+		time.Sleep(latency - time.Millisecond)
+		has("soon it has been in progress for long", 1)
+		time.Sleep(time.Millisecond)
+		has("that hangs too", 0)
+		quick, _, _ := send()
+		has("another one", 1)
+		for _, p := range []*place{hangs, uploads, quick} {
+			p.release(true)
+		}
+		has("none", 0)
+		time.Sleep(10 * latency)
+		has("long after", 0)
+	})
 }
 
 // TestSlowAtMin guards that one line reports an upstream that is slower than the latency with
