@@ -95,18 +95,21 @@ func stream(w http.ResponseWriter, r *http.Request, b *rule.Bucket, q topQuery) 
 	defer end.Stop()
 	// Not the context of the API's instance: that one may be of a config that was
 	// rejected.
-	reloaded := caddy.ActiveContext().Done()
+	active := caddy.ActiveContext()
 	lines, flush := json.NewEncoder(w), http.NewResponseController(w)
 	_ = flush.SetWriteDeadline(time.Now().Add(adminjson.WatchTime + time.Second)) // for clients that do not read
 	for {
 		if err := cmp.Or(lines.Encode(topOf(b, q)), flush.Flush()); err != nil {
 			return nil //nolint:nilerr // the client has left
 		}
+		if active.Context == nil { // Caddy is stopping
+			return nil
+		}
 		select {
 		case <-ticker.C:
 		case <-end.C:
 			return nil
-		case <-reloaded:
+		case <-active.Done():
 			return nil
 		case <-r.Context().Done():
 			return nil
