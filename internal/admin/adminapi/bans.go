@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -129,7 +130,7 @@ func (c *Config) findBanning(path string) (*bucket, error) {
 func (b *bucket) banAnswer(at limiter.Bucket, found found, scopes []adminjson.Scope) adminjson.Ban {
 	return adminjson.Ban{
 		Error: found.error, Limit: b.title, Key: shownKey(at.Key, at.Name == b.AddressName),
-		Left: adminjson.Seconds(found.RetryAfter), DryRun: b.Limit.DryRun, Scopes: scopes,
+		Left: option.Seconds(found.RetryAfter), DryRun: b.Limit.DryRun, Scopes: scopes,
 	}
 }
 

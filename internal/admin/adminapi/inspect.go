@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -120,7 +121,7 @@ func (c *Config) inspectBucket(ctx context.Context, b *bucket, query adminjson.B
 		return answer, nil
 	}
 	ban, err := c.look(ctx, b.BanOf(&at), reset)
-	if answer.Banned = adminjson.Seconds(ban.RetryAfter); answer.Banned > 0 && answer.Size != nil {
+	if answer.Banned = option.Seconds(ban.RetryAfter); answer.Banned > 0 && answer.Size != nil {
 		*answer.Remaining, *answer.RetryAfter = 0, max(*answer.RetryAfter, answer.Banned)
 	}
 	if answer.Node != nil && ban.node != nil {
@@ -226,11 +227,11 @@ func identify(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, e
 // level returns the answer for b, of whose bucket at that was found.
 func (b *bucket) level(at limiter.Bucket, level found) adminjson.Level {
 	answer := adminjson.Level{
-		Error: level.error, Limit: b.title, From: level.from, Level: level.Units, Held: level.Held, Clear: adminjson.Seconds(level.Clear),
+		Error: level.error, Limit: b.title, From: level.from, Level: level.Units, Held: level.Held, Clear: option.Seconds(level.Clear),
 		Key: shownKey(at.Key, at.Name == b.AddressName), Policies: Policies(b.Bucket), Node: level.node,
 	}
 	if !b.SizeIsDynamic() {
-		wait, above := adminjson.Seconds(level.RetryAfter), b.ExtraCapacity(&at.Limit, at.Cost)
+		wait, above := option.Seconds(level.RetryAfter), b.ExtraCapacity(&at.Limit, at.Cost)
 		size, remaining := at.Limit.Size-above, max(level.Remaining-above, 0)
 		answer.Size, answer.Remaining, answer.RetryAfter = &size, &remaining, &wait
 		answer.Never = at.Cost > size

@@ -13,7 +13,7 @@ import (
 
 // Numbers returns the numbers of a bucket as its config has them.
 func Numbers(b *rule.Bucket) adminjson.Numbers {
-	n := numbersWith(b, jsonValue(&b.Rate, func(d time.Duration) any { return adminjson.Seconds(d) }), jsonValue(&b.Drip, asIs))
+	n := numbersWith(b, jsonValue(&b.Rate, func(d time.Duration) any { return option.Seconds(d) }), jsonValue(&b.Drip, asIs))
 	if b.Period != nil {
 		n.Window = nil // its length varies
 	}
@@ -32,7 +32,7 @@ func Numbers(b *rule.Bucket) adminjson.Numbers {
 
 // NumbersFor returns the numbers of a bucket for one request.
 func NumbersFor(b *rule.Bucket, l *limiter.Limit) adminjson.Numbers {
-	n := numbersWith(b, adminjson.Seconds(l.DripInterval), l.DripSize)
+	n := numbersWith(b, option.Seconds(l.DripInterval), l.DripSize)
 	n.Size = l.Size
 	return n
 }
@@ -57,7 +57,7 @@ func numbersWith(b *rule.Bucket, interval, drip any) adminjson.Numbers {
 		n.Window = interval
 	case rule.WarmUp:
 		n.Rate = option.Rate{Units: b.Drip.Constant, Each: b.Rate.Constant}.String()
-		n.WarmUp, n.ColdFactor = adminjson.Seconds(b.WarmUp), json.Number(b.Cold.String())
+		n.WarmUp, n.ColdFactor = option.Seconds(b.WarmUp), json.Number(b.Cold.String())
 	}
 	return n
 }
@@ -78,7 +78,7 @@ func Policies(b *rule.Bucket) adminjson.Policies {
 func LimitPolicies(l *rule.Limit) adminjson.Policies {
 	p := adminjson.Policies{
 		CountDenied: l.CountDenied, Count: l.Settlement.Count, ActualCost: l.Settlement.ActualCost, DryRun: l.DryRun, Soft: l.Soft,
-		MaxDelay: adminjson.Seconds(l.MaxDelay), MaxWaiting: l.MaxWaiting, Borrow: l.Borrow, Pool: l.Pool, Status: l.Status,
+		MaxDelay: option.Seconds(l.MaxDelay), MaxWaiting: l.MaxWaiting, Borrow: l.Borrow, Pool: l.Pool, Status: l.Status,
 	}
 	if l.Settlement.HoldOff {
 		p.Hold = "off"
@@ -92,12 +92,12 @@ func LimitPolicies(l *rule.Limit) adminjson.Policies {
 	if l.Bans != nil {
 		p.BanAfter = l.Bans.After
 		for _, d := range l.Bans.Durations {
-			p.Ban = append(p.Ban, adminjson.Seconds(d))
+			p.Ban = append(p.Ban, option.Seconds(d))
 		}
 	}
 	if l.Load != nil {
 		p.Auto = &adminjson.Auto{
-			Latency: adminjson.Seconds(l.Load.Options.Latency), Min: l.Load.Options.Min, Until: "header", High: l.Load.HighRaw, Low: l.Load.LowRaw,
+			Latency: option.Seconds(l.Load.Options.Latency), Min: l.Load.Options.Min, Until: "header", High: l.Load.HighRaw, Low: l.Load.LowRaw,
 		}
 		if l.Load.UntilBody {
 			p.Auto.Until = "body"
@@ -152,7 +152,7 @@ func Reported(b *rule.Bucket, maxKeys int) telemetry.Limit {
 	case n.Period != "":
 		l.Window = n.Period
 	case n.Rate != "":
-		l.DripRate, l.DripSize = adminjson.Interval(adminjson.Seconds(b.Rate.Constant)), adminjson.Number(b.Drip.Constant)
+		l.DripRate, l.DripSize = adminjson.Interval(option.Seconds(b.Rate.Constant)), adminjson.Number(b.Drip.Constant)
 	}
 	return l
 }

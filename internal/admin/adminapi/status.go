@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -39,7 +40,7 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 	status.Configured, status.Store, status.OnError = true, "memory", string(c.OnError)
 	status.Memory = &adminjson.Memory{Buckets: c.Memory.Len(), MaxKeys: c.MaxKeys}
 	if !c.Saved.IsZero() {
-		age := adminjson.Seconds(now.Sub(c.Saved))
+		age := option.Seconds(now.Sub(c.Saved))
 		status.Memory.SavedAgo = &age
 	}
 	if c.Redis != nil {
@@ -66,7 +67,7 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 	}
 	var over time.Duration
 	status.Limits, over = counted.Counts(counters)
-	status.RatesOver = adminjson.Seconds(over)
+	status.RatesOver = option.Seconds(over)
 	return status
 }
 
@@ -81,7 +82,7 @@ func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
 		answer.Failures = map[string]uint64{}
 	}
 	if !s.DownSince.IsZero() {
-		down := adminjson.Seconds(now.Sub(s.DownSince))
+		down := option.Seconds(now.Sub(s.DownSince))
 		answer.Down = &down
 	}
 	return answer
@@ -91,8 +92,8 @@ func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
 func loadAnswerOf(path string, c *adaptive.Controllers, now time.Time) adminjson.Load {
 	s := c.State(now)
 	answer := adminjson.Load{
-		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Oldest: adminjson.Seconds(s.Oldest), Mean: adminjson.Seconds(s.Mean),
-		Latency: adminjson.Seconds(c.Options.Latency), State: s.Verdict.String(), Shed: make(map[string]uint64), AtMin: adminjson.Seconds(s.AtMin),
+		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Oldest: option.Seconds(s.Oldest), Mean: option.Seconds(s.Mean),
+		Latency: option.Seconds(c.Options.Latency), State: s.Verdict.String(), Shed: make(map[string]uint64), AtMin: option.Seconds(s.AtMin),
 		Routes: s.Routes, Uncounted: map[string]int{"overdue": s.Overdue, "body": s.Waiting},
 	}
 	for class, n := range s.Shed {

@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 )
@@ -150,7 +151,7 @@ func (c *Config) tracked(path string) (*rule.Bucket, error) {
 func topOf(b *rule.Bucket, q topQuery) adminjson.Top {
 	top := b.Policy.Top.Top(q.by, q.n)
 	answer := adminjson.Top{
-		Limit: b.Path, By: "requests", Window: adminjson.Seconds(top.Window),
+		Limit: b.Path, By: "requests", Window: option.Seconds(top.Window),
 		Requests: top.Requests, Denied: top.Denied, Entries: []adminjson.TopEntry{},
 	}
 	if q.by == toplist.ByDenied {

@@ -3,29 +3,15 @@
 package adminjson
 
 import (
-	"strconv"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
 
 // Path is what the paths of the API begin with.
 const Path = "/rate_limit/"
-
-// Seconds is a duration that JSON shows in seconds.
-type Seconds time.Duration
-
-// MarshalJSON returns the number of seconds with microseconds.
-func (s Seconds) MarshalJSON() ([]byte, error) {
-	return strconv.AppendFloat(nil, time.Duration(s).Seconds(), 'f', 6, 64), nil
-}
-
-// UnmarshalJSON reads a number of seconds.
-func (s *Seconds) UnmarshalJSON(b []byte) error {
-	seconds, err := strconv.ParseFloat(string(b), 64)
-	*s = Seconds(seconds * float64(time.Second))
-	return err
-}
 
 // Status is the answer of status.
 type Status struct {
@@ -36,7 +22,7 @@ type Status struct {
 	Servers    []Server          `json:"servers"`
 	Memory     *Memory           `json:"memory,omitempty"`
 	Requests   map[string]uint64 `json:"requests"`   // of this process, by outcome
-	RatesOver  Seconds           `json:"rates_over"` // the time that the rates are of
+	RatesOver  option.Seconds    `json:"rates_over"` // the time that the rates are of
 	Limits     []Counts          `json:"limits"`
 	Load       []Load            `json:"load,omitempty"`    // of the limits that follow it
 	Waiting    []Waiting         `json:"waiting,omitempty"` // of the limits for which requests wait now
@@ -58,13 +44,13 @@ type Load struct {
 	Limit      int               `json:"limit"` // requests that it allows in progress now
 	InProgress int               `json:"in_progress"`
 	Uncounted  map[string]int    `json:"uncounted"`        // in progress as well, but taking no room: overdue, or body for those that wait for their client's
-	Oldest     Seconds           `json:"oldest,omitempty"` // for how long any of these is in progress
-	Mean       Seconds           `json:"mean,omitempty"`   // time until responses begin, recently; left out without answers
-	Latency    Seconds           `json:"latency"`          // to which the mean is to keep
+	Oldest     option.Seconds    `json:"oldest,omitempty"` // for how long any of these is in progress
+	Mean       option.Seconds    `json:"mean,omitempty"`   // time until responses begin, recently; left out without answers
+	Latency    option.Seconds    `json:"latency"`          // to which the mean is to keep
 	State      string            `json:"state"`            // idle, slow or filling
 	Routes     []string          `json:"routes,omitempty"` // methods and first segments that are limited, as they are slower than usual
 	Shed       map[string]uint64 `json:"shed"`             // by class
-	AtMin      Seconds           `json:"at_min"`           // for how long it allowed no more than min, and there was more to do
+	AtMin      option.Seconds    `json:"at_min"`           // for how long it allowed no more than min, and there was more to do
 }
 
 // Server is the state of a Redis server.
@@ -72,7 +58,7 @@ type Server struct {
 	Address     string            `json:"address"`
 	State       string            `json:"state"` // up, connecting or down
 	Breaker     string            `json:"breaker"`
-	Down        *Seconds          `json:"down,omitempty"` // for how long
+	Down        *option.Seconds   `json:"down,omitempty"` // for how long
 	Reason      string            `json:"reason,omitempty"`
 	Connections map[string]int    `json:"connections"`
 	Calls       uint64            `json:"calls"`
@@ -86,7 +72,7 @@ type Memory struct {
 	MaxKeys int `json:"max_keys"`
 
 	// Since they were last written to their file; nil if they are not.
-	SavedAgo *Seconds `json:"saved_ago"`
+	SavedAgo *option.Seconds `json:"saved_ago"`
 }
 
 // Counts are the outcomes of requests at the limits of a path since the first config that
@@ -170,17 +156,17 @@ type Level struct {
 	Key
 	Policies
 
-	From       string   `json:"from"`           // memory, redis or node: this process, instead of Redis
-	Size       *int64   `json:"size,omitempty"` // unless it depends on the request; so is Remaining
-	Level      int64    `json:"level"`
-	Remaining  *int64   `json:"remaining,omitempty"`
-	Held       int64    `json:"held"`
-	Clear      Seconds  `json:"clear"`
-	RetryAfter *Seconds `json:"retry_after,omitempty"`
-	InProgress bool     `json:"in_progress,omitempty"` // requests in progress leave no room, and it is unknown when they end; there is no RetryAfter then
-	Never      bool     `json:"never,omitempty"`       // a request costs more than the bucket ever has room for
-	Banned     Seconds  `json:"banned,omitempty"`      // for how long the limit bans the key, or did; RetryAfter is at least as long
-	Node       *Node    `json:"node,omitempty"`        // with Redis
+	From       string          `json:"from"`           // memory, redis or node: this process, instead of Redis
+	Size       *int64          `json:"size,omitempty"` // unless it depends on the request; so is Remaining
+	Level      int64           `json:"level"`
+	Remaining  *int64          `json:"remaining,omitempty"`
+	Held       int64           `json:"held"`
+	Clear      option.Seconds  `json:"clear"`
+	RetryAfter *option.Seconds `json:"retry_after,omitempty"`
+	InProgress bool            `json:"in_progress,omitempty"` // requests in progress leave no room, and it is unknown when they end; there is no RetryAfter then
+	Never      bool            `json:"never,omitempty"`       // a request costs more than the bucket ever has room for
+	Banned     option.Seconds  `json:"banned,omitempty"`      // for how long the limit bans the key, or did; RetryAfter is at least as long
+	Node       *Node           `json:"node,omitempty"`        // with Redis
 }
 
 // Node is what this process knows of a bucket in Redis.
@@ -230,9 +216,9 @@ type Ban struct {
 
 	Key
 
-	Left   Seconds `json:"left"` // until the ban ends or, of unban, would have ended; 0 if there was none
-	DryRun bool    `json:"dry_run,omitempty"`
-	Scopes []Scope `json:"scopes"` // of the limits whose requests the ban covers: those that share the buckets
+	Left   option.Seconds `json:"left"` // until the ban ends or, of unban, would have ended; 0 if there was none
+	DryRun bool           `json:"dry_run,omitempty"`
+	Scopes []Scope        `json:"scopes"` // of the limits whose requests the ban covers: those that share the buckets
 }
 
 // Bans is the answer of bans: those that the queried Caddy has begun or met, the
@@ -248,12 +234,12 @@ const WatchTime = 8 * time.Second
 
 // Top is the answer of top.
 type Top struct {
-	Limit    string     `json:"limit"`
-	By       string     `json:"by"`
-	Window   Seconds    `json:"window"` // the time that the counts are of
-	Requests uint64     `json:"requests"`
-	Denied   uint64     `json:"denied"`
-	Entries  []TopEntry `json:"entries"`
+	Limit    string         `json:"limit"`
+	By       string         `json:"by"`
+	Window   option.Seconds `json:"window"` // the time that the counts are of
+	Requests uint64         `json:"requests"`
+	Denied   uint64         `json:"denied"`
+	Entries  []TopEntry     `json:"entries"`
 }
 
 // TopEntry is a key and its counts. The one that entries are sorted by is at most

@@ -24,9 +24,9 @@ type Numbers struct {
 	WindowStart string `json:"window_start,omitempty"`
 	Period      string `json:"period,omitempty"` // instead of a window in a config
 
-	Rate       string      `json:"rate,omitempty"`    // if it warms up
-	WarmUp     Seconds     `json:"warm_up,omitempty"` // if so
-	ColdFactor json.Number `json:"cold_factor,omitempty"`
+	Rate       string         `json:"rate,omitempty"`    // if it warms up
+	WarmUp     option.Seconds `json:"warm_up,omitempty"` // if so
+	ColdFactor json.Number    `json:"cold_factor,omitempty"`
 
 	Policies
 }
@@ -93,7 +93,7 @@ func Interval(value any) string {
 	switch value := value.(type) {
 	case float64:
 		d = time.Duration(value*1e6+0.5) * time.Microsecond
-	case Seconds:
+	case option.Seconds:
 		d = time.Duration(value)
 	default:
 		return Number(value)

@@ -23,14 +23,14 @@ type Policies struct {
 
 	DryRun bool `json:"dry_run,omitempty"`
 
-	Soft       int64   `json:"soft,omitempty"`                       // units above the size that pass
-	MaxDelay   Seconds `json:"max_delay,omitempty"`                  // for which requests may wait
-	MaxWaiting int64   `json:"max_waiting,omitempty" default:"1000"` // how many may at once, in this process
+	Soft       int64          `json:"soft,omitempty"`                       // units above the size that pass
+	MaxDelay   option.Seconds `json:"max_delay,omitempty"`                  // for which requests may wait
+	MaxWaiting int64          `json:"max_waiting,omitempty" default:"1000"` // how many may at once, in this process
 
 	FairBy string `json:"fair_by,omitempty" default:"{http.vars.client_ip}"` // the clients that take turns as their requests wait
 
-	Ban      []Seconds `json:"ban,omitempty"`                   // for which keys are banned that it denies
-	BanAfter int64     `json:"ban_after,omitempty" default:"1"` // how many denials lead to a ban, if so
+	Ban      []option.Seconds `json:"ban,omitempty"`                   // for which keys are banned that it denies
+	BanAfter int64            `json:"ban_after,omitempty" default:"1"` // how many denials lead to a ban, if so
 
 	Borrow string `json:"borrow,omitempty"` // the limit from which it borrows
 	Pool   bool   `json:"pool,omitempty"`   // whether it counts only what others borrow
@@ -44,7 +44,7 @@ type Policies struct {
 
 // Auto is how a limit follows the load. Its max is its size.
 type Auto struct {
-	Latency Seconds                  `json:"latency"`
+	Latency option.Seconds           `json:"latency"`
 	Min     int                      `json:"min"`
 	Until   string                   `json:"until"`
 	High    caddyhttp.RawMatcherSets `json:"high,omitempty"`
@@ -103,9 +103,9 @@ func (p *Policies) Settings() (all []option.Setting) {
 func optionText(value any) string {
 	var words []string
 	switch value := value.(type) {
-	case Seconds:
+	case option.Seconds:
 		return Interval(value)
-	case []Seconds:
+	case []option.Seconds:
 		for _, d := range value {
 			words = append(words, Interval(d))
 		}

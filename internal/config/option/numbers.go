@@ -246,3 +246,18 @@ func DurationText(d time.Duration) string {
 	}
 	return text
 }
+
+// Seconds is a duration that JSON shows in seconds.
+type Seconds time.Duration
+
+// MarshalJSON returns the number of seconds with microseconds.
+func (s Seconds) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, time.Duration(s).Seconds(), 'f', 6, 64), nil
+}
+
+// UnmarshalJSON reads a number of seconds.
+func (s *Seconds) UnmarshalJSON(b []byte) error {
+	seconds, err := strconv.ParseFloat(string(b), 64)
+	*s = Seconds(seconds * float64(time.Second))
+	return err
+}
