@@ -187,8 +187,8 @@ func (t *Totals) by(kinds ...Result) (n [deciders]uint64) {
 	return n
 }
 
-// all returns the number of all decisions, by limiter.Decider.
-func (t *Totals) all() [deciders]uint64 {
+// All returns the number of all decisions, by limiter.Decider.
+func (t *Totals) All() [deciders]uint64 {
 	return t.by(Admitted, Near, Denied, Banned, Shed, Spared, WouldDeny)
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -224,19 +223,17 @@ var (
 )
 
 // policyCounts are what is counted of limits with one of the options, in addition to what they
-// admit and deny: by metrics, and by status and limits of the admin API.
+// admit and deny.
 var policyCounts = [...]struct {
 	option Policies
-	desc   *prometheus.Desc // nil if it is a result of decisions_total
+	desc   *prometheus.Desc
 	of     func(*Totals) uint64
-	shown  func(*adminjson.PolicyCounts) **uint64
 }{
-	{DryRun, nil, func(t *Totals) uint64 { return t.Of(WouldDeny) }, func(c *adminjson.PolicyCounts) **uint64 { return &c.WouldDeny }},
-	{Soft, overDesc, func(t *Totals) uint64 { return t.Over }, func(c *adminjson.PolicyCounts) **uint64 { return &c.OverSize }},
-	{Delays, delayedDesc, func(t *Totals) uint64 { return t.Delayed }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Delayed }},
-	{Delays, displacedDesc, func(t *Totals) uint64 { return t.Displaced }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Displaced }},
-	{Bans, bansDesc, func(t *Totals) uint64 { return t.Bans }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Bans }},
-	{Borrows, borrowedDesc, func(t *Totals) uint64 { return t.Borrowed }, func(c *adminjson.PolicyCounts) **uint64 { return &c.Borrowed }},
+	{Soft, overDesc, func(t *Totals) uint64 { return t.Over }},
+	{Delays, delayedDesc, func(t *Totals) uint64 { return t.Delayed }},
+	{Delays, displacedDesc, func(t *Totals) uint64 { return t.Displaced }},
+	{Bans, bansDesc, func(t *Totals) uint64 { return t.Bans }},
+	{Borrows, borrowedDesc, func(t *Totals) uint64 { return t.Borrowed }},
 }
 
 // limits writes the metrics of limits, by path. With many limits most of a scrape is
@@ -262,7 +259,7 @@ func (out metricsWriter) limits(configs []*running) {
 		for i, path := range paths {
 			for result, kinds := range resultsOf {
 				options := limits[path].Policies
-				if kinds[0] == WouldDeny && !options.has(DryRun) || kinds[0] == Banned && !options.has(Bans) {
+				if kinds[0] == WouldDeny && !options.Has(DryRun) || kinds[0] == Banned && !options.Has(Bans) {
 					continue
 				}
 				if n := totalsOf[i].by(kinds...)[by]; n > 0 || mayDecide[by] && limits[path].mayBeDecidedBy(by) { // from 0 on, so that the first increase is seen
@@ -276,11 +273,11 @@ func (out metricsWriter) limits(configs []*running) {
 		out.counter(nearDesc, totals.Of(Near), path)
 		out.counter(unitsDesc, totals.Units, path)
 		for _, c := range policyCounts {
-			if l.Policies.has(c.option) && c.desc != nil {
+			if l.Policies.Has(c.option) {
 				out.counter(c.desc, c.of(totals), path)
 			}
 		}
-		if l.Policies.has(Leases) && newest.Redis != nil || leases[path].Granted > 0 {
+		if l.Policies.Has(Leases) && newest.Redis != nil || leases[path].Granted > 0 {
 			out.counter(leasedDesc, uint64(leases[path].Granted), path, "granted") //nolint:gosec // not negative
 			out.counter(leasedDesc, uint64(leases[path].Used), path, "used")       //nolint:gosec // not negative
 		}
@@ -349,14 +346,14 @@ func leasesByPath(leases []limiter.LeaseUsage) map[string]limiter.LeaseUsage {
 
 // mayBeDecidedBy reports whether the options of l allow that.
 func (l Limit) mayBeDecidedBy(by limiter.Decider) bool {
-	if l.Policies.has(Load) || by == limiter.DecidedByLoad {
-		return l.Policies.has(Load) && by == limiter.DecidedByLoad
+	if l.Policies.Has(Load) || by == limiter.DecidedByLoad {
+		return l.Policies.Has(Load) && by == limiter.DecidedByLoad
 	}
 	switch by {
 	case limiter.DecidedByLease:
-		return l.Policies.has(Leases)
+		return l.Policies.Has(Leases)
 	case limiter.DecidedByEventual:
-		return l.Policies.has(Eventual)
+		return l.Policies.Has(Eventual)
 	case limiter.DecidedByMemory, limiter.DecidedByRedis, limiter.DecidedByCache, limiter.DecidedByFallback, limiter.DecidedByLoad:
 	}
 	return true

@@ -3,7 +3,6 @@ package telemetry
 import (
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/refpool"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -22,27 +21,27 @@ type rates []sample
 // sample is the counts of all limits at one time.
 type sample struct {
 	at     time.Time
-	counts map[string]counts // by path
+	counts map[string]Summary // by path
 }
 
-// counts are the outcomes of requests at the limits of one path.
-type counts struct {
-	admitted, denied, spared uint64
-	fallback                 uint64 // of all decisions, those made by this process instead of Redis
+// Summary is the outcomes of requests at the limits of one path, in a few numbers.
+type Summary struct {
+	Admitted, Denied, Spared uint64
+	Fallback                 uint64 // of all decisions, those made by this process instead of Redis
 }
 
-// counts returns the counts of t.
-func (t *Totals) counts() counts {
-	by := t.all()
-	return counts{t.Of(Admitted, Near), t.Of(Denied, Banned, Shed), t.Of(Spared), by[limiter.DecidedByFallback]}
+// Summary returns t in a few numbers.
+func (t *Totals) Summary() Summary {
+	by := t.All()
+	return Summary{t.Of(Admitted, Near), t.Of(Denied, Banned, Shed), t.Of(Spared), by[limiter.DecidedByFallback]}
 }
 
 // sample takes a sample.
 func (r *rates) sample(now time.Time, of *refpool.Pool[string, *Counters]) {
-	s := sample{now, make(map[string]counts)}
+	s := sample{now, make(map[string]Summary)}
 	for path, c := range of.All() {
 		totals := c.Totals()
-		s.counts[path] = totals.counts()
+		s.counts[path] = totals.Summary()
 	}
 	if *r = append(*r, s); len(*r) > samples {
 		*r = append((*r)[:0], (*r)[1:]...)
@@ -63,79 +62,59 @@ func (r rates) since(now time.Time, most time.Duration) (sample, time.Duration) 
 // minus returns how much the counts have grown since before. Counts that have
 // started again since, because no config had the limit for a while, have grown from
 // zero.
-func (c counts) minus(before counts) counts {
-	if c.admitted < before.admitted || c.denied < before.denied || c.spared < before.spared || c.fallback < before.fallback {
-		return c
+func (s Summary) minus(before Summary) Summary {
+	if s.Admitted < before.Admitted || s.Denied < before.Denied || s.Spared < before.Spared || s.Fallback < before.Fallback {
+		return s
 	}
-	return counts{
-		c.admitted - before.admitted, c.denied - before.denied, c.spared - before.spared, c.fallback - before.fallback,
+	return Summary{
+		s.Admitted - before.Admitted, s.Denied - before.Denied, s.Spared - before.Spared, s.Fallback - before.Fallback,
 	}
+}
+
+// Counts is what the limits of a path have counted since the first config that had it.
+type Counts struct {
+	Path string
+	Totals
+	Policies Policies // the options of these limits in the newest config
+
+	Rates map[string]float64 // of the Summary, recently, by name: requests per second; nil from Results
 }
 
 // Counts returns what the limits of each of the counters have counted, and their rates
 // over the last seconds, of which it returns how many. Samples from before a pause
 // without limits are not taken for recent.
-func (p *Process) Counts(of []*Counters) (all []adminjson.Counts, over time.Duration) {
+func (p *Process) Counts(of []*Counters) (all []Counts, over time.Duration) {
 	now := p.opt.Now()
 	p.mu.Lock()
 	before, over := p.rates.since(now, 2*samples*sampleEvery)
 	p.mu.Unlock()
-	all = make([]adminjson.Counts, 0, len(of))
+	all = make([]Counts, 0, len(of))
 	for _, c := range of {
-		all = append(all, c.answer(p.policiesOf(c.Path), before.counts[c.Path], over))
+		counts := p.Results(c)
+		counts.Rates = counts.Summary().minus(before.counts[c.Path]).rates(over)
+		all = append(all, counts)
 	}
 	return all, over
 }
 
-// Results returns the outcomes of requests at the limits of the counters' path.
-func (p *Process) Results(c *Counters) adminjson.Results {
-	totals := c.Totals()
-	return totals.results(p.policiesOf(c.Path))
-}
-
-// results returns t for limits with the given options.
-func (t *Totals) results(options Policies) adminjson.Results {
-	now := t.counts()
-	results := adminjson.Results{Admitted: now.admitted, Denied: now.denied, Spared: now.spared}
-	for _, count := range policyCounts {
-		if options.has(count.option) {
-			n := count.of(t)
-			*count.shown(&results.PolicyCounts) = &n
-		}
-	}
-	return results
-}
-
-// policiesOf returns the options of the limits of a path in the newest config.
-func (p *Process) policiesOf(path string) Policies {
+// Results returns what the limits of the counters' path have counted, without rates.
+func (p *Process) Results(c *Counters) Counts {
+	counts := Counts{Path: c.Path, Totals: c.Totals()}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.configs) == 0 {
-		return 0
+	if len(p.configs) > 0 {
+		counts.Policies = p.configs[len(p.configs)-1].limits[c.Path].Policies
 	}
-	return p.configs[len(p.configs)-1].limits[path].Policies
+	return counts
 }
 
-// answer returns the counts of c, of limits with the given options, and its rates since they
-// were others.
-func (c *Counters) answer(options Policies, before counts, since time.Duration) adminjson.Counts {
-	totals := c.Totals()
-	now := totals.counts()
-	answer := adminjson.Counts{
-		Path: c.Path, Results: totals.results(options),
-		Near: totals.Of(Near), Units: totals.Units,
-		By: make(map[string]uint64, deciders), Rates: make(map[string]float64),
-	}
-	for by, n := range totals.all() {
-		answer.By[limiter.Decider(by).String()] = n
-	}
-	grown := now.minus(before)
-	for name, n := range map[string]uint64{
-		"admitted": grown.admitted, "denied": grown.denied, "spared": grown.spared, "fallback": grown.fallback,
-	} {
-		if answer.Rates[name] = 0; since > 0 {
-			answer.Rates[name] = float64(int64(float64(n)/since.Seconds()*1000)) / 1000
+// rates returns how much s is per second of some time, or none if there was no time.
+func (s Summary) rates(over time.Duration) map[string]float64 {
+	rate := func(n uint64) float64 {
+		if over == 0 {
+			return 0
 		}
+		return float64(int64(float64(n)/over.Seconds()*1000)) / 1000
 	}
-	return answer
+	return map[string]float64{"admitted": rate(s.Admitted), "denied": rate(s.Denied), "spared": rate(s.Spared), "fallback": rate(s.Fallback)}
 }

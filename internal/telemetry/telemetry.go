@@ -120,8 +120,8 @@ const (
 	Load                          // it follows the load, and no store decides
 )
 
-// has reports whether p has the option.
-func (p Policies) has(option Policies) bool { return p&option != 0 }
+// Has reports whether p has the option.
+func (p Policies) Has(option Policies) bool { return p&option != 0 }
 
 // Process is what a process counts, whichever config it runs. Counters, rates and what is
 // logged at most once a minute outlive configs.

@@ -35,16 +35,18 @@ func TestRates(t *testing.T) {
 	if want := samples * sampleEvery; age != want {
 		t.Errorf("the oldest sample is %v old, want %v", age, want)
 	}
-	got := c.answer(0, before.counts[c.Path], age)
-	if want := float64(14+15+16+17+18+19) / age.Seconds(); got.Rates["admitted"] != want || got.Admitted != 190 {
-		t.Errorf("%v a second of %d, want %v", got.Rates["admitted"], got.Admitted, want)
+	totals := c.Totals()
+	got := totals.Summary()
+	rate := got.minus(before.counts[c.Path]).rates(age)["admitted"]
+	if want := float64(14+15+16+17+18+19) / age.Seconds(); rate != want || got.Admitted != 190 {
+		t.Errorf("%v a second of %d, want %v", rate, got.Admitted, want)
 	}
 	if _, age := s.since(end.Add(time.Hour), most); age != 0 {
 		t.Errorf("after a pause the samples are %v old", age)
 	}
-	again := counts{admitted: 3}.minus(counts{admitted: 10})
-	if again.admitted != 3 {
-		t.Errorf("counts that have started again have grown by %d", again.admitted)
+	again := Summary{Admitted: 3}.minus(Summary{Admitted: 10})
+	if again.Admitted != 3 {
+		t.Errorf("counts that have started again have grown by %d", again.Admitted)
 	}
 }
 

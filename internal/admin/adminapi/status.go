@@ -65,10 +65,46 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 			}
 		}
 	}
-	var over time.Duration
-	status.Limits, over = counted.Counts(counters)
+	counts, over := counted.Counts(counters)
+	for i := range counts {
+		status.Limits = append(status.Limits, countsAnswerOf(&counts[i]))
+	}
 	status.RatesOver = option.Seconds(over)
 	return status
+}
+
+// countsAnswerOf returns the answer for what limits of a path have counted.
+func countsAnswerOf(c *telemetry.Counts) adminjson.Counts {
+	answer := adminjson.Counts{
+		Path: c.Path, Results: resultsAnswerOf(c), Near: c.Of(telemetry.Near), Units: c.Units, By: make(map[string]uint64), Rates: c.Rates,
+	}
+	for by, n := range c.All() {
+		answer.By[limiter.Decider(by).String()] = n
+	}
+	return answer
+}
+
+// resultsAnswerOf returns how many requests were admitted and denied and, of limits with certain
+// options, what else is counted.
+func resultsAnswerOf(c *telemetry.Counts) adminjson.Results {
+	s, more := c.Summary(), adminjson.PolicyCounts{}
+	for _, count := range []struct {
+		option telemetry.Policies
+		n      uint64
+		shown  **uint64
+	}{
+		{telemetry.DryRun, c.Of(telemetry.WouldDeny), &more.WouldDeny},
+		{telemetry.Soft, c.Over, &more.OverSize},
+		{telemetry.Delays, c.Delayed, &more.Delayed},
+		{telemetry.Delays, c.Displaced, &more.Displaced},
+		{telemetry.Bans, c.Bans, &more.Bans},
+		{telemetry.Borrows, c.Borrowed, &more.Borrowed},
+	} {
+		if c.Policies.Has(count.option) {
+			*count.shown = &count.n
+		}
+	}
+	return adminjson.Results{Admitted: s.Admitted, Denied: s.Denied, Spared: s.Spared, PolicyCounts: more}
 }
 
 // serverAnswerOf returns the answer for a Redis server.
@@ -117,7 +153,8 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 		answer := b.answer(c.MaxKeys)
 		answer.Scope = b.scope(sites[b.module])
 		answer.Buckets = held[b.Name] + held[b.AddressName]
-		answer.Results = counted.Results(b.Policy.Counters)
+		counts := counted.Results(b.Policy.Counters)
+		answer.Results = resultsAnswerOf(&counts)
 		limits = append(limits, answer)
 	}
 	return limits
