@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -109,7 +108,7 @@ func asWritten(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting
 // sharedOptions returns the options in which limits have to agree that have a bucket of the same
 // path as b.
 func (l *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
-	policies := adminapi.LimitPolicies(l.rule)
+	options := l.rule.Options()
 	return append([]option.Setting{
 		{Option: "key", Text: l.rule.Key.String()},
 		{Option: "ipv4_prefix", Text: fmt.Sprint(l.rule.Key.Prefixes.IPv4)},
@@ -123,5 +122,5 @@ func (l *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
 		{Option: "period", Text: l.Period},
 		{Option: "warm_up", Text: b.WarmUp.String()},
 		{Option: "cold_factor", Text: b.Cold.String()},
-	}, policies.Settings()...)
+	}, options.Settings()...)
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
@@ -27,7 +26,7 @@ func consistencies(t *testing.T, caddyfile string) map[string]string {
 	found := make(map[string]string)
 	for _, s := range configtest.LoadDry(t, caddyfile).Servers {
 		for _, l := range s.Limits() {
-			found[l.Path] = adminapi.Policies(l.Bucket).Consistency
+			found[l.Path] = l.Options().Consistency
 		}
 	}
 	return found

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -17,7 +18,7 @@ import (
 // and, if something is counted, a metric and a count of status and limits.
 type shownPolicy struct{ limit, text, metric, count string }
 
-// shownPolicies has a limit for each of adminjson.Policies, by its name.
+// shownPolicies has a limit for each of rule.Options, by its name.
 var shownPolicies = map[string]shownPolicy{
 	"count_denied": {limit: "size 9; count_denied", text: "count_denied"},
 	"count":        {limit: "size 9; count status 401 5xx", text: "count status 401 5xx"},
@@ -54,7 +55,7 @@ var shownPolicies = map[string]shownPolicy{
 func TestPoliciesAreShown(t *testing.T) {
 	var site strings.Builder
 	site.WriteString("rate_limit {\nlimit none {\nsize 9\n}\n")
-	for name := range jsonNames(reflect.TypeFor[adminjson.Policies]()) {
+	for name := range jsonNames(reflect.TypeFor[rule.Options]()) {
 		p, ok := shownPolicies[name]
 		if !ok {
 			t.Fatalf("%s: this test has no limit with it", name)

@@ -137,7 +137,7 @@ func (b *bucket) loadLevel(at limiter.Bucket) adminjson.Level {
 	s := b.Limit.Load.Controllers.Peek(at.Key, time.Now())
 	size, left := int64(s.Limit), int64(max(s.Limit-s.InProgress, 0))
 	return adminjson.Level{
-		Limit: b.title, Key: shownKey(at.Key, at.Name == b.AddressName), Policies: Policies(b.Bucket), From: "memory",
+		Limit: b.title, Key: shownKey(at.Key, at.Name == b.AddressName), Options: b.Options(), From: "memory",
 		Size: &size, Level: int64(s.InProgress), Remaining: &left, InProgress: left == 0,
 	}
 }
@@ -228,7 +228,7 @@ func identify(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, e
 func (b *bucket) level(at limiter.Bucket, level found) adminjson.Level {
 	answer := adminjson.Level{
 		Error: level.error, Limit: b.title, From: level.from, Level: level.Units, Held: level.Held, Clear: option.Seconds(level.Clear),
-		Key: shownKey(at.Key, at.Name == b.AddressName), Policies: Policies(b.Bucket), Node: level.node,
+		Key: shownKey(at.Key, at.Name == b.AddressName), Options: b.Options(), Node: level.node,
 	}
 	if !b.SizeIsDynamic() {
 		wait, above := option.Seconds(level.RetryAfter), b.ExtraCapacity(&at.Limit, at.Cost)

@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"encoding/json"
+	"strconv"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
@@ -40,8 +41,7 @@ func NumbersFor(b *rule.Bucket, l *limiter.Limit) adminjson.Numbers {
 // numbersWith returns the numbers of b except for its size, given the interval and the
 // size of its drips.
 func numbersWith(b *rule.Bucket, interval, drip any) adminjson.Numbers {
-	n := adminjson.Numbers{Algorithm: string(b.Limit.Algorithm)}
-	n.Policies = Policies(b)
+	n := adminjson.Numbers{Algorithm: string(b.Limit.Algorithm), Options: b.Options()}
 	switch b.Limit.Algorithm {
 	case rule.LeakyBucket, rule.TokenBucket:
 		n.DripRate, n.DripSize = interval, drip
@@ -60,50 +60,6 @@ func numbersWith(b *rule.Bucket, interval, drip any) adminjson.Numbers {
 		n.WarmUp, n.ColdFactor = option.Seconds(b.WarmUp), json.Number(b.Cold.String())
 	}
 	return n
-}
-
-// Policies returns the policies of a bucket. The bucket of a min_interval has few of the policies of its limit.
-func Policies(b *rule.Bucket) adminjson.Policies {
-	p := LimitPolicies(b.Limit)
-	if !b.IsMain() {
-		p = adminjson.Policies{CountDenied: p.CountDenied, DryRun: p.DryRun, Status: p.Status}
-	}
-	if b.Consistency != (limiter.Consistency{}) {
-		p.Consistency = b.Consistency.String()
-	}
-	return p
-}
-
-// LimitPolicies returns the policies of a limit, without the consistency, which each of its buckets has.
-func LimitPolicies(l *rule.Limit) adminjson.Policies {
-	p := adminjson.Policies{
-		CountDenied: l.CountDenied, Count: l.Settlement.Count, ActualCost: l.Settlement.ActualCost, DryRun: l.DryRun, Soft: l.Soft,
-		MaxDelay: option.Seconds(l.MaxDelay), MaxWaiting: l.MaxWaiting, Borrow: l.Borrow, Pool: l.Pool, Status: l.Status,
-	}
-	if l.Settlement.HoldOff {
-		p.Hold = "off"
-	}
-	switch {
-	case l.FairBy != nil:
-		p.FairBy = l.FairBy.Source
-	case l.MaxDelay > 0 && l.Algorithm == rule.Concurrency:
-		p.FairBy = "off"
-	}
-	if l.Bans != nil {
-		p.BanAfter = l.Bans.After
-		for _, d := range l.Bans.Durations {
-			p.Ban = append(p.Ban, option.Seconds(d))
-		}
-	}
-	if l.Load != nil {
-		p.Auto = &adminjson.Auto{
-			Latency: option.Seconds(l.Load.Options.Latency), Min: l.Load.Options.Min, Until: "header", High: l.Load.HighRaw, Low: l.Load.LowRaw,
-		}
-		if l.Load.UntilBody {
-			p.Auto.Until = "body"
-		}
-	}
-	return p
 }
 
 // windowStart returns when fixed windows begin, as the option is written.
@@ -152,7 +108,7 @@ func Reported(b *rule.Bucket, maxKeys int) telemetry.Limit {
 	case n.Period != "":
 		l.Window = n.Period
 	case n.Rate != "":
-		l.DripRate, l.DripSize = adminjson.Interval(option.Seconds(b.Rate.Constant)), adminjson.Number(b.Drip.Constant)
+		l.DripRate, l.DripSize = option.DurationText(b.Rate.Constant), strconv.FormatInt(b.Drip.Constant, 10)
 	}
 	return l
 }

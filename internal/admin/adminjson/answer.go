@@ -3,11 +3,14 @@
 package adminjson
 
 import (
+	"reflect"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // Path is what the paths of the API begin with.
@@ -109,6 +112,22 @@ type PolicyCounts struct {
 	Borrowed  *uint64 `json:"borrowed,omitempty"`   // requests for which a pool had room
 }
 
+// Counted is one of the PolicyCounts.
+type Counted struct {
+	Name string
+	N    *uint64
+}
+
+// List returns the counts by their names in JSON.
+func (c *PolicyCounts) List() (all []Counted) {
+	v := reflect.ValueOf(c).Elem()
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		all = append(all, Counted{name, v.Field(i).Interface().(*uint64)})
+	}
+	return all
+}
+
 // Limits is the answer of limits.
 type Limits struct {
 	Limits []Limit `json:"limits"`
@@ -154,7 +173,7 @@ type Level struct {
 	Limit string `json:"limit"`
 
 	Key
-	Policies
+	rule.Options
 
 	From       string          `json:"from"`           // memory, redis or node: this process, instead of Redis
 	Size       *int64          `json:"size,omitempty"` // unless it depends on the request; so is Remaining

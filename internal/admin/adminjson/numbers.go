@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // Numbers are the numbers of a limit as operators see them, under the names of
@@ -28,11 +29,14 @@ type Numbers struct {
 	WarmUp     option.Seconds `json:"warm_up,omitempty"` // if so
 	ColdFactor json.Number    `json:"cold_factor,omitempty"`
 
-	Policies
+	rule.Options
 }
 
 // PaceTitle is the title of a column that has the pace of limits.
 const PaceTitle = "RATE OR WINDOW"
+
+// OptionsTitle is the title of a column that has the options of limits.
+const OptionsTitle = "OPTIONS"
 
 // Pace returns how fast units leave, in a few words: how many drip out, or the window
 // or period in which they count.
@@ -52,9 +56,9 @@ func (n *Numbers) Pace() string {
 	return Number(n.DripSize) + " each " + Interval(n.DripRate)
 }
 
-// String returns the numbers and policies, without the algorithm, in a few words.
+// String returns the numbers and options, without the algorithm, in a few words.
 func (n *Numbers) String() string {
-	return strings.Join(append([]string{n.pacing()}, n.Options()...), ", ")
+	return strings.Join(append([]string{n.pacing()}, n.NonDefault()...), ", ")
 }
 
 // pacing returns the size and how fast units leave, in a few words.
@@ -89,14 +93,8 @@ func Number(value any) string {
 
 // Interval returns a time in text, such as 365d, 1h30m or 200ms, or its template.
 func Interval(value any) string {
-	var d time.Duration
-	switch value := value.(type) {
-	case float64:
-		d = time.Duration(value*1e6+0.5) * time.Microsecond
-	case option.Seconds:
-		d = time.Duration(value)
-	default:
-		return Number(value)
+	if seconds, ok := value.(float64); ok {
+		return option.DurationText(time.Duration(seconds*1e6+0.5) * time.Microsecond)
 	}
-	return option.DurationText(d)
+	return Number(value)
 }

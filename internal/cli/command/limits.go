@@ -54,7 +54,7 @@ func printLimits(w io.Writer, a *adminjson.Limits) error {
 		row := shownLimit{
 			keytext.Safe(l.Name), l.Path, matches(&l.Scope),
 			keytext.Safe(l.Algorithm), adminjson.Number(l.Size), l.Pace(), adminjson.Number(l.Cost),
-			strings.Join(l.Options(), ", "), keytext.Safe(l.Key), l.Buckets,
+			strings.Join(l.NonDefault(), ", "), keytext.Safe(l.Key), l.Buckets,
 		}
 		if l.Off {
 			row.size = "off"

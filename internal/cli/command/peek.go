@@ -215,7 +215,7 @@ func printLevel(w io.Writer, a *adminjson.Level) {
 	}
 	row := func(title, text string) { fmt.Fprintf(w, "%-11s  %s\n", title, text) }
 	row("limit", keytext.Safe(a.Limit))
-	if options := a.Options(); len(options) > 0 {
+	if options := a.NonDefault(); len(options) > 0 {
 		row("options", strings.Join(options, ", "))
 	}
 	row("in", from)
@@ -278,7 +278,7 @@ func printLevels(w io.Writer, a *adminjson.Levels, whose string) error {
 		if b.Remaining != nil {
 			remaining = strconv.FormatInt(*b.Remaining, 10)
 		}
-		held.Add(b.Denies() && !b.DryRun, keytext.Safe(b.Limit), strings.Join(b.Options(), ", "), keyText(&b.Key), levelText(b), terminal.Number(remaining),
+		held.Add(b.Denies() && !b.DryRun, keytext.Safe(b.Limit), strings.Join(b.NonDefault(), ", "), keyText(&b.Key), levelText(b), terminal.Number(remaining),
 			retryText(b), terminal.Briefly(time.Duration(b.Clear)), nodeText(b.Node))
 	}
 	held.DropEmpty()

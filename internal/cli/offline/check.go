@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/spf13/cobra"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
@@ -289,7 +288,7 @@ func (c *checker) bounded(s *Server, h *handler) bool {
 
 // checkNumbers advises on a limit's numbers.
 func (c *checker) checkNumbers(h *handler, l *Limit) {
-	if how := adminapi.Policies(l.Bucket).Consistency; how != "" && c.Redis == nil {
+	if how := l.Options().Consistency; how != "" && c.Redis == nil {
 		c.hint(advice.Advice{
 			Kind: advice.ConsistencyUnused, Of: "limit", Name: l.Path,
 			Problem: "Its consistency, " + how + ", has no effect without redis: this process decides all requests, exactly.",

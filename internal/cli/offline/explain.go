@@ -344,7 +344,7 @@ func (e *explanation) print(w io.Writer) {
 			if l.NoKey {
 				key += " (no key)"
 			}
-			met.Add(false, l.Limit, key, l.Cost, l.Algorithm, terminal.Number(adminjson.Number(l.Size)), l.Pace(), strings.Join(l.Options(), ", "))
+			met.Add(false, l.Limit, key, l.Cost, l.Algorithm, terminal.Number(adminjson.Number(l.Size)), l.Pace(), strings.Join(l.NonDefault(), ", "))
 		}
 		met.DropEmpty()
 		fmt.Fprintln(w)

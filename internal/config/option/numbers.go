@@ -250,6 +250,9 @@ func DurationText(d time.Duration) string {
 // Seconds is a duration that JSON shows in seconds.
 type Seconds time.Duration
 
+// String returns the duration as people write it.
+func (s Seconds) String() string { return DurationText(time.Duration(s)) }
+
 // MarshalJSON returns the number of seconds with microseconds.
 func (s Seconds) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, time.Duration(s).Seconds(), 'f', 6, 64), nil

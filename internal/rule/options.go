@@ -1,4 +1,4 @@
-package adminjson
+package rule
 
 import (
 	"encoding/json"
@@ -11,11 +11,13 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Policies are the options of a limit that say what counts, and what happens at the limit,
-// under their names in a config. Whatever shows a limit shows all of them, see Options.
-type Policies struct {
+// Options are the options of a limit that say what counts, and what happens at the limit, under
+// their names in a config. Whatever shows a limit shows all of them, and limits of one name have
+// to agree in them.
+type Options struct {
 	CountDenied bool              `json:"count_denied,omitempty"`
 	Count       *option.Responses `json:"count,omitempty"`
 	ActualCost  string            `json:"actual_cost,omitempty"`
@@ -56,7 +58,7 @@ func (a *Auto) String() string {
 	if a == nil {
 		return ""
 	}
-	words := []string{"latency " + Interval(a.Latency), "min " + strconv.Itoa(a.Min), "until " + a.Until}
+	words := []string{"latency " + a.Latency.String(), "min " + strconv.Itoa(a.Min), "until " + a.Until}
 	for _, of := range []struct {
 		class string
 		sets  caddyhttp.RawMatcherSets
@@ -69,69 +71,88 @@ func (a *Auto) String() string {
 	return strings.Join(words, " ")
 }
 
-// Options returns the policies that differ from the defaults, each as in a Caddyfile, such
+// Options returns the options of l, without the consistency, which each of its buckets has.
+func (l *Limit) Options() Options {
+	o := Options{
+		CountDenied: l.CountDenied, Count: l.Settlement.Count, ActualCost: l.Settlement.ActualCost, DryRun: l.DryRun, Soft: l.Soft,
+		MaxDelay: option.Seconds(l.MaxDelay), MaxWaiting: l.MaxWaiting, Borrow: l.Borrow, Pool: l.Pool, Status: l.Status,
+	}
+	if l.Settlement.HoldOff {
+		o.Hold = "off"
+	}
+	switch {
+	case l.FairBy != nil:
+		o.FairBy = l.FairBy.Source
+	case l.MaxDelay > 0 && l.Algorithm == Concurrency:
+		o.FairBy = "off"
+	}
+	if l.Bans != nil {
+		o.BanAfter = l.Bans.After
+		for _, d := range l.Bans.Durations {
+			o.Ban = append(o.Ban, option.Seconds(d))
+		}
+	}
+	if l.Load != nil {
+		o.Auto = &Auto{
+			Latency: option.Seconds(l.Load.Options.Latency), Min: l.Load.Options.Min, Until: "header", High: l.Load.HighRaw, Low: l.Load.LowRaw,
+		}
+		if l.Load.UntilBody {
+			o.Auto.Until = "body"
+		}
+	}
+	return o
+}
+
+// Options returns the options of b. The bucket of a minimum interval has few of those of its limit.
+func (b *Bucket) Options() Options {
+	o := b.Limit.Options()
+	if !b.IsMain() {
+		o = Options{CountDenied: o.CountDenied, DryRun: o.DryRun, Status: o.Status}
+	}
+	if b.Consistency != (limiter.Consistency{}) {
+		o.Consistency = b.Consistency.String()
+	}
+	return o
+}
+
+// NonDefault returns the options that differ from their defaults, each as in a Caddyfile, such
 // as "ban 10m 1h".
-func (p *Policies) Options() (set []string) {
-	unset := new(Policies).Settings()
-	for i, o := range p.Settings() {
+func (o *Options) NonDefault() (set []string) {
+	unset := new(Options).Settings()
+	for i, s := range o.Settings() {
 		switch {
-		case o == unset[i]:
-		case reflect.ValueOf(*p).Field(i).Kind() == reflect.Bool:
-			set = append(set, o.Option)
+		case s == unset[i]:
+		case reflect.ValueOf(*o).Field(i).Kind() == reflect.Bool:
+			set = append(set, s.Option)
 		default:
-			set = append(set, keytext.Safe(o.Option+" "+o.Text))
+			set = append(set, keytext.Safe(s.Option+" "+s.Text))
 		}
 	}
 	return set
 }
 
-// Settings returns all policies, with their defaults where they are not set.
-func (p *Policies) Settings() (all []option.Setting) {
-	v := reflect.ValueOf(*p)
+// Settings returns all options, with their defaults where they are not set.
+func (o *Options) Settings() (all []option.Setting) {
+	v := reflect.ValueOf(*o)
 	for i := range v.NumField() {
-		o := option.Setting{Text: optionText(v.Field(i).Interface())}
-		o.Option, _, _ = strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		s := option.Setting{Text: optionText(v.Field(i).Interface())}
+		s.Option, _, _ = strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
 		if byDefault, ok := v.Type().Field(i).Tag.Lookup("default"); ok && v.Field(i).IsZero() {
-			o.Text = byDefault
+			s.Text = byDefault
 		}
-		all = append(all, o)
+		all = append(all, s)
 	}
 	return all
 }
 
 // optionText returns what an option is set to.
 func optionText(value any) string {
-	var words []string
-	switch value := value.(type) {
-	case option.Seconds:
-		return Interval(value)
-	case []option.Seconds:
-		for _, d := range value {
-			words = append(words, Interval(d))
+	if list, ok := value.([]option.Seconds); ok {
+		words := make([]string, len(list))
+		for i, d := range list {
+			words[i] = d.String()
 		}
-	case *option.Responses:
-		return value.String()
-	default:
-		return fmt.Sprint(value)
+		return strings.Join(words, " ")
 	}
-	return strings.Join(words, " ")
-}
-
-// OptionsTitle is the title of a column that has the policies of limits.
-const OptionsTitle = "OPTIONS"
-
-// Counted is one of the PolicyCounts.
-type Counted struct {
-	Name string
-	N    *uint64
-}
-
-// List returns the counts by their names in JSON.
-func (c *PolicyCounts) List() (all []Counted) {
-	v := reflect.ValueOf(c).Elem()
-	for i := range v.NumField() {
-		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
-		all = append(all, Counted{name, v.Field(i).Interface().(*uint64)})
-	}
-	return all
+	return fmt.Sprint(value)
 }
