@@ -8,6 +8,14 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 )
 
+func init() {
+	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseHandler)
+	// Limits see rewritten requests, and come before expensive handlers, such as those
+	// that hash passwords: basicauth, as the old name has it, and basic_auth.
+	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.After, "try_files")
+	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
+}
+
 // parseHandler parses the directive. Its block takes the options of a Limit and of a whole Block,
 // and nested limits take those of a Limit. docs/directive.md says what they do:
 //

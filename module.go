@@ -32,7 +32,6 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -56,11 +55,6 @@ import (
 )
 
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseHandler)
-	// Limits see rewritten requests, and come before expensive handlers, such as those
-	// that hash passwords: basicauth, as the old name has it, and basic_auth.
-	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.After, "try_files")
-	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
 	// Caddy's website reads the modules from these lines and from literal IDs.
 	caddy.RegisterModule(new(App))
 	caddy.RegisterModule(new(Handler))
