@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
@@ -21,6 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -245,7 +245,7 @@ func (l *LimitBuilder) setBounds() (err error) {
 		return err
 	}
 	if l.TrackTop != "" {
-		l.rule.TrackTop, err = option.Parse(l.resolve, "track_top", string(l.TrackTop), option.Integer(1, adminapi.MaxTop))
+		l.rule.TrackTop, err = option.Parse(l.resolve, "track_top", string(l.TrackTop), option.Integer(1, toplist.MaxCounters))
 	}
 	return err
 }

@@ -18,9 +18,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 )
 
-// MaxTop is the largest number of keys that top lists.
-const MaxTop = 10_000
-
 // top answers with the keys that send the most requests, once or in a stream.
 func (s server) top(w http.ResponseWriter, r *http.Request) error {
 	q, err := parseTopQuery(r.URL.RawQuery)
@@ -62,8 +59,8 @@ func parseTopQuery(raw string) (topQuery, error) {
 			q.limit = text
 		case "n":
 			n, err := strconv.ParseUint(text, 10, 31)
-			if err != nil || n < 1 || n > MaxTop {
-				return q, badRequest("n: not valid; use a whole number from 1 to %d", MaxTop)
+			if err != nil || n < 1 || n > toplist.MaxCounters {
+				return q, badRequest("n: not valid; use a whole number from 1 to %d", toplist.MaxCounters)
 			}
 			q.n = int(n)
 		case "by":

@@ -23,6 +23,9 @@ import (
 // and the one before, so that it shows the last one to two minutes.
 const Window = time.Minute
 
+// MaxCounters is how many counters a list may have.
+const MaxCounters = 10_000
+
 // maxText is the most bytes of a key that a list keeps. Clients may send much
 // longer ones.
 const maxText = 256
