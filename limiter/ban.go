@@ -4,23 +4,7 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
-
-// banned returns b with its default values filled in, and its level if it is banned for d
-// from now on; or an error if it can't be.
-func (b Bucket) banned(d time.Duration) (Bucket, bucket.Ahead, error) {
-	b, err := b.prepared()
-	switch {
-	case err != nil:
-	case b.Limit.Algorithm != bucket.Bans:
-		err = fmt.Errorf("bucket %q: its limit must be made by BanAfter", b.Name)
-	case d < time.Microsecond || d.Microseconds() > MaxUnits:
-		err = fmt.Errorf("ban of %v: must be from 1µs to 17 years", d)
-	}
-	return b, bucket.Ahead{Clear: d.Microseconds() + b.Limit.DripSize, Rest: b.Limit.Size}, err
-}
 
 // Ban bans b's key for d, unless it is banned for longer already, as if its first ban had
 // begun. b's Limit is made by [BanAfter].

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -88,14 +87,6 @@ func (c Consistency) Validate(l Limit) error {
 	return nil
 }
 
-// validateConsistency returns an error if b can't have its Consistency.
-func (b *Bucket) validateConsistency() error {
-	if b.Hold || b.Watches > 0 || b.elastic() {
-		return errConsistency
-	}
-	return b.Consistency.Validate(b.Limit)
-}
-
 // validateWithoutFallback returns an error if req can't be decided by a Redis that has no
 // Fallback.
 func (req *Request) validateWithoutFallback() error {
@@ -105,29 +96,6 @@ func (req *Request) validateWithoutFallback() error {
 		}
 	}
 	return nil
-}
-
-// errConsistency rejects a bucket that no process can decide on locally.
-var errConsistency = errors.New("a bucket with Hold, Watches, Borrows or Pool has to be exact")
-
-// local reports whether this process may decide req locally: if it may on each bucket.
-func (req *Request) local() bool {
-	for i := range req.Buckets {
-		if req.Buckets[i].Consistency.within == 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// leased reports whether each bucket of req has leases.
-func (req *Request) leased() bool {
-	for i := range req.Buckets {
-		if !req.Buckets[i].Consistency.IsLease() {
-			return false
-		}
-	}
-	return true
 }
 
 // decideLocally decides req in this process, and reports whether it could. It appends to

@@ -44,16 +44,6 @@ type part struct {
 	err      error
 }
 
-// severalKeys reports whether the buckets belong to more than one key.
-func (req Request) severalKeys() bool {
-	for i := range req.Buckets {
-		if !req.Buckets[i].sameKey(&req.Buckets[0]) {
-			return true
-		}
-	}
-	return false
-}
-
 // byKey splits the request into one part for each key.
 func (req Request) byKey() []*part {
 	type key struct {

@@ -184,54 +184,6 @@ func outranks(d, e *Decision) bool {
 	return d.RetryAfter > e.RetryAfter
 }
 
-// outcome is the result for one bucket of a request: its level after the request,
-// whether it was charged or not.
-type outcome struct {
-	bucket.Ahead
-	denied  bool // it has no room, which is a denial unless it borrows or is a pool
-	blocked bool // it has none only because of held units, which may be released
-	foreign bool // its key held something that is not a bucket, at least for now
-	begun   bool // it was found empty
-	unused  bool // of a pool: nothing is borrowed from it
-	unasked bool // of a pool: nothing is known of it but that, or that others deny
-	by      Decider
-
-	held, receipt int64 // the units that are held, including this request's, and what names those of their time
-	leased        int64 // other units that this process has leased and may use now
-
-	entries *bucket.EntriesLevel // if it keeps entries, and more than their summary is known
-}
-
-// report fills in d, which is zero, for a bucket of limit l after a request of the
-// given cost. s is the level after the charge or, if the bucket denied, the
-// unchanged level. Returning such a large struct would cost more than filling it
-// in.
-func (d *Decision) report(l *bucket.Limit, s bucket.Ahead, cost int64, denied bool) {
-	now := s.After(0)
-	d.Size, d.Remaining, d.rest = l.Size, l.Remaining(now, 0), s.Rest
-	d.Clear = time.Duration(s.Clear) * time.Microsecond
-	if denied {
-		d.Denied = true
-		if d.Never = cost > l.Size; !d.Never {
-			d.RetryAfter = time.Duration(l.Wait(now, cost, 0)) * time.Microsecond
-		}
-	}
-}
-
-// reportEntries fills in d for a log at level v, as report does for other buckets.
-func (d *Decision) reportEntries(l *bucket.Limit, v *bucket.EntriesLevel, cost int64, denied bool) {
-	d.Size = l.Size
-	d.Remaining = max(l.Size-v.Units, 0)
-	d.Clear = time.Duration(v.Clear) * time.Microsecond
-	d.exact, d.rest, d.one = true, v.Again, v.One
-	if denied {
-		d.Denied = true
-		if d.Never = cost > l.Size; !d.Never {
-			d.RetryAfter = time.Duration(v.Again) * time.Microsecond
-		}
-	}
-}
-
 // RoomIn returns how long b, and the pool that it borrows from, will have no room for the
 // same request again, if nothing more is added after d was decided: the request is denied
 // one microsecond earlier and admitted at that time. It differs from d.RetryAfter if b

@@ -169,10 +169,6 @@ func (d *denyCache) remember(req Request, outcomes []outcome, sent int64, clock 
 	}
 }
 
-// mayBeLetGo reports whether what b holds by its answer includes units that are held, and so
-// may be released at any time.
-func (o *outcome) mayBeLetGo(b *Bucket) bool { return o.blocked || (b.Hold || b.free()) && o.held > 0 }
-
 // get returns the entry for b, and whether there is a valid one.
 func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	slot, hash := d.slot(b)
@@ -181,14 +177,6 @@ func (d *denyCache) get(b *Bucket, now int64) (cachedDenial, bool) {
 	e := slot.cachedDenial
 	known := e.hash == hash && e.until > now && (e.entries == nil || e.entries.size == b.Limit.Size && e.entries.cost == b.need())
 	return e, known
-}
-
-// full returns how long, in µs, a bucket of limit l will have no room at all.
-func (o *outcome) full(l *Limit) int64 {
-	if o.entries != nil {
-		return o.entries.One
-	}
-	return l.of().Wait(o.After(0), 1, 0)
 }
 
 // forget removes the entry for b, which a server has emptied by now. The answer to

@@ -2,8 +2,6 @@ package limiter
 
 import (
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 )
@@ -87,47 +85,6 @@ func (req *Request) deferCharges(decisions []Decision, in charger) {
 	}
 }
 
-// holds reports whether any of req's buckets holds units.
-func (req *Request) holds() bool {
-	for i := range req.Buckets {
-		if req.Buckets[i].Hold {
-			return true
-		}
-	}
-	return false
-}
-
-// heldUnitsHere counts the units that are held in a Memory, by the hash of their bucket.
-// They end with their process, so nothing lapses.
-type heldUnitsHere struct {
-	buckets atomic.Int64 // how many have units that are held
-	mu      sync.Mutex
-	units   map[uint64]int64
-}
-
-// of returns how many units of a bucket are held.
-func (h *heldUnitsHere) of(hash uint64) int64 {
-	if h.buckets.Load() == 0 {
-		return 0
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.units[hash]
-}
-
-// add holds n units of a bucket more, or fewer. The lock of its table must be held.
-func (h *heldUnitsHere) add(hash uint64, n int64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.units == nil {
-		h.units = make(map[uint64]int64)
-	}
-	if h.units[hash] += n; h.units[hash] == 0 {
-		delete(h.units, hash)
-	}
-	h.buckets.Store(int64(len(h.units)))
-}
-
 // anyHeld reports whether there may be requests that hold units: here, or in servers if
 // their store has been replaced by m.
 func (m *Memory) anyHeld() bool {
@@ -196,20 +153,4 @@ func (p *location) units(b *Bucket, now int64) int64 {
 		return int64(p.entries.Total)
 	}
 	return b.Limit.of().Units(p.level, now)
-}
-
-// includeHeld has the levels of buckets with Hold include what is held, as if it were
-// charged, and the levels in answers to requests that cost nothing.
-func (req *Request) includeHeld(outcomes []outcome) {
-	for i := range outcomes {
-		b, o := &req.Buckets[i], &outcomes[i]
-		if o.held <= 0 || o.blocked || !b.Hold && !b.free() {
-			continue
-		}
-		at := bucket.Moment{Unix: time.Now().UnixMicro()}
-		o.Ahead = b.Limit.of().AtLeast(o.After(at.Now), o.held, at).Ahead(at.Now)
-		if o.entries != nil {
-			*o.entries = o.entries.Plus(o.held, b.Limit.of())
-		}
-	}
 }

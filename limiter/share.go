@@ -11,17 +11,6 @@ import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 // limits may have one for every eight keys.
 const minShared = 1024
 
-// mayShare reports whether any bucket of req may have to be replaced by a shared
-// one.
-func (req Request) mayShare() bool {
-	for i := range req.Buckets {
-		if req.Buckets[i].ShareKey != "" {
-			return true
-		}
-	}
-	return false
-}
-
 // shareBuckets appends the buckets to dst, replacing those that have to be shared.
 // A level that is carried over from a shared bucket to a key's own is marked dirty
 // as given.
