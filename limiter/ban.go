@@ -6,17 +6,6 @@ import (
 	"time"
 )
 
-// Ban bans b's key for d, unless it is banned for longer already, as if its first ban had
-// begun. b's Limit is made by [BanAfter].
-func (m *Memory) Ban(_ context.Context, b Bucket, d time.Duration) error {
-	b, s, err := b.banned(d)
-	if err == nil {
-		m.raise(&b, s, clean)
-		m.sweep(m.clock().Microseconds())
-	}
-	return err
-}
-
 // Ban is as that of a [Memory], on all nodes. The error wraps [ErrUnavailable] if the
 // server does not answer in time: then the key is banned in this process, if there is a
 // Fallback, which reports it to the server later.

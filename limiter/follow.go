@@ -90,20 +90,6 @@ func (m *Memory) charge(p *bucketQuery) dirtiness {
 	return dirty
 }
 
-// raise raises the level of b's bucket to s, if that is higher, and its dirtiness to as.
-func (m *Memory) raise(b *Bucket, s bucket.Ahead, as dirtiness) {
-	p := m.location(b)
-	m.lock(&p)
-	now := m.clock().Microseconds()
-	m.look(&p, b, now)
-	p.dirty = max(p.dirty, as)
-	m.put(&p, b.Limit.of().Join(p.level, s.After(now), 0, true), now)
-	p.table.mu.Unlock()
-	if p.entered {
-		m.makeRoom(&p, b.MaxKeys, b.keeps(), now)
-	}
-}
-
 // dirty returns the level of p's bucket at now, and its dirtiness, and notes in p what the Memory
 // has decided alone up to now.
 func (m *Memory) dirty(p *bucketQuery, now int64) (s bucket.Level, dirty dirtiness) {
@@ -114,38 +100,4 @@ func (m *Memory) dirty(p *bucketQuery, now int64) (s bucket.Level, dirty dirtine
 		return bucket.Level{Clear: now}, clean
 	}
 	return s, dirty
-}
-
-// tableMark is what all buckets of a table have in common. The lock of the table guards it.
-type tableMark struct {
-	epoch uint64 // for which the dirtiness in the table holds, see Memory.epoch
-	alone uint16 // how often the Memory has decided on one of them alone, while servers led: modulo 2^16, as a word more in each query is slower
-}
-
-// mark returns the mark of p's table.
-func (p *location) mark() *tableMark { return &p.partition.marks[p.hash%tables] }
-
-// read returns the level that is stored of p's bucket, whose table is locked, and its
-// dirtiness. All buckets of a table that is of an older epoch become dirty first.
-func (m *Memory) read(p *location) (bucket.Level, dirtiness) {
-	if mark, epoch := p.mark(), m.epoch.Load(); mark.epoch != epoch {
-		mark.epoch = epoch
-		for i := range p.table.slots {
-			if s := &p.table.slots[i]; s.Clear != 0 {
-				rest, _ := decodeRest(s.Rest)
-				s.Rest = encodeRest(rest, own)
-			}
-		}
-	}
-	return p.table.get(p.hash)
-}
-
-// decidesAlone records that the Memory decides on p's bucket, whose table is locked, as a Store
-// of its own: servers that lead do not know of it, and neither do their answers that are on
-// their way.
-func (m *Memory) decidesAlone(p *location) {
-	if m.leader.Load() != nil {
-		p.dirty = own
-		p.mark().alone++
-	}
 }

@@ -1,10 +1,6 @@
 package limiter
 
-import (
-	"math/rand/v2"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-)
+import "math/rand/v2"
 
 // When a limit is full, a new bucket displaces the emptiest one of a sample. That
 // comes as close to unlimited memory as a cap allows: an unknown key gets its
@@ -21,18 +17,6 @@ const (
 	// than one, so that the number shrinks after the maximum was lowered.
 	forgetAtOnce = 8
 )
-
-// room returns the maximum number of buckets of a limit.
-func (m *Memory) room(u *usage) int64 {
-	n := u.maxKeys.Load()
-	if n <= 0 {
-		n = max(m.maxKeys.Load()/2, 1)
-	}
-	if u.entries.Load() {
-		n = max(n, bucket.MinEntriesRoom)
-	}
-	return n
-}
 
 // makeRoom evicts buckets if there are too many after the one at p was added.
 // maxKeys and keeps are that bucket's options for its limit. No lock may be held.
@@ -99,29 +83,12 @@ func (m *Memory) largest(u *usage, p *partition) *partition {
 	return p
 }
 
-// emptiness is an order of the buckets in one partition, emptiest first.
-type emptiness struct {
-	limit *Limit // how they drip; nil if they drip one unit at a time, or if that is unknown
-	now   int64
-}
-
 // emptiness returns the order of p's buckets at now.
 func (p *partition) emptiness(now int64) emptiness {
 	if p.mixed() || p.id.dripSize == 1 {
 		return emptiness{now: now}
 	}
 	return emptiness{&p.limit, now}
-}
-
-// less reports whether the bucket in a is emptier than that in b: it holds fewer
-// units or, with equally many, drains sooner. Buckets that drip one unit at a time
-// hold fewer if they drain sooner.
-func (e *emptiness) less(a, b *slot) bool {
-	if e.limit == nil {
-		return a.Clear < b.Clear
-	}
-	x, y := e.limit.of().Units(a.stored(), e.now), e.limit.of().Units(b.stored(), e.now)
-	return x < y || x == y && a.Clear < b.Clear
 }
 
 // forget evicts the emptiest bucket of a sample, and reports whether it did. The
@@ -174,4 +141,12 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 		}
 	}
 	return true
+}
+
+// holds reports whether m has a bucket with the removal's identity.
+func (m *Memory) holds(r *removal) bool {
+	t := &r.partition.tables[r.hash%tables]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.has(r.hash)
 }

@@ -1,10 +1,6 @@
 package limiter
 
-import (
-	"sync"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-)
+import "sync"
 
 // Held has the units that one request holds, of its Buckets with Hold, until their
 // outcome is known. Its zero value is ready for use in one [Request].
@@ -85,12 +81,6 @@ func (req *Request) deferCharges(decisions []Decision, in charger) {
 	}
 }
 
-// anyHeld reports whether there may be requests that hold units: here, or in servers if
-// their store has been replaced by m.
-func (m *Memory) anyHeld() bool {
-	return m.holding.buckets.Load() != 0 || m.traffic.queries.Load() != 0
-}
-
 // heldElsewhere appends how many units of each of the buckets requests hold in servers, or
 // may be charged there. No table may be locked.
 func (m *Memory) heldElsewhere(locations []location, buckets []Bucket, dst []int64) []int64 {
@@ -100,57 +90,4 @@ func (m *Memory) heldElsewhere(locations []location, buckets []Bucket, dst []int
 		dst = append(dst, m.traffic.units(locations[i].hash, buckets[i].Limit.Size))
 	}
 	return dst
-}
-
-// hold has h settle what p's bucket, the i-th of req, now holds.
-func (m *Memory) hold(req Request, i int, p *location) {
-	b := req.Buckets[i]
-	m.holding.add(p.hash, b.Cost)
-	req.Held.hold(i, req.Buckets, func(charge int64) { m.settleHeld(b, charge) })
-}
-
-// chargeLater implements charger.
-func (m *Memory) chargeLater(b Bucket, n int64) {
-	if b.ShareKey != "" {
-		m.share(&b, clean)
-	}
-	m.settleHeld(b, n)
-}
-
-// settleHeld releases what is held of b, its cost, and charges that much instead.
-func (m *Memory) settleHeld(b Bucket, charge int64) {
-	p := m.location(&b)
-	m.lock(&p)
-	now := m.clock().Microseconds()
-	m.holding.add(p.hash, -b.Cost)
-	if charge == 0 {
-		p.table.mu.Unlock()
-		return
-	}
-	m.look(&p, &b, now)
-	if b.Limit.of().KeepsEntries() {
-		m.openEntries(&p, &b, now)
-	}
-	m.decidesAlone(&p)
-	b.Cost = min(charge, max(b.Cost, 2*b.Limit.Size-p.units(&b, now)))
-	if p.exact {
-		b.Cost = min(b.Cost, bucket.MaxLogUnits)
-		b.Limit.Size += b.Cost // or it would drop its oldest units
-		m.settleEntries(&p, &b, now)
-	} else {
-		m.settle(&p, &b, now, true)
-	}
-	p.table.mu.Unlock()
-	if p.entered {
-		m.makeRoom(&p, b.MaxKeys, b.keeps(), now)
-	}
-	m.sweep(now)
-}
-
-// units returns how many units p's bucket has.
-func (p *location) units(b *Bucket, now int64) int64 {
-	if p.exact {
-		return int64(p.entries.Total)
-	}
-	return b.Limit.of().Units(p.level, now)
 }

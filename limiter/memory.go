@@ -2,8 +2,8 @@ package limiter
 
 import (
 	"cmp"
-	"context"
 	"hash/maphash"
+	"maps"
 	"math/bits"
 	"slices"
 	"sync"
@@ -84,41 +84,6 @@ func NewMemoryWithClock(clock func() time.Duration) *Memory {
 // buckets are evicted as requests come in.
 func (m *Memory) SetMaxKeys(n int) { m.maxKeys.Store(int64(n)) }
 
-// Take implements Store. It never waits and ignores the context. It returns an
-// error only for malformed requests.
-func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decision, error) {
-	if err := req.prepare(); err != nil {
-		return dst, err
-	}
-	from := len(dst)
-	if req.mayShare() {
-		w := scratches.Get().(*scratch)
-		w.buckets = m.shareBuckets(req.Buckets, clean, w.buckets)
-		shared := req
-		shared.Buckets = w.buckets
-		dst = m.decide(shared, dst)
-		w.release()
-	} else {
-		dst = m.decide(req, dst)
-	}
-	req.deferCharges(dst[from:], m)
-	return dst, nil
-}
-
-// decide decides req, which is valid, and appends the Decisions to dst.
-func (m *Memory) decide(req Request, dst []Decision) []Decision {
-	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.of().KeepsEntries() && !req.Buckets[0].Hold && !m.anyHeld() {
-		b := &req.Buckets[0]
-		s, denied := m.takeOne(b)
-		return b.decision(s, denied, DecidedByMemory, dst)
-	}
-	w := scratches.Get().(*scratch)
-	w.outcomes = m.take(w, req, w.outcomes, nil)
-	dst = req.decisions(w.outcomes, dst)
-	w.release()
-	return dst
-}
-
 // scratch is the memory that deciding a request of several buckets takes. It is used
 // again: arrays for a few buckets on the stack have to be cleared as a whole each time,
 // and more buckets would make garbage.
@@ -143,205 +108,6 @@ func (w *scratch) release() {
 	scratches.Put(w)
 }
 
-// takeOne decides a request on b alone, as take would, and returns the level. Most requests are of this kind, for a bucket that
-// already exists: that bucket is read and written in place.
-func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
-	part, hash := m.locate(b)
-	t := &part.tables[hash%tables]
-	t.mu.Lock()
-	// Read the clock first, so that the processor can fetch the bucket meanwhile.
-	now := m.clock().Microseconds()
-	var s bucket.Level
-	if stored := t.own(hash); stored != nil && m.leader.Load() == nil {
-		s = stored.At(now)
-		if denied = (b.need() > b.Limit.Size || b.Limit.of().Wait(s, b.need(), now) > 0) && !b.free(); !denied {
-			s = b.Limit.of().Add(s, b.Cost, m.moment(b.Limit.of(), now))
-			stored.Level = s
-		} else if b.Limit.CountDenied {
-			s = b.Limit.of().Count(s, 0, b.Cost, m.moment(b.Limit.of(), now))
-			stored.Level = s
-		}
-		t.mu.Unlock()
-	} else {
-		p := location{hash: hash, partition: part, table: t}
-		if part.dead {
-			t.mu.Unlock()
-			m.lock(&p)
-			now = m.clock().Microseconds()
-		}
-		m.look(&p, b, now)
-		m.decidesAlone(&p)
-		p.fits = b.fits(p.level, 0, now)
-		m.settle(&p, b, now, p.fits && b.Cost > 0)
-		s, denied = p.level, !p.fits
-		p.table.mu.Unlock()
-		if p.entered {
-			m.makeRoom(&p, b.MaxKeys, b.keeps(), now)
-		}
-	}
-	m.sweep(now)
-	return s.Ahead(now), denied
-}
-
-// standIn says how to decide in place of another store, see fallback.go.
-type standIn struct {
-	inFlight []int64       // for each bucket, the units that the other store may still admit
-	late     time.Duration // how much later than there a bucket may drain here
-	denied   bool          // whether the request is denied elsewhere
-	peek     bool          // whether nothing is charged
-}
-
-// take decides req, which is valid, and appends the outcome for each bucket to
-// dst. With as, it marks buckets that hold something as dirty. w is memory for it.
-func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
-	w.locations = m.locations(req.Buckets, w.locations[:0])
-	if as == nil {
-		if w.inFlight = w.inFlight[:0]; m.traffic.queries.Load() != 0 {
-			w.inFlight = m.heldElsewhere(w.locations, req.Buckets, w.inFlight)
-		}
-	}
-	w.held = lockAll(w.locations, w.held[:0])
-	locations := w.locations
-	for i := range locations {
-		if locations[i].partition.dead {
-			unlockAll(w.held)
-			return m.take(w, req, dst, as)
-		}
-	}
-	now := m.clock().Microseconds()
-	admitted := as == nil || !as.denied
-	var pools lending
-	for i := range locations {
-		p, b := &locations[i], &req.Buckets[i]
-		m.look(p, b, now)
-		p.inFlight = m.holding.of(p.hash)
-		if as != nil {
-			p.inFlight += as.inFlight[i]
-			p.found = p.level.Clear > now
-			p.unsure = p.dirty == clean && p.found
-			if p.dirty != own {
-				p.level = b.Limit.of().Ending(p.level, now, as.late.Microseconds())
-			}
-		} else {
-			m.decidesAlone(p)
-			if b.Limit.of().KeepsEntries() {
-				m.openEntries(p, b, now)
-			}
-			if len(w.inFlight) > 0 {
-				p.inFlight += w.inFlight[i]
-			}
-			p.claimed = p.inFlight
-		}
-		for j := 0; j < i && b.shared; j++ {
-			// Two keys may share a bucket: this one is charged after that one.
-			if q := &locations[j]; q.fits && q.hash == p.hash {
-				p.level = b.Limit.of().Add(q.level, req.Buckets[j].Cost, m.moment(b.Limit.of(), now))
-				p.unsure = false
-				p.claimed += req.Buckets[j].Cost
-			}
-		}
-		if p.exact {
-			p.fits = p.fitsEntries(b)
-		} else {
-			p.fits = b.fits(p.level, p.inFlight, now)
-		}
-		pools.short = pools.short || b.lent
-		var denies bool
-		denies, p.spared = pools.next(b.Borrows, b.Pool, p.fits)
-		admitted = admitted && (!denies || b.DryRun)
-		if b.Watches > 0 && !p.fits {
-			for j := firstWatched(req.Buckets, i); j < i; j++ {
-				locations[j].spared = true
-			}
-		}
-	}
-	for i := range locations {
-		p, b := &locations[i], &req.Buckets[i]
-		peek := as != nil && as.peek
-		charge := p.fits && b.Cost > 0 && !p.spared && !peek && (admitted || req.Accounting == AccountingEach && !b.Hold && !b.Pool)
-		blocked := !p.fits && p.inFlight > 0 && p.fitsAlone(b, now)
-		switch {
-		case b.Watches > 0:
-			if from := firstWatched(req.Buckets, i); p.fits && watchedDenied(locations[from:i], req.Buckets[from:i], now) {
-				if as != nil {
-					p.dirty = max(p.dirty, behind)
-					if !p.found {
-						p.dirty = own
-					}
-				}
-				m.settle(p, b, now, true)
-			}
-		case b.Hold && p.fits && !p.spared && admitted && !peek:
-			if as == nil {
-				m.hold(req, i, p)
-			}
-			p.inFlight += b.Cost
-		case p.exact && (charge || b.Limit.CountDenied):
-			m.settleEntries(p, b, now)
-		case p.exact && p.made:
-			m.put(p, p.level, now)
-		case p.exact:
-		case !peek || b.Limit.CountDenied:
-			switch {
-			case as == nil:
-			case (charge || b.Limit.CountDenied) && p.found:
-				p.dirty = max(p.dirty, behind)
-			case charge || b.Limit.CountDenied:
-				p.dirty = own
-			case !p.fits && p.unsure: // the other store may have lost what it holds
-				p.dirty = unsure
-			}
-			m.settle(p, b, now, charge)
-		}
-		s := p.level
-		if p.inFlight > 0 {
-			s = b.Limit.of().AtLeast(s, p.inFlight, m.moment(b.Limit.of(), now))
-		}
-		dst = append(dst, outcome{
-			Ahead: s.Ahead(now), denied: !p.fits || p.spared && !b.Pool, blocked: blocked, unused: p.spared && b.Pool, begun: as != nil && !p.found,
-		})
-		if p.exact {
-			others := p.inFlight
-			if !p.fits && !blocked { // there is no room either when these are released
-				others = 0
-			}
-			v := p.entries.Level(b.Limit.of(), b.need(), others, now)
-			*v = v.Plus(p.inFlight, b.Limit.of())
-			dst[len(dst)-1].entries = v
-		}
-	}
-	unlockAll(w.held)
-
-	for i := range locations {
-		if p, b := &locations[i], &req.Buckets[i]; p.entered {
-			m.makeRoom(p, b.MaxKeys, b.keeps(), now)
-		}
-	}
-	m.sweep(now)
-	return dst
-}
-
-// firstWatched returns the index of the first bucket that the i-th one watches, or i. Of a
-// part of a request it may lack them.
-func firstWatched(buckets []Bucket, i int) int {
-	first := i
-	for first > 0 && i-first < int(buckets[i].Watches) && buckets[first-1].sameKey(&buckets[i]) {
-		first--
-	}
-	return first
-}
-
-// watchedDenied reports whether one of the buckets at places has no room for the request,
-// and not only because of units that are held.
-func watchedDenied(locations []location, buckets []Bucket, now int64) bool {
-	for i := range locations {
-		if !locations[i].fits && !locations[i].fitsAlone(&buckets[i], now) {
-			return true
-		}
-	}
-	return false
-}
-
 // fitsAlone reports whether p's bucket has room for the request on b next to no others.
 func (p *location) fitsAlone(b *Bucket, now int64) bool {
 	if p.exact {
@@ -350,64 +116,9 @@ func (p *location) fitsAlone(b *Bucket, now int64) bool {
 	return b.fits(p.level, 0, now)
 }
 
-// look reads the level of p's bucket at now.
-func (m *Memory) look(p *location, b *Bucket, now int64) {
-	stored, dirty := m.read(p)
-	if stored.Clear <= now {
-		dirty = clean
-	}
-	p.dirty = dirty
-	p.level = stored.At(now)
-}
-
-// settle charges p's bucket if charge, or counts a request that is denied if that is
-// wanted, and stores it if anything has changed.
-func (m *Memory) settle(p *location, b *Bucket, now int64, charge bool) {
-	switch {
-	case charge || p.fits && b.Limit.CountDenied:
-		p.level = b.Limit.of().Add(p.level, b.Cost, m.moment(b.Limit.of(), now))
-	case b.Limit.CountDenied:
-		p.level = b.Limit.of().Count(p.level, p.inFlight, b.Cost, m.moment(b.Limit.of(), now))
-	}
-	if charge || p.unsure && p.dirty == unsure || b.Limit.CountDenied && p.level.Clear > now {
-		m.put(p, p.level, now)
-	}
-}
-
-// moment returns now, which m's clock has just shown, with what l needs to know of it.
-func (m *Memory) moment(l *bucket.Limit, now int64) bucket.Moment {
-	if !l.Aligned {
-		return bucket.Moment{Now: now}
-	}
-	// The monotonic clock does not do for them: it may stop while the machine sleeps.
-	return bucket.Moment{Now: now, Unix: m.unix(now)}
-}
-
 // Len returns the number of buckets held, including drained ones that have not
 // been removed yet.
 func (m *Memory) Len() int { return int(m.held.Load() + m.shared.Load()) }
-
-// location is where one bucket of a request is, and what was found there.
-type location struct {
-	hash      uint64
-	partition *partition
-	table     *table
-	level     bucket.Level
-	inFlight  int64 // units that another store may still admit
-
-	dirty   dirtiness // whether another store may know less than this one
-	unsure  bool      // whether a denial makes the bucket dirty
-	found   bool      // whether it holds something
-	fits    bool
-	spared  bool // whether a bucket that watches it has no room, or it is a pool of which nothing is borrowed
-	entered bool // whether the bucket is new
-
-	// Of a bucket that has a log, which decides.
-	exact   bool
-	made    bool // whether the entries were made again, from the summary
-	entries *bucket.EntryLog
-	claimed int64 // what other keys of the request will have added
-}
 
 // locations appends the locations of buckets to dst. Those of one request often have
 // their key in common, so that is hashed once.
@@ -458,25 +169,6 @@ func (m *Memory) limitSalt(b *Bucket) uint64 { return b.mixLimit(m.key.sum(b.Nam
 // at another client's bucket. The odds that any two of a million buckets collide by chance are
 // one in 37 million.
 func (m *Memory) hash(b *Bucket) uint64 { return mix(m.limitSalt(b), m.key.sum(b.Key)) }
-
-// put stores s as the level of the bucket at p.
-func (m *Memory) put(p *location, s bucket.Level, now int64) {
-	s.Clear = max(s.Clear, 1) // 0 marks a free slot
-	more, entered := p.table.put(p.hash, s, p.dirty, now)
-	if entered {
-		m.count(p.partition, more)
-		p.entered = true
-	}
-	if p.partition.entries == nil {
-		return
-	}
-	if entered && more < 1 {
-		m.dropAllEntries(p.partition, p.hash%tables, now)
-	}
-	if m.keepEntries(p); p.entries != nil {
-		p.entries.Summary = s
-	}
-}
 
 // hash returns the identity of b, see Bucket, as 64 bits, in this process.
 func (b *Bucket) hash(seed maphash.Seed) uint64 {
@@ -543,3 +235,124 @@ func unlockAll(held []ordered) {
 		held[i].table.mu.Unlock()
 	}
 }
+
+// room returns the maximum number of buckets of a limit.
+func (m *Memory) room(u *usage) int64 {
+	n := u.maxKeys.Load()
+	if n <= 0 {
+		n = max(m.maxKeys.Load()/2, 1)
+	}
+	if u.entries.Load() {
+		n = max(n, bucket.MinEntriesRoom)
+	}
+	return n
+}
+
+// partition returns the partition of b's limit; salt is the hash of that limit.
+func (m *Memory) partition(b *Bucket, salt uint64) *partition {
+	all := m.directory.Load().bySalt
+	mask := uint64(len(all) - 1)
+	for i := salt & mask; all[i] != nil; i = (i + 1) & mask {
+		if all[i].salt == salt {
+			return all[i]
+		}
+	}
+	p := m.partitionOf(b.limitID())
+	if p.id.rate != otherNames { // a bucket that is only looked at never needs room, and Usage reports how much there is
+		p.usage.agree(b.MaxKeys, b.keeps())
+	}
+	return p
+}
+
+// partitionOf returns the partition of a limit.
+func (m *Memory) partitionOf(id limitID) *partition {
+	if p := m.directory.Load().partition(id); p != nil {
+		return p
+	}
+	return m.newPartition(id)
+}
+
+// newPartition makes a partition for a limit, or returns the one that it has to
+// share with others.
+func (m *Memory) newPartition(id limitID) *partition {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old := m.directory.Load()
+	u := old.usages[id.name]
+	switch {
+	case id.rate == otherNames || u == nil && (len(old.all) >= maxPartitions || len(old.usages) >= maxPartitions):
+		id, u = id.other(otherNames), old.others
+	case u != nil && (int(u.parts.Load()) >= maxShapes || len(old.all) >= maxPartitions):
+		id = id.other(otherShapes)
+	case u == nil:
+		u = &usage{name: id.name}
+	}
+	if p := old.partitions[id]; p != nil {
+		return p
+	}
+	m.made++
+	b := id.bucket()
+	p := &partition{id: id, limit: b.Limit, order: m.made, salt: b.limitHash(m.seed), keySalt: m.limitSalt(&b), usage: u}
+	if bucket.Algorithms[id.algorithm].Entries || p.mixed() {
+		p.entries = make([]map[uint64]*bucket.EntryLog, tables)
+	}
+	u.parts.Add(1)
+	usages := old.usages
+	if u != old.others && usages[u.name] != u {
+		usages = maps.Clone(usages)
+		usages[u.name] = u
+	}
+	m.directory.Store(newDirectory(append(slices.Clip(old.all), p), usages, old.others))
+	return p
+}
+
+// count adds more to the number of buckets in p. The lock of one of p's tables
+// must be held.
+func (m *Memory) count(p *partition, more int) {
+	n := int64(more)
+	if n == 0 {
+		return
+	}
+	p.held.Add(n)
+	if p.id.shared {
+		p.usage.shared.Add(n)
+		m.shared.Add(n)
+	} else {
+		p.usage.held.Add(n)
+		m.held.Add(n)
+		if p.usage.keeps.Load() {
+			m.kept.Add(n)
+		}
+	}
+}
+
+// full reports whether there is no room for another bucket in a limit that evicts
+// none. All limits of that kind together have half of the room of the Memory:
+// otherwise they could fill it, and the buckets of other limits would be evicted.
+func (m *Memory) full(u *usage) bool {
+	return u.held.Load() >= m.room(u) || m.kept.Load() >= max(m.maxKeys.Load()/2, 1)
+}
+
+// lock locks p's table. If its partition is dead, it moves p to the new one.
+func (m *Memory) lock(p *location) {
+	for {
+		p.table.mu.Lock()
+		if !p.partition.dead {
+			return
+		}
+		p.table.mu.Unlock()
+		dead := p.partition
+		p.partition = m.partitionOf(dead.id)
+		p.partition.sized(dead.largest.Load())
+		p.table = &p.partition.tables[p.hash%tables]
+	}
+}
+
+// If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
+// full share buckets. Shared buckets are kept apart from buckets of keys and do not
+// count towards MaxKeys. Their number is capped too: when there are too many
+// ShareKeys, the remaining ones share one bucket.
+
+// minShared is the number of shared buckets that a limit may always have. Larger
+// limits may have one for every eight keys.
+const minShared = 1024

@@ -33,14 +33,6 @@ const (
 	drainsAnyway = 1_000_000
 )
 
-// removal is an evicted bucket and its level.
-type removal struct {
-	partition *partition
-	hash      uint64
-	digest    keyDigest
-	bucket.Level
-}
-
 // removals collects buckets to remove from a store's servers.
 type removals struct {
 	send func([]removal)
@@ -138,12 +130,4 @@ func (r *Redis) remove(buckets []removal) {
 		q.buckets = append(q.buckets, bucketQuery{limit: bucket.Limit(limit.Limit), local: localLevel{Ahead: b.Ahead(now), dirty: unsure}})
 	}
 	send()
-}
-
-// holds reports whether m has a bucket with the removal's identity.
-func (m *Memory) holds(r *removal) bool {
-	t := &r.partition.tables[r.hash%tables]
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.has(r.hash)
 }

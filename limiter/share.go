@@ -2,15 +2,6 @@ package limiter
 
 import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
-// If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
-// full share buckets. Shared buckets are kept apart from buckets of keys and do not
-// count towards MaxKeys. Their number is capped too: when there are too many
-// ShareKeys, the remaining ones share one bucket.
-
-// minShared is the number of shared buckets that a limit may always have. Larger
-// limits may have one for every eight keys.
-const minShared = 1024
-
 // shareBuckets appends the buckets to dst, replacing those that have to be shared.
 // A level that is carried over from a shared bucket to a key's own is marked dirty
 // as given.
@@ -102,35 +93,4 @@ func (m *Memory) sharedBy(b Bucket) (Bucket, bool) {
 		return b, false
 	}
 	return common, true
-}
-
-// full reports whether there is no room for another bucket in a limit that evicts
-// none. All limits of that kind together have half of the room of the Memory:
-// otherwise they could fill it, and the buckets of other limits would be evicted.
-func (m *Memory) full(u *usage) bool {
-	return u.held.Load() >= m.room(u) || m.kept.Load() >= max(m.maxKeys.Load()/2, 1)
-}
-
-// stored returns the level of b, and whether b exists.
-func (m *Memory) stored(b *Bucket) (bucket.Level, bool) {
-	p := m.location(b)
-	p.table.mu.Lock()
-	defer p.table.mu.Unlock()
-	s, _ := p.table.get(p.hash)
-	return s, s.Clear != 0
-}
-
-// lock locks p's table. If its partition is dead, it moves p to the new one.
-func (m *Memory) lock(p *location) {
-	for {
-		p.table.mu.Lock()
-		if !p.partition.dead {
-			return
-		}
-		p.table.mu.Unlock()
-		dead := p.partition
-		p.partition = m.partitionOf(dead.id)
-		p.partition.sized(dead.largest.Load())
-		p.table = &p.partition.tables[p.hash%tables]
-	}
 }

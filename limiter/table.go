@@ -225,3 +225,26 @@ func (t *table) rebuild(n int, now int64) int {
 	}
 	return before - t.used
 }
+
+// tableMark is what all buckets of a table have in common. The lock of the table guards it.
+type tableMark struct {
+	epoch uint64 // for which the dirtiness in the table holds, see Memory.epoch
+	alone uint16 // how often the Memory has decided on one of them alone, while servers led: modulo 2^16, as a word more in each query is slower
+}
+
+// emptiness is an order of the buckets in one partition, emptiest first.
+type emptiness struct {
+	limit *Limit // how they drip; nil if they drip one unit at a time, or if that is unknown
+	now   int64
+}
+
+// less reports whether the bucket in a is emptier than that in b: it holds fewer
+// units or, with equally many, drains sooner. Buckets that drip one unit at a time
+// hold fewer if they drain sooner.
+func (e *emptiness) less(a, b *slot) bool {
+	if e.limit == nil {
+		return a.Clear < b.Clear
+	}
+	x, y := e.limit.of().Units(a.stored(), e.now), e.limit.of().Units(b.stored(), e.now)
+	return x < y || x == y && a.Clear < b.Clear
+}
