@@ -86,32 +86,3 @@ func (c Consistency) Validate(l Limit) error {
 	}
 	return nil
 }
-
-// validateWithoutFallback returns an error if req can't be decided by a Redis that has no
-// Fallback.
-func (req *Request) validateWithoutFallback() error {
-	for i := range req.Buckets {
-		if b := &req.Buckets[i]; b.Consistency.IsEventual() {
-			return fmt.Errorf("bucket %q: %v: a Redis without a Fallback knows nothing to decide by: set RedisOptions.Fallback, or use a Lease", b.Name, b.Consistency)
-		}
-	}
-	return nil
-}
-
-// decideLocally decides req in this process, and reports whether it could. It appends to
-// w.outcomes.
-func (r *Redis) decideLocally(req Request, now int64, w *scratch) (outcomes []outcome, decided bool) {
-	eventual := 0
-	for i := range req.Buckets {
-		if req.Buckets[i].Consistency.reports() > 0 {
-			eventual++
-		}
-	}
-	switch {
-	case eventual == 0:
-		return r.leases.decide(req, now, w.outcomes)
-	case eventual == len(req.Buckets):
-		return r.reports.decide(req, now, w), true
-	}
-	return w.outcomes, false
-}

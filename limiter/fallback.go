@@ -3,65 +3,11 @@ package limiter
 import (
 	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
-
-// fallback decides requests in this process while their server is unavailable,
-// such that one process alone never admits more than its buckets allow, whatever
-// the server answers, and when, and whatever it has lost. With several processes,
-// each knows only what it has admitted itself and what the server has reported.
-//
-// The memory holds each bucket's level as this process knows it: never less than
-// the server last reported. Every admission of this process is either in that
-// level or in flight. It follows that:
-//
-//   - A request that is decided here must fit next to the level and everything in
-//     flight. It makes the bucket dirty: the server does not know of it. So does a
-//     denial, because the server may have lost what the bucket was full of. All
-//     buckets become dirty when a server is found to have restarted.
-//   - All buckets become dirty when something is first sent to a store that keeps
-//     its buckets at another location than the one before, see takeLead.
-//   - A request for a dirty bucket reports the level that the bucket holds, and
-//     how many units are in flight next to it, for which there must be room too. If nothing
-//     was decided here, both sides know the same charges, and their times differ only by
-//     network delay.
-//   - The answer makes the bucket clean, unless something was decided here while
-//     the request was in flight: then the charge is added to the level here.
-//   - A query that was given up is no longer in flight. A late answer to it changes
-//     nothing.
-//   - An answer that is newer than all others for a clean bucket (see latest) is
-//     authoritative, even if its level is lower: then somebody has deleted the key,
-//     or Redis has.
-//   - A bucket that the memory evicts is gone, even if a server knew of it; it is
-//     removed from the server too, see removals.
-type fallback struct {
-	*traffic
-	memory   *Memory
-	timeout  time.Duration // how late an answer may arrive
-	location string        // identifies where the servers keep the buckets
-
-	removals removals
-}
-
-// traffic tracks the requests in flight of all fallbacks that share a memory.
-// While one store replaces another, there are two.
-type traffic struct {
-	// Held while a query starts or stops being in flight and while something is
-	// decided here, so that each sees the other. The memory's table locks are
-	// taken while holding it.
-	mu       sync.Mutex
-	inFlight *query       // the latest one; the head of a list, for what concerns a whole server
-	flights  flights      // the same by bucket, for all else, see flights.go
-	queries  atomic.Int64 // how many there are
-	sent     uint64       // number of queries sent
-	open     []*fallback  // those that are not closed, the newest last
-	resets   []*emptying  // those in flight
-}
 
 // newFallback returns a fallback to m for servers that may answer late by up to
 // timeout, and keep their buckets at the given location.
@@ -129,13 +75,6 @@ func (f *fallback) takeLead() bool {
 func (f *fallback) leads() bool {
 	leader := f.memory.leader.Load()
 	return leader == f || leader != nil && leader.location == f.location
-}
-
-// crossAll records that the answer to q does not include all that is known here.
-func (f *fallback) crossAll(q *query) {
-	for i := range q.buckets {
-		f.flights.cross(q.buckets[i].hash, own)
-	}
 }
 
 // locate finds the buckets of q, the query about req, in the memory.
@@ -223,15 +162,6 @@ func (f *fallback) localLevelOf(q *query, p *bucketQuery) localLevel {
 		others += fl.unitsOfOthers(f, p.held != nil, p.limit.Size)
 	}
 	return localLevel{level, min(others, p.limit.Size), dirty}
-}
-
-// units returns the number of units in flight for a bucket, at most most.
-func (f *traffic) units(hash uint64, most int64) int64 {
-	fl := f.flights.of[hash]
-	if fl == nil {
-		return 0
-	}
-	return fl.units.atMost(most)
 }
 
 // answered records what a server has decided on q. What it holds for q stays in flight until
@@ -382,15 +312,6 @@ func (f *fallback) charged(q *query, n int64) {
 	f.costs(q, n)
 }
 
-// costs records that q requests that many units of its one bucket.
-func (f *traffic) costs(q *query, n int64) {
-	p := &q.buckets[0]
-	if q.counted {
-		f.flights.of[p.hash].add(q, n-p.cost)
-	}
-	p.cost = n
-}
-
 // drop records that queries were given up and admit nothing.
 func (f *fallback) drop(queries ...*query) {
 	if f == nil {
@@ -400,20 +321,6 @@ func (f *fallback) drop(queries ...*query) {
 	defer f.mu.Unlock()
 	for _, q := range queries {
 		f.end(q)
-	}
-}
-
-// lose records that servers which lead may not know of q, which is in flight.
-func (f *traffic) lose(q *query) {
-	if q.lost {
-		return
-	}
-	q.lost = true
-	for i := range q.buckets {
-		fl := f.flights.of[q.buckets[i].hash]
-		if fl.lost++; q.stage == owing {
-			fl.doubts++
-		}
 	}
 }
 
@@ -512,26 +419,6 @@ func (f *fallback) loseUnknown(k *reservation) {
 // holds reports whether f's servers count q's units as held.
 func (f *fallback) holds(q *query) bool { return q.holder != nil && q.holder.location == f.location }
 
-// recount finds out whether servers count what k holds, and which.
-func (k *reservation) recount() {
-	f, holder := k.store.fallback, (*fallback)(nil)
-	if k.inServer && !k.account.lost {
-		holder = f
-	}
-	if f != nil && k.query.stage == holding && k.query.counted && k.query.holder != holder {
-		f.setHolder(k.query, holder)
-	}
-}
-
-// setHolder records whose servers count q's units as held.
-func (f *traffic) setHolder(q *query, holder *fallback) {
-	p := &q.buckets[0]
-	fl := f.flights.of[p.hash]
-	fl.add(q, -p.cost)
-	q.holder = holder
-	fl.add(q, p.cost)
-}
-
 // charge adds what q's request was charged to the levels here and ends q: the
 // request was admitted, but it is not known whether its server will know of it.
 func (f *fallback) charge(q *query) {
@@ -583,37 +470,6 @@ func (f *fallback) restarted(server *redisscript.Server) {
 	}
 }
 
-// link starts counting q as in flight.
-func (f *fallback) link(q *query) {
-	q.next = f.inFlight
-	if q.next != nil {
-		q.next.prev = q
-	}
-	f.inFlight, q.counted = q, true
-	f.queries.Add(1)
-	f.flights.begin(q)
-}
-
-// unlink stops counting q as in flight, if it does.
-func (f *fallback) unlink(q *query) {
-	if !q.counted {
-		return
-	}
-	for i := range q.buckets {
-		f.flights.leave(q, &q.buckets[i])
-	}
-	f.queries.Add(-1)
-	if q.prev != nil {
-		q.prev.next = q.next
-	} else {
-		f.inFlight = q.next
-	}
-	if q.next != nil {
-		q.next.prev = q.prev
-	}
-	q.next, q.prev, q.counted = nil, nil, false
-}
-
 // raise raises the level of a bucket to s, if that is higher, which is reported to servers.
 func (f *fallback) raise(b *Bucket, s bucket.Ahead) {
 	if f == nil {
@@ -623,14 +479,6 @@ func (f *fallback) raise(b *Bucket, s bucket.Ahead) {
 	defer f.mu.Unlock()
 	f.memory.raise(b, s, own)
 	f.flights.cross(f.memory.hash(b), own)
-}
-
-// emptying is a call in flight that empties a bucket. The server may run it at any time until
-// it answers, and has to be thought not to know of what is charged meanwhile.
-type emptying struct {
-	hash     uint64
-	units    int64 // charged since it was sent, except for those in flight
-	gathered int64 // the same, to be reported
 }
 
 // resetting records that b is about to be emptied by its server.
@@ -643,15 +491,6 @@ func (f *fallback) resetting(b *Bucket) *emptying {
 	x := &emptying{hash: f.memory.hash(b)}
 	f.resets = append(f.resets, x)
 	return x
-}
-
-// sinceReset records that units were charged to a bucket, which its server may be emptying.
-func (f *traffic) sinceReset(hash uint64, units int64) {
-	for _, x := range f.resets {
-		if x.hash == hash {
-			x.units = min(x.units+min(units, MaxUnits), MaxUnits)
-		}
-	}
 }
 
 // wasReset records that x is no longer in flight.

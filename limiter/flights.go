@@ -4,47 +4,10 @@ import (
 	"math"
 	"math/bits"
 	"sync"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
-
-// flights counts what is in flight for each bucket. None of its methods takes longer when
-// more is in flight: each finds one bucket, and reads or changes what is counted there.
-type flights struct {
-	of   map[uint64]*flight // by the hash of the bucket
-	last uint64             // number of the last event: a query that set out, or something that met those in flight
-}
 
 // spareFlights is a pool of them, so that queries do not allocate.
 var spareFlights = sync.Pool{New: func() any { return new(flight) }}
-
-// flight is what is in flight for one bucket. A query counts once for each time that it
-// queries the bucket.
-type flight struct {
-	queries   int // how many there are
-	gathering int // how many of them have not been sent, see report.go
-
-	units  total       // of all
-	held   []heldTotal // of those that the servers of a fallback count as held themselves
-	unsent total       // of those that have not been sent
-
-	lost      int // queries of which the servers that lead may not know
-	doubts    int // how many of them owe what a server may have charged
-	reporting int // queries that report a level
-
-	crossed [own + 1]meeting // when something was last decided here that made the bucket as dirty as that
-	emptied meeting          // when it was last emptied, and the queries that report what it held before
-
-	latest latest
-}
-
-// latest is the newest answer about a bucket since something has been in flight for it. All
-// others before that were read before what is in flight set out.
-type latest struct {
-	server *redisscript.Server
-	order  uint64 // of the query that it answers, see query
-	by     uint64 // number of queries sent when it was read
-}
 
 // isBefore reports whether the answer to q is newer, and is the latest now. A server answers
 // in the order in which it was queried. Another server's answer is newer if q was sent after the
@@ -55,12 +18,6 @@ func (a *latest) isBefore(q *query, sent uint64) bool {
 	}
 	*a = latest{q.server, q.order, sent}
 	return true
-}
-
-// meeting counts the queries that were in flight at a moment and still are.
-type meeting struct {
-	at   uint64 // number of the event
-	left int
 }
 
 // unsent is when a query begins that has not been sent: nothing meets it.
@@ -217,15 +174,6 @@ func (m *meeting) times(q *query, hash uint64) (n int) {
 	return n
 }
 
-// heldTotal is a total of the units that the servers of a fallback hold.
-type heldTotal struct {
-	by *fallback
-	total
-}
-
-// total is a sum of units, which is larger than an int64 if many requests request many.
-type total struct{ high, low uint64 }
-
 // add adds n, which may be negative.
 func (t *total) add(n int64) {
 	var carry uint64
@@ -246,4 +194,92 @@ func (t *total) atMost(most int64) int64 {
 		return most
 	}
 	return int64(t.low) //nolint:gosec // not larger
+}
+
+// crossAll records that the answer to q does not include all that is known here.
+func (f *fallback) crossAll(q *query) {
+	for i := range q.buckets {
+		f.flights.cross(q.buckets[i].hash, own)
+	}
+}
+
+// units returns the number of units in flight for a bucket, at most most.
+func (f *traffic) units(hash uint64, most int64) int64 {
+	fl := f.flights.of[hash]
+	if fl == nil {
+		return 0
+	}
+	return fl.units.atMost(most)
+}
+
+// costs records that q requests that many units of its one bucket.
+func (f *traffic) costs(q *query, n int64) {
+	p := &q.buckets[0]
+	if q.counted {
+		f.flights.of[p.hash].add(q, n-p.cost)
+	}
+	p.cost = n
+}
+
+// lose records that servers which lead may not know of q, which is in flight.
+func (f *traffic) lose(q *query) {
+	if q.lost {
+		return
+	}
+	q.lost = true
+	for i := range q.buckets {
+		fl := f.flights.of[q.buckets[i].hash]
+		if fl.lost++; q.stage == owing {
+			fl.doubts++
+		}
+	}
+}
+
+// setHolder records whose servers count q's units as held.
+func (f *traffic) setHolder(q *query, holder *fallback) {
+	p := &q.buckets[0]
+	fl := f.flights.of[p.hash]
+	fl.add(q, -p.cost)
+	q.holder = holder
+	fl.add(q, p.cost)
+}
+
+// link starts counting q as in flight.
+func (f *fallback) link(q *query) {
+	q.next = f.inFlight
+	if q.next != nil {
+		q.next.prev = q
+	}
+	f.inFlight, q.counted = q, true
+	f.queries.Add(1)
+	f.flights.begin(q)
+}
+
+// unlink stops counting q as in flight, if it does.
+func (f *fallback) unlink(q *query) {
+	if !q.counted {
+		return
+	}
+	for i := range q.buckets {
+		f.flights.leave(q, &q.buckets[i])
+	}
+	f.queries.Add(-1)
+	if q.prev != nil {
+		q.prev.next = q.next
+	} else {
+		f.inFlight = q.next
+	}
+	if q.next != nil {
+		q.next.prev = q.prev
+	}
+	q.next, q.prev, q.counted = nil, nil, false
+}
+
+// sinceReset records that units were charged to a bucket, which its server may be emptying.
+func (f *traffic) sinceReset(hash uint64, units int64) {
+	for _, x := range f.resets {
+		if x.hash == hash {
+			x.units = min(x.units+min(units, MaxUnits), MaxUnits)
+		}
+	}
 }

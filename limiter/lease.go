@@ -1,8 +1,6 @@
 package limiter
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -499,17 +497,4 @@ func (ls *leases) known(b *Bucket) *leaseSlot {
 	}
 	ls.make()
 	return ls.of(b, 0, false)
-}
-
-// Leases returns the outcome of the units that this process has leased, by Bucket.Name.
-func (r *Redis) Leases() []LeaseUsage {
-	ls := &r.leases
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	usage := make([]LeaseUsage, 0, len(ls.usage))
-	for name, c := range ls.usage {
-		usage = append(usage, LeaseUsage{name, c.granted.Load(), c.used.Load()})
-	}
-	slices.SortFunc(usage, func(a, b LeaseUsage) int { return cmp.Compare(a.Name, b.Name) })
-	return usage
 }

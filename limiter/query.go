@@ -3,83 +3,7 @@ package limiter
 import (
 	"sync"
 	"unsafe"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
-
-// query queries a server about the buckets of a request: one group of core.lua, in an
-// invocation of its own or in a batch with others. It is encoded when it is sent, and
-// again each time that it is.
-type query struct {
-	redisscript.Call
-	what    byte // what to do with the buckets
-	buckets []bucketQuery
-	account *account // the one that it settles, renews or owes
-	number  int64    // of that when it was made
-	ahead   int64    // how many units may be leased before there is room for them
-	least   int64    // how many are to be leased at least, or none
-
-	// State of the fallback, guarded by its lock.
-	server     *redisscript.Server // the server that it was last sent to
-	order      uint64              // its number among all queries sent
-	stage      stage
-	began      uint64    // when it began to count as in flight, see flights
-	counted    bool      // whether it does
-	holder     *fallback // whose servers count its units as held; nil if none do
-	lost       bool      // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
-	next, prev *query
-
-	// Memory for Keys and Arg. The next query that reuses q overwrites it.
-	names, group []byte
-	ends         []int // where each key ends in names
-}
-
-// stage is how far a query is.
-type stage uint8
-
-const (
-	asking    stage = iota // its answer decides
-	gathering              // it has not been sent, and its units become more, see report.go
-	holding                // its units are held until the request is settled
-	owing                  // its units are charged, and its server may not know that yet: it is never sent
-	ended                  // nothing follows from its answer: it was given up, or never to decide
-)
-
-// bucketQuery is the part of a query about one bucket.
-type bucketQuery struct {
-	limit bucket.Limit
-	cost  int64
-	local localLevel // what is reported of it
-	held  *heldCost  // if its cost is only held, or it costs nothing and reads what is held
-
-	dryRun  bool  // whether its denial denies nothing
-	borrows bool  // whether a pool may have room instead
-	pool    bool  // whether it is one
-	watches uint8 // how many of the buckets right before this one it watches
-	keeps   bool
-
-	// How dirty the bucket is once the server has answered, because of what was
-	// decided here while the query was in flight, or others that still are.
-	crossed dirtiness
-	alone   uint16 // of the table when it was sent, see tableMark
-
-	// For the fallback.
-	location        // its location in the memory
-	key      string // its Redis key
-	maxKeys  int
-}
-
-// heldCost is the cost of a bucket that is only held, with what is requested of its account.
-type heldCost struct {
-	charge      int64        // how many units are charged when they are settled
-	reservation *reservation // what holds them
-	process     int64
-	accountName
-	totals
-	before        accountName // to renew: the account before
-	beforeCharged int64       // and how many units its requests have been charged
-}
 
 // charge returns what a server charges a request that is admitted, now or when the units
 // are settled.
@@ -99,13 +23,6 @@ func (p *bucketQuery) reservation() *reservation {
 		return nil
 	}
 	return p.held.reservation
-}
-
-// localLevel is what a query reports about a bucket: its level in this process.
-type localLevel struct {
-	bucket.Ahead           // its level
-	inFlight     int64     // units that are in flight next to it
-	dirty        dirtiness // if clean, no level is reported, and inFlight is what has not been reported
 }
 
 // queries is a pool of queries, which keep their memory.
@@ -151,12 +68,6 @@ func (k keys) query(req Request, what byte) *query {
 
 // text returns b as a string that is b's memory.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
-
-// encode makes q's Arg.
-func (q *query) encode() {
-	q.group = q.appendGroup(q.group[:0])
-	q.Arg = text(q.group)
-}
 
 // replies returns the number of integers in the reply to q.
 func (q *query) replies() int {
@@ -231,3 +142,26 @@ func (q *query) release() {
 	q.Reset()
 	queries.Put(q)
 }
+
+// reservationOf returns what a Redis store knows of the units that are held of b, or nil.
+func (req *Request) reservationOf(b *Bucket) *reservation {
+	if b.reservedAs == 0 {
+		return nil
+	}
+	return req.Held.reservations[b.reservedAs-1]
+}
+
+// What core.lua can do with a request's buckets, besides the values of Accounting.
+const (
+	whatSettle = 2
+	whatRenew  = 3
+	whatLease  = 4
+	whatReport = 5
+	whatProbe  = 6
+	whatRemove = 7 // see removals
+	whatPeek   = 8
+	whatReset  = 9
+)
+
+// entriesReplies is the number of integers in a reply that are a entriesLevel.
+const entriesReplies = 4

@@ -46,16 +46,6 @@ func NewRedis(opt RedisOptions) (*Redis, error) {
 	return newRedis(opt, takeScript), nil
 }
 
-// client runs the script on the servers, as a [redisscript.Client] does. Tests have others.
-type client interface {
-	Connect()
-	Do(end redisscript.Deadline, call *redisscript.Call) (*redisscript.Server, error)
-	Submit(end redisscript.Deadline, call *redisscript.Call) error
-	OneServer() bool
-	Stats() []redisscript.Stats
-	Close() error
-}
-
 // newRedis returns a store that uses the given script.
 func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	r := newRedisWithoutClient(opt)
@@ -197,16 +187,6 @@ func (r *Redis) take(ctx context.Context, req Request, dst []Decision) ([]Decisi
 	return req.decisions(w.outcomes, dst), nil
 }
 
-// deadline returns when a call that is made for ctx now must be answered, and now.
-func (r *Redis) deadline(ctx context.Context) (end redisscript.Deadline, now time.Time) {
-	now = time.Now()
-	end.At = now.Add(r.timeout)
-	if sooner, ok := ctx.Deadline(); ok && sooner.Before(end.At) {
-		end = redisscript.Deadline{At: sooner, Shortened: true}
-	}
-	return end, now
-}
-
 // tooLate decides a request whose deadline leaves no time to query a server.
 func (r *Redis) tooLate(req Request, dst []outcome) ([]outcome, error) {
 	if r.fallback == nil || req.NoFallback {
@@ -292,45 +272,6 @@ func (r *Redis) call(end redisscript.Deadline, q *query, dst []outcome) (srv *re
 	return srv, dst, errOvertaken
 }
 
-// callOnce is call without a second attempt.
-func (r *Redis) callOnce(end redisscript.Deadline, q *query, dst []outcome) (*redisscript.Server, []outcome, error) {
-	srv, err := r.client.Do(end, &q.Call)
-	if err != nil {
-		r.eachReservation(q, func(k *reservation) {
-			if redisscript.NotRun(err) {
-				r.ledger.refused(k)
-			} else {
-				r.ledger.lost(k)
-			}
-		})
-		return srv, dst, err
-	}
-	outcomes, corrupt, err := q.outcomes(dst)
-	if err == nil && corrupt {
-		_ = srv.ReportCorrupt(errCorrupt)
-	}
-	if err != nil {
-		r.eachReservation(q, r.ledger.lost)
-		return srv, dst, srv.ReportCorrupt(fmt.Errorf("%w: %w", errCorrupt, err))
-	}
-	return srv, outcomes, nil
-}
-
-// isLate reports whether a renewal of what this process holds has overtaken the call with
-// these outcomes, so that it did nothing.
-func isLate(outcomes []outcome) bool {
-	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.receipt < 0 })
-}
-
-// eachReservation calls do with what q was to hold.
-func (r *Redis) eachReservation(q *query, do func(*reservation)) {
-	for i := range q.buckets {
-		if k := q.buckets[i].reservation(); k != nil {
-			do(k)
-		}
-	}
-}
-
 // answered records what a server has decided on q.
 func (r *Redis) answered(q *query, outcomes []outcome) {
 	admitted := !q.denied(outcomes)
@@ -346,11 +287,56 @@ func (r *Redis) answered(q *query, outcomes []outcome) {
 	r.fallback.answered(q, outcomes)
 }
 
-// errCorrupt is the error for a key of ours that something else has written to.
-var errCorrupt = errors.New("a key does not hold a bucket")
+// validateWithoutFallback returns an error if req can't be decided by a Redis that has no
+// Fallback.
+func (req *Request) validateWithoutFallback() error {
+	for i := range req.Buckets {
+		if b := &req.Buckets[i]; b.Consistency.IsEventual() {
+			return fmt.Errorf("bucket %q: %v: a Redis without a Fallback knows nothing to decide by: set RedisOptions.Fallback, or use a Lease", b.Name, b.Consistency)
+		}
+	}
+	return nil
+}
 
-// errOvertaken is the error for a request that renewals have overtaken twice.
-var errOvertaken = errors.New("what this process holds was renewed meanwhile")
+// decideLocally decides req in this process, and reports whether it could. It appends to
+// w.outcomes.
+func (r *Redis) decideLocally(req Request, now int64, w *scratch) (outcomes []outcome, decided bool) {
+	eventual := 0
+	for i := range req.Buckets {
+		if req.Buckets[i].Consistency.reports() > 0 {
+			eventual++
+		}
+	}
+	switch {
+	case eventual == 0:
+		return r.leases.decide(req, now, w.outcomes)
+	case eventual == len(req.Buckets):
+		return r.reports.decide(req, now, w), true
+	}
+	return w.outcomes, false
+}
 
-// errLate is the error for a request whose deadline passed before it was sent.
-var errLate = errors.New("no time was left to query a server")
+// Leases returns the outcome of the units that this process has leased, by Bucket.Name.
+func (r *Redis) Leases() []LeaseUsage {
+	ls := &r.leases
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	usage := make([]LeaseUsage, 0, len(ls.usage))
+	for name, c := range ls.usage {
+		usage = append(usage, LeaseUsage{name, c.granted.Load(), c.used.Load()})
+	}
+	slices.SortFunc(usage, func(a, b LeaseUsage) int { return cmp.Compare(a.Name, b.Name) })
+	return usage
+}
+
+// Stats returns the state of each server, sorted by address: of a cluster, of each
+// master, or one entry for all servers until they are known. It does not wait for
+// any. The counters of a server are gone once it has left its cluster.
+func (r *Redis) Stats() []ServerStats {
+	servers := r.client.Stats()
+	all := make([]ServerStats, len(servers))
+	for i, s := range servers {
+		all[i] = ServerStats(s)
+	}
+	return all
+}

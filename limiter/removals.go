@@ -33,16 +33,6 @@ const (
 	drainsAnyway = 1_000_000
 )
 
-// removals collects buckets to remove from a store's servers.
-type removals struct {
-	send func([]removal)
-
-	mu      sync.Mutex
-	waiting []removal
-	sending int // number of calls of send in flight
-	timed   bool
-}
-
 // add schedules the removal of b.
 func (r *removals) add(b removal) {
 	r.mu.Lock()

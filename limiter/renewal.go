@@ -31,19 +31,6 @@ const (
 	lookTogether = 64
 )
 
-// renewal is the renewal of an account, which represents the one before.
-type renewal struct {
-	units   int64
-	running []*reservation // what is held for certain
-	before  accountName
-	charged int64         // in total, by requests of the account before
-	owed    int64         // how much of that the server has not answered to
-	heard   time.Duration // of that account
-	sent    bool          // whether it is in flight
-	tries   int           // how often it was sent
-	grew    bool          // whether more was held in the new account before it was answered
-}
-
 // advance sends what is to be sent of t. Again says whether that goes for what was not
 // answered before.
 func (n *ledger) advance(t *account, again bool) {
@@ -84,17 +71,6 @@ func (t *account) next(again bool) *query {
 	return t.call(whatSettle)
 }
 
-// call returns a call for t.
-func (t *account) call(what byte) *query {
-	b := t.bucket
-	b.reservedAs, b.Hold, b.Pool, b.Borrows, b.Watches, b.Cost = 0, false, false, false, 0, 0
-	q := t.ledger.store.query(Request{Buckets: []Bucket{b}}, what)
-	q.account, q.number = t, t.number
-	q.buckets[0].held = new(heldCost)
-	q.Replies = q.replies()
-	return q
-}
-
 // submit sends q, which next has returned.
 func (n *ledger) submit(q *query) {
 	if q == nil {
@@ -116,19 +92,6 @@ func (n *ledger) submit(q *query) {
 	if err := n.store.client.Submit(end, &q.Call); err != nil {
 		q.Done(err)
 	}
-}
-
-// renew begins a renewal: the next account has all that is held or may be.
-func (t *account) renew() {
-	r := &renewal{before: accountName{t.number, t.receipt}, charged: t.charged, owed: t.charged - t.confirmed.charged, heard: t.heard}
-	for k := range t.open {
-		if r.units = min(r.units+k.cost(), MaxUnits); k.running {
-			r.running = append(r.running, k)
-			k.counted = true
-		}
-	}
-	t.begin()
-	t.receipt, t.doubt, t.renewal = 0, false, r
 }
 
 // wasSettled handles the outcome of a settlement. An answer that the server has raised the
@@ -208,16 +171,6 @@ func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, er
 	n.advance(t, true)
 }
 
-// settlement is what follows from the outcome of a settlement or a renewal: of what is owed, how
-// much the server has charged, and how much it has not and never will, or may have
-// charged with an account that is gone; and how much more it has charged, since it had lapsed.
-type settlement struct {
-	known, unknown, lapsed int64
-
-	doubtless bool // whether nothing that is still owed may have been charged
-	doubtful  bool // whether it may have charged any of it, unless that is still known
-}
-
 // failed handles that a call failed. If its server is down, it returns all that is owed, to
 // be charged here: while it is awaited, nothing of that would drip. The server gets it
 // with the next request for the bucket, as a part of the level here. If some was sent
@@ -240,17 +193,6 @@ func (t *account) failed(err error) (here int64) {
 		t.renewal.before.receipt = -1 // no server has held for these requests
 	}
 	return here
-}
-
-// forgetOwed has t no longer send what it owes, which is charged here since the buckets have
-// moved: when they move back, the server gets it as a part of the level.
-func (t *account) forgetOwed() {
-	if r := t.renewal; r != nil {
-		r.charged, r.owed = r.charged-r.owed, 0
-		return
-	}
-	t.charged = t.confirmed.charged
-	t.renew()
 }
 
 // run renews what is due, and sends again what was not answered, until nothing is held.

@@ -30,25 +30,6 @@ const (
 	refreshAfter = time.Second
 )
 
-// reports is what one store has to report. The fallback's lock guards it.
-type reports struct {
-	store   *Redis
-	of      map[uint64]*report // by the hash of the bucket in the fallback's memory
-	queue   []*report          // those that are due at some time
-	next    int64              // when the first of them is, as far as run knows
-	swept   int64              // when idle ones were last removed
-	running bool
-	wake    chan struct{} // for run
-}
-
-// report is what is to be reported of one bucket. Times are in µs, on the store's clock.
-type report struct {
-	next  *query // gathers what is to be sent; nil if nothing is
-	due   int64  // when that is
-	sent  *query // has been sent and not answered; nil if nothing has
-	heard int64  // when the server last reported the level, or failed to
-}
-
 // decide decides req by what is known here, and appends to w.outcomes.
 func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	f, dst := rs.store.fallback, w.outcomes

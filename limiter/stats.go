@@ -51,15 +51,3 @@ type ServerStats struct {
 	// The number of failures by Reason.
 	Failures map[string]uint64
 }
-
-// Stats returns the state of each server, sorted by address: of a cluster, of each
-// master, or one entry for all servers until they are known. It does not wait for
-// any. The counters of a server are gone once it has left its cluster.
-func (r *Redis) Stats() []ServerStats {
-	servers := r.client.Stats()
-	all := make([]ServerStats, len(servers))
-	for i, s := range servers {
-		all[i] = ServerStats(s)
-	}
-	return all
-}

@@ -43,11 +43,3 @@ var (
 	_ Keeper = (*Memory)(nil)
 	_ Keeper = (*Redis)(nil)
 )
-
-// reservationOf returns what a Redis store knows of the units that are held of b, or nil.
-func (req *Request) reservationOf(b *Bucket) *reservation {
-	if b.reservedAs == 0 {
-		return nil
-	}
-	return req.Held.reservations[b.reservedAs-1]
-}

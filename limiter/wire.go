@@ -25,18 +25,6 @@ func newScript(source string) *redisscript.Script {
 	return s
 }
 
-// What core.lua can do with a request's buckets, besides the values of Accounting.
-const (
-	whatSettle = 2
-	whatRenew  = 3
-	whatLease  = 4
-	whatReport = 5
-	whatProbe  = 6
-	whatRemove = 7 // see removals
-	whatPeek   = 8
-	whatReset  = 9
-)
-
 // appendGroup appends q as core.lua reads it: a run of one group.
 func (q *query) appendGroup(b []byte) []byte {
 	reports := q.reports()
@@ -103,9 +91,6 @@ func appendDoubles(b []byte, numbers ...float64) []byte {
 	return b
 }
 
-// entriesReplies is the number of integers in a reply that are a entriesLevel.
-const entriesReplies = 4
-
 // outcomes appends the outcomes in core.lua's reply to q to dst, and reports whether any
 // key held something that is not a bucket.
 func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err error) {
@@ -159,4 +144,10 @@ func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err e
 		}
 	}
 	return outcomes, corrupt, nil
+}
+
+// encode makes q's Arg.
+func (q *query) encode() {
+	q.group = q.appendGroup(q.group[:0])
+	q.Arg = text(q.group)
 }

@@ -1,0 +1,202 @@
+package limiter
+
+import "sync"
+
+// recount finds out whether servers count what k holds, and which.
+func (k *reservation) recount() {
+	f, holder := k.store.fallback, (*fallback)(nil)
+	if k.inServer && !k.account.lost {
+		holder = f
+	}
+	if f != nil && k.query.stage == holding && k.query.counted && k.query.holder != holder {
+		f.setHolder(k.query, holder)
+	}
+}
+
+// lock locks n, with what the fallback has in flight.
+func (n *ledger) lock() { n.mutex().Lock() }
+
+// unlock is the reverse of lock.
+func (n *ledger) unlock() { n.mutex().Unlock() }
+
+func (n *ledger) mutex() *sync.Mutex {
+	if f := n.store.fallback; f != nil {
+		return &f.mu
+	}
+	return &n.mu
+}
+
+// maxTotal is up to where the script can count. An account with half of that is renewed, and
+// starts over.
+const maxTotal = 1<<53 - 1
+
+// add adds to the totals of t.
+func (t *account) add(ended, charged int64) {
+	t.ended, t.charged = min(t.ended+ended, maxTotal), min(t.charged+charged, maxTotal)
+	t.doubt = t.doubt || max(t.ended, t.charged) > maxTotal/2
+}
+
+// cost returns how many units it holds, or may hold: what costs more than the size is denied.
+func (k *reservation) cost() int64 { return min(k.query.buckets[0].cost, k.bucket.Limit.Size) }
+
+// isHeld reports whether anything is held: not if a dry run denied.
+func (k *reservation) isHeld() bool {
+	k.store.ledger.lock()
+	defer k.store.ledger.unlock()
+	return k.running
+}
+
+// lose has t renewed, since its server may have lost what it holds, or what was charged.
+func (t *account) lose() {
+	was := t.lost
+	if t.doubt, t.lost = true, true; !was {
+		t.recount()
+	}
+}
+
+// recount has the fallback find out again whether servers count what is held for certain.
+func (t *account) recount() {
+	for k := range t.open {
+		if k.running {
+			k.recount()
+		}
+	}
+}
+
+// doubts returns 1 if the server may have charged what t owes, and 0 otherwise.
+func (t *account) doubts() int {
+	if t != nil && t.owed != nil && t.owed.counted && t.owed.lost {
+		return 1
+	}
+	return 0
+}
+
+// unconfirmed returns how many of the units that q says were charged are not in the level here.
+func (t *account) unconfirmed(q *query) (units int64) {
+	if q.number != t.number { // it has been renewed since, and q does nothing
+		return 0
+	}
+	if units = t.charged - t.confirmed.charged; t.renewal != nil {
+		units += t.renewal.owed
+	}
+	return units
+}
+
+// of returns the account of k's bucket, and makes one if there is none. One of which nothing is
+// left starts over.
+func (n *ledger) of(k *reservation) *account {
+	p := &k.query.buckets[0]
+	t := n.all[p.key]
+	if t == nil {
+		t = &account{ledger: n, open: make(map[*reservation]struct{})}
+		if n.all == nil {
+			n.all = make(map[string]*account)
+		}
+		n.all[p.key] = t
+		if !n.running {
+			n.running = true
+			go n.run()
+		}
+	}
+	if t.isIdle() {
+		t.begin()
+		t.mayExist, t.doubt, t.lost, t.renewal = false, false, false, nil
+		t.heard = n.store.clock()
+	}
+	t.bucket = k.bucket
+	k.account = t
+	return t
+}
+
+// begin gives t the next number.
+func (t *account) begin() {
+	t.ledger.number++
+	t.queued = false // what was, is for the account before
+	t.number, t.receipt, t.totals, t.sent, t.confirmed = t.ledger.number, -1, totals{}, totals{}, totals{}
+}
+
+// isIdle reports whether nothing is left of t to be settled. While its server does not
+// answer, that is so once all has ended that the server has never heard of: in an outage
+// there would be an account for each key otherwise.
+func (t *account) isIdle() bool {
+	if len(t.open) > 0 || t.settling > 0 || t.renewal != nil && t.renewal.sent {
+		return false
+	}
+	return !t.mayExist && t.charged == t.confirmed.charged && (t.renewal == nil || t.renewal.owed == 0) || !t.doubt && t.renewal == nil && t.totals == t.confirmed
+}
+
+// runs reports whether anything is held for certain.
+func (t *account) runs() bool {
+	for k := range t.open {
+		if k.running {
+			return true
+		}
+	}
+	return false
+}
+
+// requested records a call to a server to hold k's units.
+func (n *ledger) requested(k *reservation) {
+	if k.number != 0 { // it may have been sent before, or has been given up
+		return
+	}
+	t := n.of(k)
+	t.mayExist = true
+	k.number, k.sent = t.number, n.store.clock()
+	t.open[k] = struct{}{}
+}
+
+// forget removes k, which is not held, unless it was given up before. A renewal may have counted
+// it.
+func (n *ledger) forget(k *reservation) {
+	t := k.account
+	if _, open := t.open[k]; !open {
+		return
+	}
+	delete(t.open, k)
+	if k.number != t.number {
+		t.add(k.cost(), 0)
+	}
+}
+
+// decidedHere records that k's units are held, and that no server has them. n is locked.
+func (n *ledger) decidedHere(k *reservation) {
+	t := n.of(k)
+	t.open[k] = struct{}{}
+	k.running, t.doubt = true, true
+}
+
+// call returns a call for t.
+func (t *account) call(what byte) *query {
+	b := t.bucket
+	b.reservedAs, b.Hold, b.Pool, b.Borrows, b.Watches, b.Cost = 0, false, false, false, 0, 0
+	q := t.ledger.store.query(Request{Buckets: []Bucket{b}}, what)
+	q.account, q.number = t, t.number
+	q.buckets[0].held = new(heldCost)
+	q.Replies = q.replies()
+	return q
+}
+
+// renew begins a renewal: the next account has all that is held or may be.
+func (t *account) renew() {
+	r := &renewal{before: accountName{t.number, t.receipt}, charged: t.charged, owed: t.charged - t.confirmed.charged, heard: t.heard}
+	for k := range t.open {
+		if r.units = min(r.units+k.cost(), MaxUnits); k.running {
+			r.running = append(r.running, k)
+			k.counted = true
+		}
+	}
+	t.begin()
+	t.receipt, t.doubt, t.renewal = 0, false, r
+}
+
+// forgetOwed has t no longer send what it owes, which is charged here since the buckets have
+// moved: when they move back, the server gets it as a part of the level.
+func (t *account) forgetOwed() {
+	if r := t.renewal; r != nil {
+		r.charged, r.owed = r.charged-r.owed, 0
+		return
+	}
+	t.charged = t.confirmed.charged
+	t.renew()
+}
