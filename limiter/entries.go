@@ -34,7 +34,7 @@ func (m *Memory) keepEntries(p *location) {
 	}
 	keys := p.entries.Keys()
 	m.count(p.partition, keys-int(p.entries.Counted))
-	p.entries.Counted = int32(keys) //nolint:gosec // a few thousand
+	p.entries.Counted = int32(keys) // a few thousand
 }
 
 // dropEntries removes the log of a bucket, if it has one. The lock of its table must be

@@ -177,8 +177,8 @@ func (m *meeting) times(q *query, hash uint64) (n int) {
 // add adds n, which may be negative.
 func (t *total) add(n int64) {
 	var carry uint64
-	t.low, carry = bits.Add64(t.low, uint64(n), 0)       //nolint:gosec // two's complement
-	t.high, _ = bits.Add64(t.high, uint64(n>>63), carry) //nolint:gosec // its sign
+	t.low, carry = bits.Add64(t.low, uint64(n), 0)       // two's complement
+	t.high, _ = bits.Add64(t.high, uint64(n>>63), carry) // its sign
 }
 
 // sub subtracts other, which is not more.
@@ -190,10 +190,10 @@ func (t *total) sub(other total) {
 
 // atMost returns t, or most if it is larger.
 func (t *total) atMost(most int64) int64 {
-	if t.high != 0 || t.low > uint64(most) { //nolint:gosec // not negative
+	if t.high != 0 || t.low > uint64(most) { // not negative
 		return most
 	}
-	return int64(t.low) //nolint:gosec // not larger
+	return int64(t.low) // not larger
 }
 
 // crossAll records that the answer to q does not include all that is known here.

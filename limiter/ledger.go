@@ -19,7 +19,7 @@ func (r *Redis) reserveBucket(req Request, i int) {
 	k := &reservation{store: r, bucket: req.Buckets[i], query: r.query(Request{Buckets: req.Buckets[i : i+1]}, whatRenew)}
 	k.query.buckets[0].held = &heldCost{charge: req.Buckets[i].Cost, reservation: k}
 	req.Held.reservations = append(req.Held.reservations, k)
-	req.Buckets[i].reservedAs = uint16(len(req.Held.reservations)) //nolint:gosec // at most maxBuckets
+	req.Buckets[i].reservedAs = uint16(len(req.Held.reservations)) // at most maxBuckets
 }
 
 // sending says in q, which is about to be sent, what it requests of its accounts.

@@ -87,12 +87,12 @@ func (l *loader) take(n int) (b []byte) {
 }
 
 func (l *loader) get32() uint32 { return binary.LittleEndian.Uint32(l.take(4)) }
-func (l *loader) get64() int64  { return int64(binary.LittleEndian.Uint64(l.take(8))) } //nolint:gosec // bits
+func (l *loader) get64() int64  { return int64(binary.LittleEndian.Uint64(l.take(8))) }
 
 // count reads how many elements follow, each of at least size bytes, or 0 if that can't be.
 func (l *loader) count(size int) int {
 	n := l.get32()
-	if uint64(n) > uint64(len(l.b)/size) { //nolint:gosec // not negative
+	if uint64(n) > uint64(len(l.b)/size) { // not negative
 		l.bad = true
 		return 0
 	}
@@ -127,7 +127,7 @@ func (m *Memory) load(l *loader) (buckets int) {
 	for n := l.count(savedBucket); n > 0 && !l.bad; n = l.count(savedBucket) {
 		at := location{partition: p}
 		for i := range n {
-			at = location{hash: uint64(l.get64()), partition: p} //nolint:gosec // bits
+			at = location{hash: uint64(l.get64()), partition: p}
 			at.table = &p.tables[at.hash%tables]
 			if i == 0 && at.table.used == 0 {
 				at.table.rebuild(n, l.now) // they come in the order of a table, which is slow to fill one that grows
@@ -192,7 +192,7 @@ func (l *loader) entryLog(p *partition, limit *bucket.Limit) *bucket.EntryLog {
 	}
 	entries := make([]uint64, n)
 	for i := range entries {
-		entries[i] = uint64(l.get64()) //nolint:gosec // bits
+		entries[i] = uint64(l.get64())
 	}
 	g := bucket.LoadEntryLog(rate, base+l.behind, entries, l.end+l.behind)
 	l.bad = l.bad || g == nil

@@ -51,8 +51,8 @@ func (m *Memory) Save(w io.Writer) (Saved, error) {
 	m.savedAt.Store(s.begun)
 	s.buf = append(s.buf, savedMagic...)
 	s.put32(SavedFormat)
-	s.put64(int64(m.key[0])) //nolint:gosec // bits
-	s.put64(int64(m.key[1])) //nolint:gosec // bits
+	s.put64(int64(m.key[0]))
+	s.put64(int64(m.key[1]))
 	buckets := 0
 	for _, p := range m.directory.Load().all { // in this order, they are made anew as they are
 		buckets += s.partition(p)
@@ -102,7 +102,7 @@ type saver struct {
 }
 
 func (s *saver) put32(v uint32) { s.buf = binary.LittleEndian.AppendUint32(s.buf, v) }
-func (s *saver) put64(v int64)  { s.buf = binary.LittleEndian.AppendUint64(s.buf, uint64(v)) } //nolint:gosec // bits
+func (s *saver) put64(v int64)  { s.buf = binary.LittleEndian.AppendUint64(s.buf, uint64(v)) }
 
 // flush writes what is in the buffer.
 func (s *saver) flush() {
@@ -136,7 +136,7 @@ func (s *saver) partition(p *partition) (buckets int) {
 // limit adds which limit p is of, and how many buckets its Name may have.
 func (s *saver) limit(p *partition) {
 	id := &p.id
-	s.put32(uint32(len(id.name))) //nolint:gosec // far less
+	s.put32(uint32(len(id.name))) // far less
 	s.buf = append(s.buf, id.name...)
 	s.put64(int64(id.rate))
 	s.put64(id.dripSize)
@@ -178,7 +178,7 @@ func (s *saver) table(p *partition, i int) (buckets int) {
 		}
 		buckets++
 		s.left = max(s.left, left)
-		s.put64(int64(hash)) //nolint:gosec // bits
+		s.put64(int64(hash))
 		s.put64(left)
 		s.put64(level.Rest)
 		if p.entries != nil {
@@ -190,7 +190,7 @@ func (s *saver) table(p *partition, i int) (buckets int) {
 		s.buf = s.buf[:begin]
 		return 0
 	}
-	binary.LittleEndian.PutUint32(s.buf[begin:], uint32(buckets)) //nolint:gosec // far less
+	binary.LittleEndian.PutUint32(s.buf[begin:], uint32(buckets)) // far less
 	return buckets
 }
 
@@ -201,10 +201,10 @@ func (s *saver) entryLog(g *bucket.EntryLog) {
 		return
 	}
 	rate, base, entries := g.Saved()
-	s.put32(uint32(len(entries))) //nolint:gosec // a few thousand
+	s.put32(uint32(len(entries))) // a few thousand
 	s.put64(rate)
 	s.put64(base - s.begun)
 	for _, e := range entries {
-		s.put64(int64(e)) //nolint:gosec // bits
+		s.put64(int64(e))
 	}
 }

@@ -175,7 +175,7 @@ func (t *table) emptiest(i, n int, except uint64, order *emptiness, best *slot) 
 // home returns the index of the preferred slot for the given hash.
 func (t *table) home(hash uint64) int {
 	home, _ := bits.Mul64(hash, uint64(len(t.slots)))
-	return int(home) //nolint:gosec // less than len(t.slots)
+	return int(home) // less than len(t.slots)
 }
 
 // find returns the index of the slot that holds the bucket with the given hash, or

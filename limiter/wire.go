@@ -29,7 +29,7 @@ func newScript(source string) *redisscript.Script {
 func (q *query) appendGroup(b []byte) []byte {
 	reports := q.reports()
 	b = binary.BigEndian.AppendUint16(b, 1)
-	b = binary.BigEndian.AppendUint16(b, uint16(len(q.buckets))) //nolint:gosec // at most maxBuckets
+	b = binary.BigEndian.AppendUint16(b, uint16(len(q.buckets))) // at most maxBuckets
 	b = append(b, q.what, bit(reports))
 	for i := range q.buckets {
 		p := &q.buckets[i]

@@ -175,9 +175,9 @@ func parseInt(text []byte) (int64, error) {
 		return 0, errReplyMalformed
 	}
 	if negative {
-		return -int64(n), nil //nolint:gosec // it wraps to the least integer
+		return -int64(n), nil // it wraps to the least integer
 	}
-	return int64(n), nil //nolint:gosec // it fits
+	return int64(n), nil // it fits
 }
 
 // replyError is an error that a server has replied.

@@ -110,7 +110,7 @@ func (s *Script) appendTo(b []byte, in *invocation) []byte {
 		}
 		b = appendBulk(b, rest[0].Arg)
 		run := b[len(b)-len("\r\n")-len(rest[0].Arg):]
-		binary.BigEndian.PutUint16(run, uint16(n)) //nolint:gosec // at most maxBatchKeys
+		binary.BigEndian.PutUint16(run, uint16(n)) // at most maxBatchKeys
 		rest = rest[n:]
 	}
 	return b
