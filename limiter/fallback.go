@@ -12,10 +12,16 @@ import (
 // newFallback returns a fallback to m for servers that may answer late by up to
 // timeout, and keep their buckets at the given location.
 func newFallback(m *Memory, timeout time.Duration, location string) *fallback {
-	m.traffic.mu.Lock()
-	defer m.traffic.mu.Unlock()
-	f := &fallback{traffic: m.traffic, memory: m, timeout: timeout, location: location}
-	m.traffic.open = append(m.traffic.open, f)
+	m.mu.Lock()
+	if m.inFlight == nil {
+		m.inFlight = new(traffic)
+	}
+	f := &fallback{traffic: m.inFlight.(*traffic), memory: m, timeout: timeout}
+	m.mu.Unlock()
+	f.original = original{location, f.removals.add}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open = append(f.open, &f.original)
 	return f
 }
 
@@ -26,7 +32,7 @@ func (f *fallback) isReplaced() bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.open) > 0 && f.open[len(f.open)-1] != f
+	return len(f.open) > 0 && f.open[len(f.open)-1] != &f.original
 }
 
 // close records that nothing more will be sent to f's servers.
@@ -34,8 +40,8 @@ func (f *fallback) close() {
 	if f != nil {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		f.open = slices.DeleteFunc(f.open, func(other *fallback) bool { return other == f })
-		f.memory.leader.CompareAndSwap(f, nil)
+		f.open = slices.DeleteFunc(f.open, func(other *original) bool { return other == &f.original })
+		f.memory.leader.CompareAndSwap(&f.original, nil)
 	}
 }
 
@@ -47,12 +53,12 @@ func (f *fallback) close() {
 func (f *fallback) takeLead() bool {
 	leader := f.memory.leader.Load()
 	switch {
-	case leader == f:
+	case leader == &f.original:
 		return true
-	case leader != nil && slices.Index(f.open, leader) > slices.Index(f.open, f):
+	case leader != nil && slices.Index(f.open, leader) > slices.Index(f.open, &f.original):
 		return leader.location == f.location
 	}
-	f.memory.leader.Store(f) // first: from now on, what the Memory decides alone is marked
+	f.memory.leader.Store(&f.original) // first: from now on, what the Memory decides alone is marked
 	if leader == nil || leader.location != f.location {
 		f.memory.epoch.Add(1)
 		for q := f.inFlight; q != nil; {
@@ -74,7 +80,7 @@ func (f *fallback) takeLead() bool {
 // leads reports what takeLead would, without taking the lead.
 func (f *fallback) leads() bool {
 	leader := f.memory.leader.Load()
-	return leader == f || leader != nil && leader.location == f.location
+	return leader == &f.original || leader != nil && leader.location == f.location
 }
 
 // locate finds the buckets of q, the query about req, in the memory.

@@ -406,7 +406,7 @@ func TestDirtyBuckets(t *testing.T) {
 	follow(m, &b, bucket.Ahead{Clear: hour})
 	check()
 	decide(t, m, AccountingAtomic, other) // on its own, not as a fallback
-	m.leader.Store(f)                     // whose servers know of that
+	m.leader.Store(&f.original)           // whose servers know of that
 	check()
 	here(b)
 	check(localLevel{bucket.Ahead{Clear: 3 * hour, Rest: 1}, 0, behind}, localLevel{})

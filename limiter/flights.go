@@ -203,6 +203,16 @@ func (f *fallback) crossAll(q *query) {
 	}
 }
 
+// appendUnits implements inFlight.
+func (f *traffic) appendUnits(locations []location, buckets []Bucket, dst []int64) []int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range locations {
+		dst = append(dst, f.units(locations[i].hash, buckets[i].Limit.Size))
+	}
+	return dst
+}
+
 // units returns the number of units in flight for a bucket, at most most.
 func (f *traffic) units(hash uint64, most int64) int64 {
 	fl := f.flights.of[hash]
@@ -251,7 +261,7 @@ func (f *fallback) link(q *query) {
 		q.next.prev = q
 	}
 	f.inFlight, q.counted = q, true
-	f.queries.Add(1)
+	f.memory.queries.Add(1)
 	f.flights.begin(q)
 }
 
@@ -263,7 +273,7 @@ func (f *fallback) unlink(q *query) {
 	for i := range q.buckets {
 		f.flights.leave(q, &q.buckets[i])
 	}
-	f.queries.Add(-1)
+	f.memory.queries.Add(-1)
 	if q.prev != nil {
 		q.prev.next = q.next
 	} else {

@@ -136,8 +136,8 @@ func (m *Memory) remove(p *partition, t *table, s slot, now int64, drained bool)
 	t.mu.Unlock()
 	if s.Clear > now {
 		p.usage.forgotten.Add(1)
-		if f := m.leader.Load(); f != nil && digest != (keyDigest{}) && !p.mixed() {
-			f.removals.add(removal{p, s.hash, digest, s.stored()})
+		if to := m.leader.Load(); to != nil && digest != (keyDigest{}) && !p.mixed() {
+			to.evicted(removal{p, s.hash, digest, s.stored()})
 		}
 	}
 	return true

@@ -80,14 +80,3 @@ func (req *Request) deferCharges(decisions []Decision, in charger) {
 		}
 	}
 }
-
-// heldElsewhere appends how many units of each of the buckets requests hold in servers, or
-// may be charged there. No table may be locked.
-func (m *Memory) heldElsewhere(locations []location, buckets []Bucket, dst []int64) []int64 {
-	m.traffic.mu.Lock()
-	defer m.traffic.mu.Unlock()
-	for i := range locations {
-		dst = append(dst, m.traffic.units(locations[i].hash, buckets[i].Limit.Size))
-	}
-	return dst
-}

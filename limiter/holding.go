@@ -5,7 +5,7 @@ import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 // anyHeld reports whether there may be requests that hold units: here, or in servers if
 // their store has been replaced by m.
 func (m *Memory) anyHeld() bool {
-	return m.holding.buckets.Load() != 0 || m.traffic.queries.Load() != 0
+	return m.holding.buckets.Load() != 0 || m.queries.Load() != 0
 }
 
 // hold has h settle what p's bucket, the i-th of req, now holds.

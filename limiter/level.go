@@ -38,7 +38,7 @@ func (b Bucket) banned(d time.Duration) (Bucket, bucket.Ahead, error) {
 	b, err := b.prepared()
 	switch {
 	case err != nil:
-	case b.Limit.Algorithm != bucket.Bans:
+	case !b.Limit.of().CountsDenials():
 		err = fmt.Errorf("bucket %q: its limit must be made by BanAfter", b.Name)
 	case d < time.Microsecond || d.Microseconds() > MaxUnits:
 		err = fmt.Errorf("ban of %v: must be from 1µs to 17 years", d)

@@ -37,9 +37,9 @@ type Memory struct {
 	savedClear atomic.Int64 // when the last of the buckets has drained that were saved then, in µs on clock
 
 	// For the stores that use this one as their fallback.
-	traffic *traffic
-	leader  atomic.Pointer[fallback] // whose servers know the levels of the clean buckets; nil if none do
-	epoch   atomic.Uint64            // number of times that servers may have lost what they knew of all buckets, see read
+	leader   atomic.Pointer[original] // whose servers know the levels of the clean buckets; nil if none do
+	epoch    atomic.Uint64            // number of times that servers may have lost what they knew of all buckets, see read
+	inFlight inFlight                 // what these stores have in flight; nil before the first
 
 	holding heldUnitsHere
 
@@ -50,6 +50,7 @@ type Memory struct {
 	sweptAt atomic.Int64  // when tables were last swept by what changes buckets, in µs on clock, for Unsaved
 	sweepAt atomic.Int64  // when Sweep was last called
 	next    atomic.Uint64 // which table to sweep next
+	queries atomic.Int64  // number of those that are in flight
 
 	mu   sync.Mutex // held while the directory changes; table locks are taken while holding it
 	made uint64     // number of partitions ever made
@@ -59,6 +60,8 @@ type Memory struct {
 // changes it. A bucket takes 28 to 36 bytes, or 46 to 60 in the fallback of a
 // Redis.
 const DefaultMaxKeys = 1_000_000
+
+var _ Keeper = (*Memory)(nil)
 
 // NewMemory returns an empty Memory.
 func NewMemory() *Memory {
@@ -72,7 +75,7 @@ func NewMemory() *Memory {
 // tests. clock returns the time since some fixed moment, which is the Unix epoch if any
 // Limit uses the time of day or if the Memory is saved, and must never go back.
 func NewMemoryWithClock(clock func() time.Duration) *Memory {
-	m := &Memory{seed: maphash.MakeSeed(), key: newSipKey(), clock: clock, traffic: new(traffic)}
+	m := &Memory{seed: maphash.MakeSeed(), key: newSipKey(), clock: clock}
 	m.unix = func(now int64) int64 { return now }
 	m.directory.Store(newDirectory(nil, map[string]*usage{}, new(usage)))
 	m.SetMaxKeys(DefaultMaxKeys)
@@ -347,11 +350,6 @@ func (m *Memory) lock(p *location) {
 		p.table = &p.partition.tables[p.hash%tables]
 	}
 }
-
-// If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
-// full share buckets. Shared buckets are kept apart from buckets of keys and do not
-// count towards MaxKeys. Their number is capped too: when there are too many
-// ShareKeys, the remaining ones share one bucket.
 
 // minShared is the number of shared buckets that a limit may always have. Larger
 // limits may have one for every eight keys.

@@ -52,7 +52,7 @@ func TestMoveWithRequestsInFlight(t *testing.T) {
 				wg.Go(func() { call(old, b) })
 			}
 			redistest.WaitFor(t, 5*time.Second, func() error {
-				if n := m.traffic.queries.Load(); n < 7 {
+				if n := m.queries.Load(); n < 7 {
 					return fmt.Errorf("%d are in flight", n)
 				}
 				return nil

@@ -18,7 +18,7 @@ import (
 // bucket and algorithms.lua. The log of admissions that one of them keeps next to its level is
 // what the layers call entries. Constructors of limits, which users call, may be anywhere;
 // numbers that only one algorithm has may not, as they would stand for its name. They are
-// named only where users make limits and bans: in limit.go and ban.go here, and where the
+// named only where users make limits and bans: in limit.go here, and where the
 // Caddy module makes them of options.
 func TestLayersNameNoAlgorithm(t *testing.T) {
 	const arithmetic = "../internal/bucket/"
@@ -66,7 +66,7 @@ func TestLayersNameNoAlgorithm(t *testing.T) {
 		id, _ := n.(*ast.Ident)
 		return id
 	}
-	checkNames("*.go", 15, identifier, "limit", "ban")
+	checkNames("*.go", 15, identifier, "limit")
 	checkNames(arithmetic+"*.go", 3, identifier, append(own, "algorithm")...)
 	ofLimits := func(n ast.Node) *ast.Ident {
 		if s, ok := n.(*ast.SelectorExpr); ok {

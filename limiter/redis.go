@@ -35,6 +35,8 @@ type Redis struct {
 	reports   reports
 }
 
+var _ Keeper = (*Redis)(nil)
+
 // NewRedis returns a store in the given Redis. It does not connect yet (see
 // [Redis.Connect]), and succeeds even if no server is running. It returns the
 // error of [RedisOptions.Validate] if opt is not valid.

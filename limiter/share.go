@@ -2,6 +2,11 @@ package limiter
 
 import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
+// If no bucket may be evicted (see Bucket.ShareKey), keys that find their limit
+// full share buckets. Shared buckets are kept apart from buckets of keys and do not
+// count towards MaxKeys. Their number is capped too: when there are too many
+// ShareKeys, the remaining ones share one bucket.
+
 // shareBuckets appends the buckets to dst, replacing those that have to be shared.
 // A level that is carried over from a shared bucket to a key's own is marked dirty
 // as given.

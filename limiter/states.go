@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
@@ -41,9 +40,8 @@ type fallback struct {
 	*traffic
 	memory   *Memory
 	timeout  time.Duration // how late an answer may arrive
-	location string        // identifies where the servers keep the buckets
-
 	removals removals
+	original // f as the memory knows it
 }
 
 // traffic tracks the requests in flight of all fallbacks that share a memory.
@@ -53,12 +51,11 @@ type traffic struct {
 	// decided here, so that each sees the other. The memory's table locks are
 	// taken while holding it.
 	mu       sync.Mutex
-	inFlight *query       // the latest one; the head of a list, for what concerns a whole server
-	flights  flights      // the same by bucket, for all else, see flights.go
-	queries  atomic.Int64 // how many there are
-	sent     uint64       // number of queries sent
-	open     []*fallback  // those that are not closed, the newest last
-	resets   []*emptying  // those in flight
+	inFlight *query      // the latest one; the head of a list, for what concerns a whole server
+	flights  flights     // the same by bucket, for all else, see flights.go
+	sent     uint64      // number of queries sent
+	open     []*original // the fallbacks that are not closed, the newest last
+	resets   []*emptying // those in flight
 }
 
 // emptying is a call in flight that empties a bucket. The server may run it at any time until

@@ -38,8 +38,3 @@ type Keeper interface {
 	// Ban bans a bucket's key for d. The bucket's Limit is made by [BanAfter].
 	Ban(ctx context.Context, b Bucket, d time.Duration) error
 }
-
-var (
-	_ Keeper = (*Memory)(nil)
-	_ Keeper = (*Redis)(nil)
-)

@@ -95,8 +95,8 @@ type standIn struct {
 func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
 	w.locations = m.locations(req.Buckets, w.locations[:0])
 	if as == nil {
-		if w.inFlight = w.inFlight[:0]; m.traffic.queries.Load() != 0 {
-			w.inFlight = m.heldElsewhere(w.locations, req.Buckets, w.inFlight)
+		if w.inFlight = w.inFlight[:0]; m.queries.Load() != 0 {
+			w.inFlight = m.inFlight.appendUnits(w.locations, req.Buckets, w.inFlight)
 		}
 	}
 	w.held = lockAll(w.locations, w.held[:0])
