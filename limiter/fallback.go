@@ -341,7 +341,7 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 	defer w.release()
 	f.findInFlight(req, w)
 	before, peek := len(dst), denied && req.Accounting == AccountingAtomic
-	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, denied: denied, peek: peek})
+	dst = f.memory.take(w, req, dst, &standIn{late: f.timeout, denied: denied, peek: peek})
 	denied = denied || req.denied(dst[before:])
 	for i := range dst[before:] {
 		o, b := &dst[before+i], &req.Buckets[i]

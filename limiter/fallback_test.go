@@ -22,7 +22,7 @@ func held(m *Memory, b Bucket) bucket.Ahead {
 
 // takeInstead has m decide req in place of a server.
 func takeInstead(m *Memory, req Request) []outcome {
-	return m.take(new(scratch), req, nil, &standIn{inFlight: make([]int64, len(req.Buckets))})
+	return m.take(new(scratch), req, nil, new(standIn))
 }
 
 // dirtyLevels returns the levels that would be sent for the buckets, nil if none

@@ -39,7 +39,7 @@ func (m *Memory) settleHeld(b Bucket, charge int64) {
 	}
 	m.decidesAlone(&p)
 	b.Cost = min(charge, max(b.Cost, 2*b.Limit.Size-p.units(&b, now)))
-	if p.exact {
+	if p.entries != nil {
 		b.Cost = min(b.Cost, bucket.MaxLogUnits)
 		b.Limit.Size += b.Cost // or it would drop its oldest units
 		m.settleEntries(&p, &b, now)
@@ -55,7 +55,7 @@ func (m *Memory) settleHeld(b Bucket, charge int64) {
 
 // units returns how many units p's bucket has.
 func (p *location) units(b *Bucket, now int64) int64 {
-	if p.exact {
+	if p.entries != nil {
 		return int64(p.entries.Total)
 	}
 	return b.Limit.of().Units(p.level, now)

@@ -17,7 +17,6 @@ import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
 // openEntries sets p's log, trimmed, and the summary that goes with it.
 func (m *Memory) openEntries(p *location, b *Bucket, now int64) {
-	p.exact = true
 	switch p.entries = p.partition.entries[p.hash%tables][p.hash]; {
 	case p.level.Clear <= now:
 		p.entries = bucket.NewEntryLog(b.Limit.of().Rate())
@@ -30,9 +29,9 @@ func (m *Memory) openEntries(p *location, b *Bucket, now int64) {
 	}
 }
 
-// fitsEntries reports whether p's log has room for the request on b.
-func (p *location) fitsEntries(b *Bucket) bool {
-	return b.need() <= b.Limit.Size && int64(p.entries.Total)+p.claimed <= b.Limit.Size-b.need() || b.free()
+// fitsEntries reports whether p's log has room for the request on b next to n other units.
+func (p *location) fitsEntries(b *Bucket, n int64) bool {
+	return b.need() <= b.Limit.Size && int64(p.entries.Total)+n <= b.Limit.Size-b.need() || b.free()
 }
 
 // settleEntries charges p's log, whether or not it has room.

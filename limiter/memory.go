@@ -111,14 +111,6 @@ func (w *scratch) release() {
 	scratches.Put(w)
 }
 
-// fitsAlone reports whether p's bucket has room for the request on b next to no others.
-func (p *location) fitsAlone(b *Bucket, now int64) bool {
-	if p.exact {
-		return b.need() <= b.Limit.Size-int64(p.entries.Total) || b.free()
-	}
-	return b.fits(p.level, 0, now)
-}
-
 // Len returns the number of buckets held, including drained ones that have not
 // been removed yet.
 func (m *Memory) Len() int { return int(m.held.Load() + m.shared.Load()) }

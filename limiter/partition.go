@@ -184,12 +184,11 @@ type location struct {
 	unsure  bool      // whether a denial makes the bucket dirty
 	found   bool      // whether it holds something
 	fits    bool
+	blocked bool // whether it lacks room only because of units in flight
 	spared  bool // whether a bucket that watches it has no room, or it is a pool of which nothing is borrowed
 	entered bool // whether the bucket is new
 
-	// Of a bucket that has a log, which decides.
-	exact   bool
-	made    bool // whether the entries were made again, from the summary
-	entries *bucket.EntryLog
-	claimed int64 // what other keys of the request will have added
+	made    bool             // whether the entries were made again, from the summary
+	entries *bucket.EntryLog // of a bucket that has a log, which decides; otherwise nil
+	claimed int64            // next to a log: what is in flight, and what other keys of the request will have added
 }

@@ -37,7 +37,7 @@ func (rs *reports) decide(req Request, now int64, w *scratch) []outcome {
 	defer f.mu.Unlock()
 	f.findInFlight(req, w)
 	before := len(dst)
-	dst = f.memory.take(w, req, dst, &standIn{inFlight: w.inFlight, late: f.timeout, peek: true})
+	dst = f.memory.take(w, req, dst, &standIn{late: f.timeout, peek: true})
 	denied := req.denied(dst[before:])
 	for i := range req.Buckets {
 		b, o, hash := &req.Buckets[i], &dst[before+i], w.locations[i].hash

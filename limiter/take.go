@@ -82,149 +82,207 @@ func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 	return s.Ahead(now), denied
 }
 
-// standIn says how to decide in place of another store, see fallback.go.
+// standIn says how to decide in place of an original, see fallback.go. What that may still
+// admit is in scratch.inFlight.
 type standIn struct {
-	inFlight []int64       // for each bucket, the units that the other store may still admit
-	late     time.Duration // how much later than there a bucket may drain here
-	denied   bool          // whether the request is denied elsewhere
-	peek     bool          // whether nothing is charged
+	late   time.Duration // how much later than there a bucket may drain here
+	denied bool          // whether the request is denied elsewhere
+	peek   bool          // whether nothing is charged
+}
+
+// taking is the decision on one request. As in decide.lua there are two passes, since whether
+// a bucket is charged depends on the others: the first looks at each bucket and decides whether
+// it has room, the second charges.
+type taking struct {
+	m         *Memory
+	req       Request
+	locations []location
+	inFlight  []int64  // for each bucket, the units that originals may still admit; empty if there are none
+	as        *standIn // nil if the Memory is a Store of its own
+	now       int64
+	anyHeld   bool // whether requests hold units of any bucket here
+	pools     lending
+	admitted  bool
 }
 
 // take decides req, which is valid, and appends the outcome for each bucket to
 // dst. With as, it marks buckets that hold something as dirty. w is memory for it.
 func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
-	w.locations = m.locations(req.Buckets, w.locations[:0])
-	if as == nil {
-		if w.inFlight = w.inFlight[:0]; m.queries.Load() != 0 {
-			w.inFlight = m.inFlight.appendUnits(w.locations, req.Buckets, w.inFlight)
-		}
+	m.lockBuckets(w, req, as)
+	t := taking{m: m, req: req, locations: w.locations, inFlight: w.inFlight, as: as, now: m.clock().Microseconds()}
+	t.anyHeld = m.holding.buckets.Load() != 0
+	t.admitted = as == nil || !as.denied
+	for i := range t.locations {
+		p, b := &t.locations[i], &req.Buckets[i]
+		t.look(p, b, i)
+		t.decide(p, b, i)
 	}
-	w.held = lockAll(w.locations, w.held[:0])
-	locations := w.locations
-	for i := range locations {
-		if locations[i].partition.dead {
-			unlockAll(w.held)
-			return m.take(w, req, dst, as)
-		}
-	}
-	now := m.clock().Microseconds()
-	admitted := as == nil || !as.denied
-	var pools lending
-	for i := range locations {
-		p, b := &locations[i], &req.Buckets[i]
-		m.look(p, b, now)
-		p.inFlight = m.holding.of(p.hash)
-		if as != nil {
-			p.inFlight += as.inFlight[i]
-			p.found = p.level.Clear > now
-			p.unsure = p.dirty == clean && p.found
-			if p.dirty != own {
-				p.level = b.Limit.of().Ending(p.level, now, as.late.Microseconds())
-			}
-		} else {
-			m.decidesAlone(p)
-			if b.Limit.of().KeepsEntries() {
-				m.openEntries(p, b, now)
-			}
-			if len(w.inFlight) > 0 {
-				p.inFlight += w.inFlight[i]
-			}
-			p.claimed = p.inFlight
-		}
-		for j := 0; j < i && b.shared; j++ {
-			// Two keys may share a bucket: this one is charged after that one.
-			if q := &locations[j]; q.fits && q.hash == p.hash {
-				p.level = b.Limit.of().Add(q.level, req.Buckets[j].Cost, m.moment(b.Limit.of(), now))
-				p.unsure = false
-				p.claimed += req.Buckets[j].Cost
-			}
-		}
-		if p.exact {
-			p.fits = p.fitsEntries(b)
-		} else {
-			p.fits = b.fits(p.level, p.inFlight, now)
-		}
-		pools.short = pools.short || b.lent
-		var denies bool
-		denies, p.spared = pools.next(b.Borrows, b.Pool, p.fits)
-		admitted = admitted && (!denies || b.DryRun)
-		if b.Watches > 0 && !p.fits {
-			for j := firstWatched(req.Buckets, i); j < i; j++ {
-				locations[j].spared = true
-			}
-		}
-	}
-	for i := range locations {
-		p, b := &locations[i], &req.Buckets[i]
-		peek := as != nil && as.peek
-		charge := p.fits && b.Cost > 0 && !p.spared && !peek && (admitted || req.Accounting == AccountingEach && !b.Hold && !b.Pool)
-		blocked := !p.fits && p.inFlight > 0 && p.fitsAlone(b, now)
-		switch {
-		case b.Watches > 0:
-			if from := firstWatched(req.Buckets, i); p.fits && watchedDenied(locations[from:i], req.Buckets[from:i], now) {
-				if as != nil {
-					p.dirty = max(p.dirty, behind)
-					if !p.found {
-						p.dirty = own
-					}
-				}
-				m.settle(p, b, now, true)
-			}
-		case b.Hold && p.fits && !p.spared && admitted && !peek:
-			if as == nil {
-				m.hold(req, i, p)
-			}
-			p.inFlight += b.Cost
-		case p.exact && (charge || b.Limit.CountDenied):
-			m.settleEntries(p, b, now)
-		case p.exact && p.made:
-			m.put(p, p.level, now)
-		case p.exact:
-		case !peek || b.Limit.CountDenied:
-			switch {
-			case as == nil:
-			case (charge || b.Limit.CountDenied) && p.found:
-				p.dirty = max(p.dirty, behind)
-			case charge || b.Limit.CountDenied:
-				p.dirty = own
-			case !p.fits && p.unsure: // the other store may have lost what it holds
-				p.dirty = unsure
-			}
-			m.settle(p, b, now, charge)
-		}
-		s := p.level
-		if p.inFlight > 0 {
-			s = b.Limit.of().AtLeast(s, p.inFlight, m.moment(b.Limit.of(), now))
-		}
-		dst = append(dst, outcome{
-			Ahead: s.Ahead(now), denied: !p.fits || p.spared && !b.Pool, blocked: blocked, unused: p.spared && b.Pool, begun: as != nil && !p.found,
-		})
-		if p.exact {
-			others := p.inFlight
-			if !p.fits && !blocked { // there is no room either when these are released
-				others = 0
-			}
-			v := p.entries.Level(b.Limit.of(), b.need(), others, now)
-			*v = v.Plus(p.inFlight, b.Limit.of())
-			dst[len(dst)-1].entries = v
-		}
+	for i := range t.locations {
+		p, b := &t.locations[i], &req.Buckets[i]
+		t.charge(p, b, i)
+		dst = append(dst, outcome{})
+		t.report(p, b, &dst[len(dst)-1])
 	}
 	unlockAll(w.held)
 
-	for i := range locations {
-		if p, b := &locations[i], &req.Buckets[i]; p.entered {
-			m.makeRoom(p, b.MaxKeys, b.keeps(), now)
+	for i := range t.locations {
+		if p, b := &t.locations[i], &req.Buckets[i]; p.entered {
+			m.makeRoom(p, b.MaxKeys, b.keeps(), t.now)
 		}
 	}
-	m.sweep(now)
+	m.sweep(t.now)
 	return dst
 }
 
-// watchedDenied reports whether one of the buckets at places has no room for the request,
-// and not only because of units that are held.
-func watchedDenied(locations []location, buckets []Bucket, now int64) bool {
+// lockBuckets finds and locks the tables of req's buckets. Unless as has them already, it finds
+// what originals have in flight too.
+func (m *Memory) lockBuckets(w *scratch, req Request, as *standIn) {
+	for {
+		w.locations = m.locations(req.Buckets, w.locations[:0])
+		if as == nil {
+			if w.inFlight = w.inFlight[:0]; m.queries.Load() != 0 {
+				w.inFlight = m.inFlight.appendUnits(w.locations, req.Buckets, w.inFlight)
+			}
+		}
+		w.held = lockAll(w.locations, w.held[:0])
+		if !anyDead(w.locations) {
+			return
+		}
+		unlockAll(w.held)
+	}
+}
+
+// anyDead reports whether the partition of any location is no longer in the directory.
+func anyDead(locations []location) bool {
 	for i := range locations {
-		if !locations[i].fits && !locations[i].fitsAlone(&buckets[i], now) {
+		if locations[i].partition.dead {
+			return true
+		}
+	}
+	return false
+}
+
+// look reads what p's bucket holds, and what is in flight or held next to that.
+func (t *taking) look(p *location, b *Bucket, i int) {
+	t.m.look(p, b, t.now)
+	if t.as != nil {
+		p.found = p.level.Clear > t.now
+		p.unsure = p.dirty == clean && p.found
+		if p.dirty != own {
+			p.level = b.Limit.of().Ending(p.level, t.now, t.as.late.Microseconds())
+		}
+	} else {
+		t.m.decidesAlone(p)
+		if b.Limit.of().KeepsEntries() {
+			t.m.openEntries(p, b, t.now)
+		}
+	}
+	if t.anyHeld {
+		p.inFlight = t.m.holding.of(p.hash)
+	}
+	if len(t.inFlight) > 0 {
+		p.inFlight += t.inFlight[i]
+	}
+	p.claimed = p.inFlight
+	for j := 0; j < i && b.shared; j++ {
+		// Two keys may share a bucket: this one is charged after that one.
+		if q := &t.locations[j]; q.fits && q.hash == p.hash {
+			p.level = b.Limit.of().Add(q.level, t.req.Buckets[j].Cost, t.m.moment(b.Limit.of(), t.now))
+			p.unsure = false
+			p.claimed += t.req.Buckets[j].Cost
+		}
+	}
+}
+
+// decide finds whether p's bucket has room, and what follows from that for the request and
+// for the buckets that this one watches.
+func (t *taking) decide(p *location, b *Bucket, i int) {
+	if p.entries != nil {
+		p.fits = p.fitsEntries(b, p.claimed)
+		p.blocked = !p.fits && p.inFlight > 0 && p.fitsEntries(b, 0)
+	} else {
+		p.fits = b.fits(p.level, p.inFlight, t.now)
+		p.blocked = !p.fits && p.inFlight > 0 && b.fits(p.level, 0, t.now)
+	}
+	t.pools.short = t.pools.short || b.lent
+	var denies bool
+	denies, p.spared = t.pools.next(b.Borrows, b.Pool, p.fits)
+	t.admitted = t.admitted && (!denies || b.DryRun)
+	if b.Watches > 0 && !p.fits {
+		for j := firstWatched(t.req.Buckets, i); j < i; j++ {
+			t.locations[j].spared = true
+		}
+	}
+}
+
+// charge charges p's bucket, or holds units of it, as follows from what was decided on all.
+func (t *taking) charge(p *location, b *Bucket, i int) {
+	if b.Watches > 0 {
+		if p.fits && t.watchedDenied(i) {
+			t.mark(p, true)
+			t.m.settle(p, b, t.now, true)
+		}
+		return
+	}
+	peek := t.as != nil && t.as.peek
+	mayCharge := p.fits && !p.spared && !peek
+	if mayCharge && b.Hold && t.admitted {
+		if t.as == nil {
+			t.m.hold(t.req, i, p)
+		}
+		p.inFlight += b.Cost
+		return
+	}
+	charge := mayCharge && b.Cost > 0 && (t.admitted || t.req.Accounting == AccountingEach && !b.Hold && !b.Pool)
+	changes := charge || b.Limit.CountDenied
+	switch {
+	case p.entries == nil && (changes || !peek):
+		t.mark(p, changes)
+		t.m.settle(p, b, t.now, charge)
+	case p.entries != nil && changes:
+		t.m.settleEntries(p, b, t.now)
+	case p.made: // entries that are not stored yet
+		t.m.put(p, p.level, t.now)
+	}
+}
+
+// mark marks p's bucket as dirty where an original does not know what becomes of it.
+func (t *taking) mark(p *location, changes bool) {
+	switch {
+	case t.as == nil:
+	case changes && p.found:
+		p.dirty = max(p.dirty, behind)
+	case changes:
+		p.dirty = own
+	case !p.fits && p.unsure: // the original may have lost what it holds
+		p.dirty = unsure
+	}
+}
+
+// report fills in o for p's bucket, which has been charged. Returning it would cost more.
+func (t *taking) report(p *location, b *Bucket, o *outcome) {
+	s := p.level
+	if p.inFlight > 0 {
+		s = b.Limit.of().AtLeast(s, p.inFlight, t.m.moment(b.Limit.of(), t.now))
+	}
+	o.Ahead = s.Ahead(t.now)
+	o.denied, o.blocked, o.unused = !p.fits || p.spared && !b.Pool, p.blocked, p.spared && b.Pool
+	o.begun = t.as != nil && !p.found
+	if p.entries != nil {
+		others := p.inFlight
+		if !p.fits && !p.blocked { // there is no room either when these are released
+			others = 0
+		}
+		o.entries = p.entries.Level(b.Limit.of(), b.need(), others, t.now)
+		*o.entries = o.entries.Plus(p.inFlight, b.Limit.of())
+	}
+}
+
+// watchedDenied reports whether a bucket that the i-th watches has no room for the request,
+// and not only because of units that are held.
+func (t *taking) watchedDenied(i int) bool {
+	for j := firstWatched(t.req.Buckets, i); j < i; j++ {
+		if p := &t.locations[j]; !p.fits && !p.blocked {
 			return true
 		}
 	}
