@@ -93,10 +93,6 @@ func (n *ledger) of(k *reservation) *account {
 			n.all = make(map[string]*account)
 		}
 		n.all[p.key] = t
-		if !n.running {
-			n.running = true
-			go n.run()
-		}
 	}
 	if t.isIdle() {
 		t.begin()

@@ -38,6 +38,10 @@ func (n *ledger) advance(t *account, again bool) {
 		return
 	}
 	n.lock()
+	if !n.running && len(n.all) > 0 {
+		n.running = true
+		go n.run()
+	}
 	q := t.next(again)
 	n.unlock()
 	n.submit(q)
