@@ -99,7 +99,7 @@ func (p *part) denied() bool { return p.Request.denied(p.outcomes) }
 
 // reserveParts returns req with what is needed to hold the units of all buckets that may only be
 // charged together with the units of other parts.
-func (r *Redis) reserveParts(req Request) Request {
+func (r *servers) reserveParts(req Request) Request {
 	req.Buckets = slices.Clone(req.Buckets)
 	held := new(Held)
 	if req.Held != nil {
@@ -117,7 +117,7 @@ func (r *Redis) reserveParts(req Request) Request {
 // decideSplit decides the parts of req in parallel. Parts that no server decides
 // are then decided here, in one step. If charging is atomic, they are charged only
 // if no server has denied.
-func (r *Redis) decideSplit(end redisscript.Deadline, req Request, split func(Request) []*part) ([]outcome, error) {
+func (r *servers) decideSplit(end redisscript.Deadline, req Request, split func(Request) []*part) ([]outcome, error) {
 	req = r.reserveParts(req)
 	parts := split(req)
 	pools := slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return !p.pool })
@@ -192,7 +192,7 @@ func combine(parts []*part, outcomes []outcome) (failed []*part, err error) {
 
 // holdParts sends all parts of req and returns them with their results. It returns
 // more parts if a slot is being moved.
-func (r *Redis) holdParts(end redisscript.Deadline, parts []*part) []*part {
+func (r *servers) holdParts(end redisscript.Deadline, parts []*part) []*part {
 	var wg sync.WaitGroup
 	for _, p := range parts {
 		wg.Go(func() { r.callPart(end, p) })
@@ -215,7 +215,7 @@ func (r *Redis) holdParts(end redisscript.Deadline, parts []*part) []*part {
 }
 
 // callPart sends one part.
-func (r *Redis) callPart(end redisscript.Deadline, p *part) {
+func (r *servers) callPart(end redisscript.Deadline, p *part) {
 	p.query = r.query(p.Request, byte(p.Accounting))
 	_, p.outcomes, p.err = r.call(end, p.query, nil)
 	if p.err != nil {
@@ -228,7 +228,7 @@ func (r *Redis) callPart(end redisscript.Deadline, p *part) {
 
 // decideHere decides the parts that no server has decided. outcomes has the outcomes of the
 // others, and gets theirs.
-func (r *Redis) decideHere(req Request, failed []*part, outcomes []outcome) {
+func (r *servers) decideHere(req Request, failed []*part, outcomes []outcome) {
 	here := req
 	here.Buckets = nil
 	var indexes []int
@@ -248,7 +248,7 @@ func (r *Redis) decideHere(req Request, failed []*part, outcomes []outcome) {
 }
 
 // settle settles the units that are held until the parts are decided.
-func (r *Redis) settle(parts []*part, as verdict) {
+func (r *servers) settle(parts []*part, as verdict) {
 	for _, p := range parts {
 		for i := range p.Buckets {
 			b := &p.Buckets[i]

@@ -83,19 +83,6 @@ func (f *fallback) leads() bool {
 	return leader == &f.original || leader != nil && leader.location == f.location
 }
 
-// locate finds the buckets of q, the query about req, in the memory.
-func (f *fallback) locate(req Request, q *query) {
-	key := uint64(0)
-	for i := range req.Buckets {
-		b := &req.Buckets[i]
-		if i == 0 || b.Key != req.Buckets[i-1].Key {
-			key = f.memory.key.sum(b.Key)
-		}
-		f.memory.find(&q.buckets[i].location, b, key)
-		q.buckets[i].partition.sized(b.Limit.Size)
-	}
-}
-
 // send records that a batch is about to be sent to a server. It adds the levels of
 // dirty buckets to the queries about them.
 func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {

@@ -35,7 +35,7 @@ func dirtyLevels(m *Memory, buckets []Bucket) []localLevel {
 // queryOf returns the query about req that a store with f would send.
 func queryOf(f *fallback, req Request) *query {
 	q := keys{}.query(req, byte(req.Accounting))
-	f.locate(req, q)
+	q.locate(f.memory, req)
 	for i := range q.buckets {
 		q.buckets[i].key = "" // its digest is not needed
 	}

@@ -302,7 +302,7 @@ func TestTableAgainstMap(t *testing.T) {
 				model[h] = s
 				if seed%2 == 0 {
 					b := Bucket{Key: fmt.Sprint(h)}
-					account.name(h, keys{}.of(&b))
+					*account.digest(h) = digestOf(keys{}.of(&b))
 					names[h] = b.Key
 				}
 			case ok:

@@ -70,7 +70,9 @@ func (m *Memory) enter(p *bucketQuery, s bucket.Level, dirty dirtiness, now int6
 	p.location.dirty, p.location.entered = dirty, false
 	m.put(&p.location, s, now)
 	if p.key != "" {
-		p.location.table.name(p.hash, p.key)
+		if d := p.location.table.digest(p.hash); *d == (keyDigest{}) {
+			*d = digestOf(p.key)
+		}
 	}
 	p.location.table.mu.Unlock()
 	if p.location.entered {

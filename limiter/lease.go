@@ -43,7 +43,7 @@ const (
 
 // leases are the leases of one store.
 type leases struct {
-	store *Redis
+	store *servers
 	made  sync.Once
 	slots []leaseSlot   // a power of two of them
 	calls atomic.Uint64 // number of renewals so far

@@ -1,7 +1,7 @@
 package limiter
 
 // reserve returns req with what is needed to hold units of each bucket with Hold.
-func (r *Redis) reserve(req Request, w *scratch) Request {
+func (r *servers) reserve(req Request, w *scratch) Request {
 	w.buckets = append(w.buckets[:0], req.Buckets...)
 	req.Buckets = w.buckets
 	req.Held.reservations = req.Held.reservations[:0]
@@ -15,7 +15,7 @@ func (r *Redis) reserve(req Request, w *scratch) Request {
 }
 
 // reserveBucket adds what is needed to hold units of req's i-th bucket.
-func (r *Redis) reserveBucket(req Request, i int) {
+func (r *servers) reserveBucket(req Request, i int) {
 	k := &reservation{store: r, bucket: req.Buckets[i], query: r.query(Request{Buckets: req.Buckets[i : i+1]}, whatRenew)}
 	k.query.buckets[0].held = &heldCost{charge: req.Buckets[i].Cost, reservation: k}
 	req.Held.reservations = append(req.Held.reservations, k)
@@ -131,7 +131,7 @@ func (n *ledger) ended(k *reservation, charge int64) *account {
 
 // hand has req.Held settle what req holds now that it is decided, or lets it go if the
 // request was denied or, without outcomes, not decided.
-func (r *Redis) hand(req Request, outcomes []outcome) {
+func (r *servers) hand(req Request, outcomes []outcome) {
 	admitted := outcomes != nil && !req.denied(outcomes)
 	for i := range req.Buckets {
 		k := req.reservationOf(&req.Buckets[i])

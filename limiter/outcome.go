@@ -131,28 +131,28 @@ func (req *Request) lend(pool int, outcomes []outcome, decisions []Decision) {
 	full := d.Denied
 	lent := !full && !outcomes[pool].unused && !req.denied(outcomes)
 	for i := pool - 1; i >= 0 && !req.Buckets[i].Pool; i-- {
-		own := &decisions[i]
+		borrower := &decisions[i]
 		if !req.Buckets[i].Borrows {
 			continue
 		}
 		switch micros := wait.Microseconds(); {
-		case !own.exact:
-			own.one = micros + 1
-		case req.Buckets[i].need() > own.Size:
-			own.rest, own.one = micros, min(own.one, micros)
+		case !borrower.exact:
+			borrower.one = micros + 1
+		case req.Buckets[i].need() > borrower.Size:
+			borrower.rest, borrower.one = micros, min(borrower.one, micros)
 		default:
-			own.rest, own.one = min(own.rest, micros), min(own.one, micros)
+			borrower.rest, borrower.one = min(borrower.rest, micros), min(borrower.one, micros)
 		}
 		switch {
-		case !own.Denied:
+		case !borrower.Denied:
 			continue
-		case own.Never:
-			own.RetryAfter = never
+		case borrower.Never:
+			borrower.RetryAfter = never
 		}
-		own.RetryAfter = min(own.RetryAfter, wait)
-		own.Denied, own.Borrowed = full, lent
-		if own.Never = own.RetryAfter == never; own.Never || !full {
-			own.RetryAfter = 0
+		borrower.RetryAfter = min(borrower.RetryAfter, wait)
+		borrower.Denied, borrower.Borrowed = full, lent
+		if borrower.Never = borrower.RetryAfter == never; borrower.Never || !full {
+			borrower.RetryAfter = 0
 		}
 	}
 	d.Pool, d.Borrowed = true, lent

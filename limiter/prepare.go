@@ -157,23 +157,23 @@ func (req *Request) namedTwice() error {
 	// A hash table with linear probing, at most half full. Each entry is the index of a
 	// bucket plus one.
 	var small [128]uint16
-	table := small[:]
+	indexes := small[:]
 	if 2*n > len(small) {
-		table = make([]uint16, 2<<bits.Len(uint(n-1)))
+		indexes = make([]uint16, 2<<bits.Len(uint(n-1)))
 	}
-	mask, key := uint64(len(table)-1), uint64(0)
+	mask, key := uint64(len(indexes)-1), uint64(0)
 	for i := range req.Buckets {
 		b := &req.Buckets[i]
 		if i == 0 || b.Key != req.Buckets[i-1].Key {
 			key = maphash.String(namesSeed, b.Key)
 		}
 		at := mix(maphash.String(namesSeed, b.Name), key) & mask
-		for ; table[at] != 0; at = (at + 1) & mask {
-			if err := req.sameBucket(i, int(table[at])-1); err != nil {
+		for ; indexes[at] != 0; at = (at + 1) & mask {
+			if err := req.sameBucket(i, int(indexes[at])-1); err != nil {
 				return err
 			}
 		}
-		table[at] = uint16(i + 1)
+		indexes[at] = uint16(i + 1)
 	}
 	return nil
 }

@@ -151,6 +151,28 @@ func (req *Request) reservationOf(b *Bucket) *reservation {
 	return req.Held.reservations[b.reservedAs-1]
 }
 
+// query returns the query that has a server decide req.
+func (r *servers) query(req Request, what byte) *query {
+	q := r.keys.query(req, what)
+	if r.fallback != nil {
+		q.locate(r.fallback.memory, req)
+	}
+	return q
+}
+
+// locate finds the buckets of q, which is about req, in the memory of the fallback.
+func (q *query) locate(m *Memory, req Request) {
+	key := uint64(0)
+	for i := range req.Buckets {
+		b := &req.Buckets[i]
+		if i == 0 || b.Key != req.Buckets[i-1].Key {
+			key = m.key.sum(b.Key)
+		}
+		m.find(&q.buckets[i].location, b, key)
+		q.buckets[i].partition.sized(b.Limit.Size)
+	}
+}
+
 // What core.lua can do with a request's buckets, besides the values of Accounting.
 const (
 	whatSettle = 2

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
@@ -22,17 +21,9 @@ import (
 // keys takes one call for each of them, all in parallel. These calls hold the
 // units until all have been answered.
 type Redis struct {
-	keys      keys
-	timeout   time.Duration
-	fallback  *fallback // nil if there is none
-	client    client
-	denyCache *denyCache
-	location  string               // identifies where the buckets are, see RedisOptions.location
-	clock     func() time.Duration // never goes back
-	closed    atomic.Bool
-	ledger    ledger
-	leases    leases
-	reports   reports
+	servers
+	leases  leases
+	reports reports
 }
 
 var _ Keeper = (*Redis)(nil)
@@ -61,13 +52,15 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 // newRedisWithoutClient returns a store that needs a client.
 func newRedisWithoutClient(opt RedisOptions) *Redis {
 	r := &Redis{
-		keys:      newKeys(opt.KeyPrefix, opt.KeySecret),
-		timeout:   opt.Timeout,
-		denyCache: newDenyCache(denySlots),
-		location:  opt.location(),
-		clock:     newClock(),
+		servers: servers{
+			keys:      newKeys(opt.KeyPrefix, opt.KeySecret),
+			timeout:   opt.Timeout,
+			location:  opt.location(),
+			clock:     newClock(),
+			denyCache: newDenyCache(denySlots),
+		},
 	}
-	r.ledger.store, r.leases.store, r.reports.store = r, r, r
+	r.ledger.store, r.leases.store, r.reports.store = &r.servers, &r.servers, &r.servers
 	r.ledger.process = rand.Int64N(1 << 53) //nolint:gosec // not a secret
 	if opt.Fallback != nil {
 		r.fallback = newFallback(opt.Fallback, opt.Timeout, r.location)
@@ -95,7 +88,7 @@ func (r *Redis) Connect(ctx context.Context) {
 }
 
 // Flush reports what this process has admitted by [Eventual] and not reported yet, without
-// waiting for that. It is for who goes on with another store, or without Eventual.
+// waiting for that: for callers that go on with another store, or without Eventual.
 func (r *Redis) Flush() { r.reports.flush() }
 
 // Close closes all connections. Later requests are decided as if the servers did
@@ -239,54 +232,6 @@ func (r *Redis) chargeLater(b Bucket, n int64) {
 	q := r.query(Request{Buckets: []Bucket{b}}, whatSettle)
 	q.Done = func(error) {}
 	_ = r.client.Submit(redisscript.Deadline{At: time.Now().Add(r.timeout)}, &q.Call)
-}
-
-// query returns the query that has a server decide req.
-func (r *Redis) query(req Request, what byte) *query {
-	q := r.keys.query(req, what)
-	if r.fallback != nil {
-		r.fallback.locate(req, q)
-	}
-	return q
-}
-
-// sending is called before calls are sent to a server.
-func (r *Redis) sending(to *redisscript.Server, batch []*redisscript.Call) {
-	r.fallback.send(to, batch)
-	for _, c := range batch {
-		q := c.Owner.(*query)
-		r.ledger.sending(q)
-		q.encode()
-	}
-}
-
-// call sends q to the server that has its buckets, and appends the outcomes to dst. After an
-// error q may still be in flight. If a renewal of what this process holds has overtaken q, it
-// is queried again.
-func (r *Redis) call(end redisscript.Deadline, q *query, dst []outcome) (srv *redisscript.Server, outcomes []outcome, err error) {
-	for range 2 {
-		srv, outcomes, err = r.callOnce(end, q, dst)
-		if err != nil || !isLate(outcomes[len(dst):]) {
-			return srv, outcomes, err
-		}
-		r.eachReservation(q, r.ledger.refused)
-	}
-	return srv, dst, errOvertaken
-}
-
-// answered records what a server has decided on q.
-func (r *Redis) answered(q *query, outcomes []outcome) {
-	admitted := !q.denied(outcomes)
-	for i := range q.buckets {
-		switch k := q.buckets[i].reservation(); {
-		case k == nil:
-		case admitted && q.buckets[i].holds(&outcomes[i]):
-			r.ledger.admitted(k, outcomes[i].receipt)
-		default:
-			r.ledger.refused(k)
-		}
-	}
-	r.fallback.answered(q, outcomes)
 }
 
 // validateWithoutFallback returns an error if req can't be decided by a Redis that has no

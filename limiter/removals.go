@@ -81,7 +81,7 @@ func (r *removals) sent() {
 }
 
 // remove removes buckets from their servers, unless this process holds them again.
-func (r *Redis) remove(buckets []removal) {
+func (r *servers) remove(buckets []removal) {
 	var all sync.WaitGroup
 	defer func() {
 		go func() {

@@ -264,7 +264,7 @@ func (h *history) reset(i int, again bool) {
 	b := &h.buckets[i]
 	q := h.v.keys.query(Request{Buckets: []Bucket{*b}}, whatReset)
 	q.stage = ended
-	h.v.fallback.locate(Request{Buckets: []Bucket{*b}}, q)
+	q.locate(h.v.fallback.memory, Request{Buckets: []Bucket{*b}})
 	h.v.sending(nil, callsOf(q))
 	over, x := false, h.v.fallback.resetting(b)
 	end := func() {

@@ -2,11 +2,31 @@ package limiter
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
 )
+
+// What is in flight, and what servers hold for this process, is one machine under one lock,
+// traffic.mu. This file has its states, flights.go counts, accounts.go changes accounts, and
+// above these fallback.go follows levels, ledger.go decides what is held, renewal.go and
+// report.go send. Each calls only those before it.
+//
+//	state of     is           from                                  until
+//	query        gathering    the first unit to report              it is sent: asking
+//	             asking       it is sent                            its answer, or it is given up: ended
+//	             holding      its request is admitted               that is settled: ended
+//	             owing        a charge is not known to its server   it is, or is charged here
+//	             ended        nothing follows from its answer
+//	reservation  requested    its call is sent                      admitted, refused or lost
+//	             running      a server or this process admits it    it is settled
+//	account      new          receipt -1                            a hold is admitted
+//	             open         the receipt of a server               idle, or in doubt
+//	             in doubt     the server may have something else    next renews it
+//	             renewed      receipt 0, with a renewal             that is answered: open
+//	             idle         nothing is left to be settled         the next request
 
 // fallback decides requests in this process while their server is unavailable,
 // such that one process alone never admits more than its buckets allow, whatever
@@ -120,7 +140,7 @@ type total struct{ high, low uint64 }
 // the name of its key. While there are any, a goroutine renews them, and sends again what was
 // not answered.
 type ledger struct {
-	store   *Redis
+	store   *servers
 	process int64 // names this store in servers; random
 
 	mu      sync.Mutex // of a store without a fallback, see lock
@@ -167,7 +187,7 @@ type accountName struct{ number, receipt int64 }
 // did not answer, from its decision until it is settled. Meanwhile its query counts as
 // in flight, so that the fallback leaves room for it.
 type reservation struct {
-	store  *Redis
+	store  *servers
 	query  *query
 	bucket Bucket
 
@@ -296,7 +316,7 @@ type settlement struct {
 
 // reports is what one store has to report. The fallback's lock guards it.
 type reports struct {
-	store   *Redis
+	store   *servers
 	of      map[uint64]*report // by the hash of the bucket in the fallback's memory
 	queue   []*report          // those that are due at some time
 	next    int64              // when the first of them is, as far as run knows
@@ -311,6 +331,19 @@ type report struct {
 	due   int64  // when that is
 	sent  *query // has been sent and not answered; nil if nothing has
 	heard int64  // when the server last reported the level, or failed to
+}
+
+// servers are the servers of a store, and what calls to them need and leave behind.
+type servers struct {
+	keys      keys
+	timeout   time.Duration
+	fallback  *fallback // nil if there is none
+	client    client
+	location  string               // identifies where the buckets are, see RedisOptions.location
+	clock     func() time.Duration // never goes back
+	closed    atomic.Bool
+	ledger    ledger
+	denyCache *denyCache
 }
 
 // client runs the script on the servers, as a [redisscript.Client] does. Tests have others.

@@ -110,15 +110,12 @@ func (t *table) put(hash uint64, s bucket.Level, dirty dirtiness, now int64) (mo
 	return more, entered
 }
 
-// name records the digest of the Redis key of the bucket with the given hash,
-// which must be in t.
-func (t *table) name(hash uint64, key string) {
+// digest returns where the digest of the bucket with the given hash is, which must be in t.
+func (t *table) digest(hash uint64) *keyDigest {
 	if len(t.digests) != len(t.slots) {
 		t.digests = make([]keyDigest, len(t.slots))
 	}
-	if i := t.find(hash); t.digests[i] == (keyDigest{}) {
-		t.digests[i] = digestOf(key)
-	}
+	return &t.digests[t.find(hash)]
 }
 
 // remove removes the bucket in the i-th slot and returns its digest. Buckets
