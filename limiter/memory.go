@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"hash/maphash"
 	"maps"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -189,12 +188,6 @@ func (b *Bucket) mixLimit(h uint64) uint64 {
 		h = mix(h, uint64(a)|uint64(b.Limit.ColdFactor)<<8)
 	}
 	return h
-}
-
-// mix returns a hash of h and v that depends on their order.
-func mix(h, v uint64) uint64 {
-	hi, lo := bits.Mul64(h^0x9e3779b97f4a7c15, v^0xd1b54a32d192ed03)
-	return hi ^ lo
 }
 
 // ordered is a table and its rank in the order in which tables are locked, so that

@@ -65,3 +65,9 @@ func sipRound(v0, v1, v2, v3 uint64) (_, _, _, _ uint64) {
 	v1 = bits.RotateLeft64(v1, 17) ^ v2
 	return v0, v1, bits.RotateLeft64(v2, 32), v3
 }
+
+// mix returns a hash of h and v that depends on their order.
+func mix(h, v uint64) uint64 {
+	hi, lo := bits.Mul64(h^0x9e3779b97f4a7c15, v^0xd1b54a32d192ed03)
+	return hi ^ lo
+}
