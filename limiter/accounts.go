@@ -82,8 +82,8 @@ func (t *account) unconfirmed(q *query) (units int64) {
 	return units
 }
 
-// of returns the account of k's bucket, and makes one if there is none. One of which nothing is
-// left starts over.
+// of returns the account of k's bucket, and makes one if there is none. An account that has
+// nothing left starts over.
 func (n *ledger) of(k *reservation) *account {
 	p := &k.query.buckets[0]
 	t := n.all[p.key]

@@ -85,7 +85,7 @@ type Bucket struct {
 
 	// How many of the buckets right before this one it watches, at most 15. Such
 	// a bucket is charged if one of those denies the request, and not otherwise; a denial
-	// that is only due to held units is none. Like others it denies requests for which it
+	// that is only due to held units does not count. Like others it denies requests for which it
 	// has no room, and then those that it watches deny them too. They have its Key and
 	// DryRun, and none of them counts denied requests, or has Borrows, Pool or a ShareKey.
 	Watches uint8

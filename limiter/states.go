@@ -11,8 +11,8 @@ import (
 
 // What is in flight, and what servers hold for this process, is one machine under one lock,
 // traffic.mu. This file has its states, flights.go counts, accounts.go changes accounts, and
-// above these fallback.go follows levels, ledger.go decides what is held, renewal.go and
-// report.go send. Each calls only those before it.
+// above these fallback.go follows levels, renewal.go sends what accounts have, ledger.go decides
+// what is held, and report.go reports. Each calls only those before it.
 //
 //	state of     is           from                                  until
 //	query        gathering    the first unit to report              it is sent: asking

@@ -249,7 +249,7 @@ func (p *pipeline) start(how how) {
 	p.startApart(how)
 }
 
-// startApart is start for who has other things to do.
+// startApart starts sending the open calls, and returns at once.
 func (p *pipeline) startApart(how how) {
 	if how != already {
 		go p.sendAll()
