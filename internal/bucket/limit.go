@@ -46,6 +46,8 @@ type Limit struct {
 	// Counting.Count here.
 	CountDenied bool
 
+	checked bool // see Checked
+
 	// How much longer the first waits of a bucket are that warms up, in thousandths;
 	// 0 for other algorithms.
 	ColdFactor uint32
@@ -64,9 +66,24 @@ func (l Limit) Validate() error {
 	return l.Check()
 }
 
+// Checked returns l, which is complete and valid, such that Check does not look again. Whoever
+// changes its numbers keeps them valid.
+func (l Limit) Checked() Limit {
+	l.checked = true
+	return l
+}
+
 // Check is Validate for a Limit that is complete. It runs for each bucket of each
 // request, so it does not copy the Limit.
 func (l *Limit) Check() error {
+	if l.checked {
+		return nil
+	}
+	return l.check()
+}
+
+// check is Check of a Limit that nothing has checked.
+func (l *Limit) check() error {
 	switch {
 	case l.Size < 1 || l.Size > MaxUnits:
 		return l.badSize()

@@ -95,6 +95,18 @@ func TestLimitValidate(t *testing.T) {
 	}
 }
 
+// TestCheckedLimits guards that a limit is checked when it is compiled, and not again for
+// each request.
+func TestCheckedLimits(t *testing.T) {
+	l := Limit{Size: 0, DripInterval: time.Second, DripSize: 1}
+	if err := l.Check(); err == nil {
+		t.Error("a size of 0 is valid")
+	}
+	if l = l.Checked(); l.Check() != nil {
+		t.Errorf("a limit that was checked is checked again: %v", l.Check())
+	}
+}
+
 // TestCeilDiv guards the rounding that everything else uses, at the edges of its
 // arguments.
 func TestCeilDiv(t *testing.T) {

@@ -116,7 +116,7 @@ func (b *Bucket) Complete() error {
 		return err
 	}
 	if b.Period == nil && !b.SizeIsDynamic() && !b.Rate.IsDynamic() && !b.Drip.IsDynamic() && !b.Cost.IsDynamic() && !b.CostIsBody {
-		b.Constant = &limiter.Bucket{Limit: limiter.Limit(numbers), Cost: b.Cost.Constant}
+		b.Constant = &limiter.Bucket{Limit: limiter.Limit(numbers.Checked()), Cost: b.Cost.Constant}
 	}
 	return nil
 }
