@@ -4,15 +4,19 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -35,40 +39,35 @@ func (d denial) Error() string {
 // they may contain the store's address, for example. The reason is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")
 
-// errMatcher replaces the error of a matcher, in the log too: it may have text of the
-// request, in places that only the matcher knows.
-var errMatcher = errors.New("an error that is not shown, as it may quote the request")
-
-// reportError logs an error that clients can provoke, at most once a minute.
-func (h *Handler) reportError(msg string, err error) {
-	if h.errorThrottle.Allow() {
-		h.logger.Error(msg, zap.Error(err))
-	}
-}
-
 // reject rejects a request, by an error for error routes to handle. If none would
 // handle it, the status is written directly, as the server would do: returning an
 // error is more than twice as expensive.
 //
 // No cache may keep the response, whatever the site says of its others. Error routes
 // may say otherwise of theirs.
-func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v verdict) error {
-	denied := v.denial.Entry != nil
+func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v *rule.Verdict) error {
+	err, denied := v.Err, v.Denial != nil
+	if denied {
+		err = denial{v.Denial, v.Wait}
+		if len(h.RateLimits) > 0 {
+			h.logExceeded(r, v)
+		}
+	}
 	setNoStore(w.Header())
 	unreadBody := r.ContentLength != 0 && r.ProtoMajor == 1 // others have a stream for each request
 	if unreadBody && !awaitBody(r) {
 		closeAfterResponse(w)
 	}
-	if h.errorRoutes.MaySee(h, r, v.status) {
-		if !denied && v.status != http.StatusTooEarly {
-			v.err = errNoDecision
+	if h.errorRoutes.MaySee(h, r, v.Status) {
+		if !denied && v.Status != http.StatusTooEarly {
+			err = errNoDecision
 		}
-		return h.handlerError(v.status, v.err)
+		return h.handlerError(v.Status, err)
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
-		fields := []zap.Field{zap.Int("status", v.status), zap.Error(v.err)}
+		fields := []zap.Field{zap.Int("status", v.Status), zap.Error(err)}
 		if denied {
-			fields = append(fields, zap.String("limit", v.denial.Path), zap.Stringer("by", v.denial.Decision.By))
+			fields = append(fields, zap.String("limit", v.Denial.Path), zap.Stringer("by", v.Denial.Decision.By))
 		}
 		c.Write(fields...)
 	}
@@ -76,8 +75,8 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v verdict) erro
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 	}
 	forceNoStore(w)
-	if !denied || h.settings.NoBody {
-		w.WriteHeader(v.status)
+	if !denied || h.noBody {
+		w.WriteHeader(v.Status)
 		return nil
 	}
 	// What other handlers have said of their response does not hold for this one. Its
@@ -87,8 +86,8 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v verdict) erro
 			w.Header().Del(name)
 		}
 	}
-	w.WriteHeader(v.status)
-	_, _ = w.Write(v.denial.body()) // the client may be gone
+	w.WriteHeader(v.Status)
+	_, _ = w.Write(denial{v.Denial, v.Wait}.body()) // the client may be gone
 	return nil
 }
 
@@ -202,4 +201,25 @@ func newErrorID() string {
 		bits /= 32
 	}
 	return string(id[:])
+}
+
+// logExceeded logs that a zone has denied a request, and the wait in the response.
+func (h *Handler) logExceeded(r *http.Request, v *rule.Verdict) {
+	c := h.logger.Check(zap.InfoLevel, "rate limit exceeded")
+	if c == nil {
+		return
+	}
+	address, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		address = r.RemoteAddr
+	}
+	fields := []zap.Field{zap.String("zone", v.Denial.Title), zap.Duration("wait", v.Wait), zap.String("remote_ip", address)}
+	if h.LogKey {
+		key, template := v.Key, h.RateLimits[v.Denial.Title].Key
+		if template == "" || strings.Count(template, "{") > 1 { // the text between several placeholders counts too
+			key = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer).ReplaceAll(template, "")
+		}
+		fields = append(fields, zap.String("key", keytext.Of(key)))
+	}
+	c.Write(fields...)
 }

@@ -287,7 +287,7 @@ func (a *App) Compiled() *telemetry.Config {
 		c.Redis = a.stores.Redis.Redis
 	}
 	for _, h := range a.handlers {
-		for b := range rule.Buckets(h.limits) {
+		for b := range rule.Buckets(h.rules.Limits) {
 			c.Limits = append(c.Limits, adminapi.Reported(b.Bucket, a.shared.MaxKeys))
 		}
 	}

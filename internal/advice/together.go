@@ -13,7 +13,7 @@ import (
 
 // flooded advises on a bucket for all that is charged for requests which a narrower limit denies:
 // one client that sends many of them denies everybody.
-func (c *collector) flooded(h rule.Handler) {
+func (c *collector) flooded(h *rule.Handler) {
 	if h.Accounting == rule.Atomic {
 		return
 	}
@@ -95,7 +95,7 @@ func (a *conditionedBucket) sharesKey(b conditionedBucket) bool {
 }
 
 // unused advises on limits of a handler that never deny anything, since another one does first.
-func (c *collector) unused(h rule.Handler) {
+func (c *collector) unused(h *rule.Handler) {
 	all := conditioned(h.Limits)
 	for i, b := range all {
 		if !mayBeUnused(b.LocatedBucket, h.Accounting) {

@@ -7,6 +7,20 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
+// Serve passes a request on, and sets the header fields of its outcome, if it has any, when the
+// response begins.
+func (o *Outcome) Serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if o == nil {
+		return next.ServeHTTP(w, r)
+	}
+	w = o.Wrap(w)
+	err := next.ServeHTTP(w, r)
+	if rw, ok := w.(*Writer); ok {
+		rw.CleanTrailers()
+	}
+	return err
+}
+
 // isWrapped reports whether w wraps a Writer.
 func isWrapped(w http.ResponseWriter) bool {
 	for {

@@ -68,8 +68,8 @@ func (r *rates) take(ctx context.Context, t *testing.T, client string, cost int6
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if passes = q.firstDenied() < 0; !passes && !q.DecidedAt().Equal(time.Now()) {
-		t.Errorf("denied %v after its times count", time.Since(q.DecidedAt()))
+	if passes = q.firstDenied() < 0; !passes && !q.decided.Equal(time.Now()) {
+		t.Errorf("denied %v after its times count", time.Since(q.decided))
 	}
 	for i := range q.entries {
 		e := &q.entries[i]

@@ -3,10 +3,15 @@ package rule
 import (
 	"iter"
 	"slices"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Handler is a handler of limits: what its requests have to pass.
@@ -14,6 +19,15 @@ type Handler struct {
 	Limits     []*Limit
 	Accounting Accounting
 	OnError    OnError
+	Families   outcome.Families
+	Jitter     float64
+	Log        bool // whether the access log shows outcomes
+
+	Store    limiter.Store
+	Timeout  time.Duration // of Redis; 0 without
+	Process  *telemetry.Process
+	Logger   *zap.Logger
+	reported telemetry.Throttle // of errors
 }
 
 // Module is a handler of Caddy that has limits. It is a type of the root package, which can't
@@ -23,7 +37,7 @@ type Module interface {
 
 	// Compiled returns what the module has been compiled to. It is empty until it is
 	// provisioned.
-	Compiled() Handler
+	Compiled() *Handler
 }
 
 // OnError is how to handle a request on which Redis does not decide.

@@ -142,16 +142,6 @@ func (q *Request) Release() {
 // and pools of which nothing was borrowed.
 func (q *Request) Entries() []Entry { return q.entries }
 
-// Left reports whether the client has left while the request waited. It is denied then.
-func (q *Request) Left() bool { return q.left }
-
-// DecidedAt returns from when the times in the decisions count, after Decide.
-func (q *Request) DecidedAt() time.Time { return q.decided }
-
-// Holdings returns what the request holds after Decide until its outcome is known, if it is
-// admitted. It is valid after Release too.
-func (q *Request) Holdings() []Holding { return q.holdings }
-
 // Withhold has the i-th entry not asked about. A pool lends nothing then, and one from which
 // nothing can be borrowed is not asked about either.
 func (q *Request) Withhold(i int) {
@@ -173,9 +163,6 @@ func (q *Request) Withhold(i int) {
 		q.entries[pool].withheld = true
 	}
 }
-
-// Outcome returns the outcome of the request at all handlers.
-func (q *Request) Outcome() *outcome.Outcome { return outcome.Of(q.http, q.replacer, q.stripe) }
 
 // SetHeaders adds what was decided to o, which sets header fields. It returns what o.Add does.
 func (q *Request) SetHeaders(o *outcome.Outcome, how outcome.How, h http.Header) (decider *outcome.Entry, wait time.Duration) {

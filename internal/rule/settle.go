@@ -596,14 +596,14 @@ func (s *settler) FlushError() error {
 	return http.NewResponseController(s.ResponseWriter).Flush()
 }
 
-// Settling passes a request on that holds units, and settles them whatever comes of it.
-func Settling(w http.ResponseWriter, r *http.Request, holdings []Holding, serve func(http.ResponseWriter) error) (err error) {
+// settling passes a request on that holds units, and settles them whatever comes of it.
+func settling(w http.ResponseWriter, r *http.Request, holdings []Holding, o *outcome.Outcome, next caddyhttp.Handler) (err error) {
 	s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
 	s.early = s.left()
 	s.countBody()
 	panicked := true
 	defer func() { s.end(err, panicked) }()
-	err = serve(s)
+	err = o.Serve(s, r, next)
 	panicked = false
 	return err
 }

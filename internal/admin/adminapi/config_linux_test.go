@@ -18,10 +18,10 @@ import (
 type handler rule.Handler
 
 // Compiled implements rule.Module.
-func (h handler) Compiled() rule.Handler { return rule.Handler(h) }
+func (h *handler) Compiled() *rule.Handler { return (*rule.Handler)(h) }
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
-func (handler) ServeHTTP(http.ResponseWriter, *http.Request, caddyhttp.Handler) error { return nil }
+func (*handler) ServeHTTP(http.ResponseWriter, *http.Request, caddyhttp.Handler) error { return nil }
 
 // TestManyLimitsAreListedInLinearTime guards that what the admin API does for each request
 // does not take a time that is quadratic in the number of limits. It is the time of the
@@ -52,7 +52,7 @@ func TestManyLimitsAreListedInLinearTime(t *testing.T) {
 
 // configOf returns a config with n limits without a name.
 func configOf(n int) *Config {
-	var h handler
+	h := new(handler)
 	for i := range n {
 		b := &rule.Bucket{Limit: new(rule.Limit), Path: "default", Name: fmt.Sprint("default@", i)}
 		b.Policy = &rule.Policy{Policy: outcome.Policy{Path: "default"}}

@@ -37,7 +37,7 @@ func readRedis(text []byte) (Redis, error) {
 
 // Handler is a handler of limits.
 type Handler struct {
-	rule.Handler
+	*rule.Handler
 	buckets []*Limit // in the order in which requests meet them
 }
 

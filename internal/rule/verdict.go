@@ -1,0 +1,151 @@
+package rule
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
+)
+
+// Verdict is what a handler has decided on a request.
+type Verdict struct {
+	Outcome *outcome.Outcome // nil if no limit applies
+
+	Status int   // of the response that rejects the request; 0 passes it on
+	Err    error // why it is rejected, unless a limit denied it
+
+	Denial *outcome.Entry // of the limit that denied it, or nil
+	Key    string         // of that limit
+	Wait   time.Duration  // that the response says, 0 if none would help
+
+	holdings []Holding // what the request holds until its outcome is known
+}
+
+// errMatcher replaces the error of a matcher, in the log too: it may have text of the
+// request, in places that only the matcher knows.
+var errMatcher = errors.New("an error that is not shown, as it may quote the request")
+
+// Decide charges a request to the limits that apply to it, which may have it wait, counts what
+// was decided, and sets the header fields. Limits that follow the load come last.
+func (h *Handler) Decide(r *http.Request, header http.Header) (v Verdict) {
+	q, err := Evaluate(r, h.Limits, time.Time{})
+	defer q.Release()
+	if err == nil && len(q.entries) == 0 && len(q.loads) == 0 {
+		return v
+	}
+	v.Outcome = outcome.Of(r, q.replacer, q.stripe)
+	switch {
+	case err != nil:
+		h.refuse(&v, err)
+	case len(q.entries) > 0:
+		h.charge(&v, q, header)
+	}
+	if err == nil && len(q.loads) > 0 && v.Status == 0 {
+		decider, wait, err := q.Acquire(v.Outcome, outcome.How{Jitter: h.Jitter, At: time.Now()}, header)
+		if err != nil {
+			h.refuse(&v, err)
+		} else if decider != nil {
+			v.deny(q, decider, wait)
+		}
+	}
+	v.Outcome.Observe(r.Context(), h.Log)
+	if v.Status == 0 {
+		v.holdings = q.holdings
+	}
+	return v
+}
+
+// charge charges the request to the limits that a store keeps.
+func (h *Handler) charge(v *Verdict, q *Request, header http.Header) {
+	err := q.Decide(h.Store, How{
+		Accounting: h.Accounting, NoFallback: h.OnError != OnErrorFallback, Timeout: h.Timeout, Outcome: v.Outcome, Waits: h.Process,
+	})
+	if err != nil {
+		h.undecided(v, header, err)
+		return
+	}
+	q.Count(h.Accounting)
+	decider, wait := q.SetHeaders(v.Outcome, outcome.How{Families: h.Families, Jitter: h.Jitter, At: q.decided}, header)
+	if decider.Decision.Denied && !decider.Decision.DryRun {
+		v.deny(q, decider, wait)
+	}
+}
+
+// deny rejects the request, which decider denied, or whose client has left while it waited: then
+// no one reads the response.
+func (v *Verdict) deny(q *Request, decider *outcome.Entry, wait time.Duration) {
+	if q.left {
+		v.Status, v.Err = ErrLeft.Status, ErrLeft.Err
+		return
+	}
+	v.Status, v.Denial, v.Wait = decider.Status, decider, wait
+	for i := range q.entries {
+		if e := &q.entries[i]; e.Query.Name == decider.Name {
+			v.Key = e.Query.Key
+			break
+		}
+	}
+}
+
+// refuse rejects a request for which it is unknown which limits apply, or how: a value in it or a
+// matcher failed.
+func (h *Handler) refuse(v *Verdict, err error) {
+	why := telemetry.CheckedRefused
+	var refusal RefusalError
+	if errors.As(err, &refusal) {
+		v.Status, v.Err = refusal.Status, refusal.Err
+		if v.Status == http.StatusTooEarly {
+			why = telemetry.CheckedEarlyData
+		}
+	} else { // of a matcher
+		v.Status, v.Err = http.StatusInternalServerError, errMatcher
+		var failed caddyhttp.HandlerError
+		if errors.As(err, &failed) {
+			v.Status = failed.StatusCode
+		}
+		if v.Status >= http.StatusInternalServerError {
+			h.report("a matcher failed; requests are rejected", errMatcher)
+		}
+	}
+	v.Outcome.SetResult(why)
+}
+
+// undecided admits or rejects a request on which the store did not decide, as on_error says.
+// Single requests are only logged at DEBUG: an outage of Redis is logged once, see telemetry.
+func (h *Handler) undecided(v *Verdict, header http.Header, err error) {
+	v.Outcome.SetResult(telemetry.CheckedUndecided)
+	switch {
+	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
+		h.report("the store could not process a request, responding with 500", err)
+		v.Status, v.Err = http.StatusInternalServerError, err
+	case h.OnError == OnErrorAllow:
+		if c := h.Logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
+			c.Write(zap.Error(err))
+		}
+	default:
+		header.Set("Retry-After", "1")
+		v.Status, v.Err = http.StatusServiceUnavailable, err
+	}
+}
+
+// report logs an error that clients can provoke, at most once a minute.
+func (h *Handler) report(message string, err error) {
+	if h.reported.Allow() {
+		h.Logger.Error(message, zap.Error(err))
+	}
+}
+
+// Pass passes the request on, sets the header fields of its outcome when the response begins, and
+// settles what it holds, whatever comes of it.
+func (v *Verdict) Pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if v.holdings == nil {
+		return v.Outcome.Serve(w, r, next)
+	}
+	return settling(w, r, v.holdings, v.Outcome, next)
+}
