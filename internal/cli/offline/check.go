@@ -207,12 +207,17 @@ func (c *checker) bounds(l *Limit) bool {
 	})
 }
 
+// authenticated reports whether requests may reach a limit as users who are logged in.
+func (c *checker) authenticated(l *Limit) bool {
+	return slices.ContainsFunc(c.around[l.Path], func(a *routes.Around) bool { return a.Authentication() != "" || a.Plugins() })
+}
+
 // checkKey advises on a limit's key.
 func (c *checker) checkKey(s *Server, h *handler, l *Limit) {
 	limit := func(kind advice.Kind, problem, remedy string) {
 		c.hint(advice.Advice{Kind: kind, Of: "limit", Name: l.Path, Problem: problem, Remedy: remedy})
 	}
-	if name := l.Key().User(); name != "" && !s.authenticated[h.limits] && !c.flawed[[2]string{l.Path, name}] {
+	if name := l.Key().User(); name != "" && !c.authenticated(l) && !c.flawed[[2]string{l.Path, name}] {
 		limit(advice.KeyWithoutUser, "Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
 			"Put both in a route block, the authentication first.")
 	}

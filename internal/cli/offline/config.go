@@ -373,9 +373,6 @@ func (c *cutter) route(route rawRoute, after bool) (found bool) {
 			}
 			if after {
 				c.warn("Server %s: the handler %s is not run; it is assumed to pass all requests on, as they are.", c.server, name)
-				if !slices.Contains([]string{"reverse_proxy", "file_server", "intercept"}, name) {
-					kept = append(kept, map[string]json.RawMessage{"handler": marshal("vars"), mayAuthenticate: marshal(name)})
-				}
 			}
 		case endHandler:
 			if c.limitsIn(marshal(h)) {
@@ -415,10 +412,6 @@ func (c *cutter) subroute(h map[string]json.RawMessage, after bool) (found bool)
 	h["routes"] = marshal(routes)
 	return found
 }
-
-// mayAuthenticate is the variable whose setting takes the place of a handler that is
-// not run and may authenticate users: Caddy's, or another plugin's.
-const mayAuthenticate = "rate_limit.may_authenticate"
 
 // handlerKind is what becomes of a handler in a Config.
 type handlerKind uint8

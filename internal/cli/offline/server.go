@@ -39,8 +39,6 @@ type Server struct {
 	handlers []*handler                               // all that have limits, in the order of the config
 	own      map[caddyhttp.MiddlewareHandler]*Handler // the same; nil for others
 
-	authenticated map[*Handler]bool // those that requests may reach as users who are logged in
-
 	local net.Addr
 }
 
@@ -212,40 +210,7 @@ func (s *Server) compile() (err error) {
 		return err
 	}
 	slices.Reverse(s.handlers)
-	s.authenticated = make(map[*Handler]bool)
-	s.findAuthenticated(s.server.Routes, false)
 	return nil
-}
-
-// findAuthenticated finds the handlers in routes, and the handlers of named routes that they
-// invoke, that are behind authentication. before says whether the routes are. It
-// returns whether what follows them is.
-func (s *Server) findAuthenticated(list caddyhttp.RouteList, before bool) (after bool) {
-	after = before
-	chosen := make(map[string]bool) // by groups, what is behind them
-	for i := range list {
-		in := after
-		if group := list[i].Group; group != "" {
-			if _, known := chosen[group]; !known {
-				chosen[group] = after
-			}
-			in = chosen[group] // of the others none has matched
-		}
-		for _, h := range list[i].Handlers {
-			if own := s.own[h]; own != nil {
-				s.authenticated[own] = s.authenticated[own] || in
-			}
-			for _, nested := range routes.In(h, s.server.NamedRoutes) { // routes for responses and errors were cut away
-				in = s.findAuthenticated(nested.Routes, in)
-			}
-			if vars, ok := h.(*caddyhttp.VarsMiddleware); ok {
-				_, marked := (*vars)[mayAuthenticate]
-				in = in || marked
-			}
-		}
-		after = after || in
-	}
-	return after
 }
 
 // routes compiles routes. The last is followed by next.
