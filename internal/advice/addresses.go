@@ -8,6 +8,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/faults"
 )
 
 // addresses advises on servers whose clients can choose the address that a limit uses.
@@ -35,6 +36,6 @@ func (c *collector) addresses(order []rule.Module) {
 // proxies usually add, and from that end of it which they leave to clients. Others that are in
 // use, such as X-Real-IP, have one address, which proxies replace.
 func believesClients(s *caddyhttp.Server) bool {
-	return rule.TrustsProxies(s) && s.TrustedProxiesStrict == 0 && len(s.ClientIPHeaders) > 0 &&
+	return faults.TrustsProxies(s) && s.TrustedProxiesStrict == 0 && len(s.ClientIPHeaders) > 0 &&
 		textproto.CanonicalMIMEHeaderKey(s.ClientIPHeaders[0]) == "X-Forwarded-For"
 }

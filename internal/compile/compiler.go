@@ -144,7 +144,7 @@ func (c *Compiler) loadWithin(ctx caddy.Context, limits []*config.Limit, parent 
 		if err != nil {
 			return nil, err
 		}
-		all[i], l.rule.Reporter.Logger = l.rule, c.Logger
+		all[i] = l.rule
 		if err = s.add(l); err == nil {
 			err = l.setMatchers(ctx)
 		}
@@ -154,7 +154,7 @@ func (c *Compiler) loadWithin(ctx caddy.Context, limits []*config.Limit, parent 
 		if err != nil {
 			return nil, l.errorIn(err)
 		}
-		l.rule.WatchForProxies()
+		l.rule.Reporter.Begin(c.Logger, l.rule.Path, l.rule.Key)
 		if l.rule.Within, err = c.loadWithin(ctx, of.Limits.List, l, s); err != nil {
 			return nil, err
 		}

@@ -264,10 +264,10 @@ func (b *Bucket) addTo(q *Request) error {
 	ask.DryRun, ask.Hold, ask.Consistency = b.Limit.DryRun, b.Holds && ask.Cost > 0, b.Consistency
 	if !own {
 		ask.Name = b.AddressName
-		b.Limit.Reporter.noKey(b.Limit, text)
+		b.Limit.Reporter.NoKey(text)
 	}
-	if b.Limit.Reporter.proxies.on() && !q.direct {
-		q.direct = !b.Limit.Reporter.sharedByProxy(b.Limit, q.http)
+	if b.Limit.Reporter.WatchesProxies() && !q.direct {
+		q.direct = !b.Limit.Reporter.SharedByProxy(q.http)
 	}
 	if ask.MaxKeys = b.Limit.MaxKeys; b.Limit.ShareWhenFull {
 		ask.ShareKey = q.clientNetwork()

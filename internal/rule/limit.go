@@ -13,6 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/faults"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
 )
@@ -53,7 +54,7 @@ type Limit struct {
 	Settlement Settlement
 
 	Zone     *zone.Zone // that it was in the config; nil if it was none
-	Reporter Reporter
+	Reporter faults.Reporter
 }
 
 // Policy is what responses show of a bucket besides its numbers, and where it is counted.

@@ -197,7 +197,7 @@ func (p *place) release(answered bool) { p.releaseAt(time.Now(), answered) }
 // releaseAt is release at some time.
 func (p *place) releaseAt(now time.Time, answered bool) {
 	if p.slot.Release(now, answered) {
-		p.limit.Reporter.slowAtMin(p.limit, p.slot.State(now))
+		p.limit.Reporter.SlowAtMin(&p.limit.Load.Options, p.slot.State(now))
 	}
 	if p.lapse != nil {
 		p.lapse.Stop()

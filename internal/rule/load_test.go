@@ -125,7 +125,7 @@ func TestSlowAtMin(t *testing.T) {
 	t.Parallel()
 	core, logs := observer.New(zap.WarnLevel)
 	l := &Limit{Path: "up", Load: &Load{Options: adaptive.Options{Latency: 500 * time.Millisecond, Min: 4, Max: 1000}}}
-	l.Reporter.Logger = zap.New(core)
+	l.Reporter.Logger, l.Reporter.Limit = zap.New(core), l.Path
 	now := time.Now().Add(-time.Minute)
 	c := adaptive.New(l.Load.Options, now)
 	var open []*place

@@ -309,6 +309,6 @@ func (q *Request) valueError(b *Bucket, status int, err error) error {
 	if err == nil {
 		return nil
 	}
-	b.Limit.Reporter.badValue(b.Limit, err)
+	b.Limit.Reporter.BadValue(err)
 	return RefusalError{status, fmt.Errorf("limit %q: %w", b.Path, err)}
 }

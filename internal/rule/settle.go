@@ -540,7 +540,8 @@ func (s *settler) end(err error, panicked bool) {
 		}
 		charge, why, known := h.atEnd(s.request, &res)
 		if !known {
-			h.bucket.Limit.Reporter.noCost(h.bucket, why, charge)
+			s := &h.bucket.Limit.Settlement
+			h.bucket.Limit.Reporter.NoCost(s.ActualCost, s.Usage != nil, why, charge)
 		}
 		h.Settle(charge)
 	}

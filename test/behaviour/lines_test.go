@@ -26,20 +26,20 @@ var lines = map[string][]line{
 	"Compiler.setZones":  nil,
 	"Compiler.warnZones": nil,
 	"App.warnUnintended": nil,
-	"Reporter.noKey": {
+	"Reporter.NoKey": {
 		{"warn", "a request has no value for the key of this limit, using the client's address"},
 		{"warn", "a request has neither a value for the key of this limit nor a client address, " +
 			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"},
 	},
-	"Reporter.sharedByProxy": {
+	"Reporter.SharedByProxy": {
 		{"warn", "the key of this limit is the address of a proxy, so all its visitors share one bucket"},
 	},
-	"Reporter.badValue": {{"error", "the value of a placeholder can't be used; requests are rejected"}},
-	"Reporter.noCost": {
+	"Reporter.BadValue": {{"error", "the value of a placeholder can't be used; requests are rejected"}},
+	"Reporter.NoCost": {
 		{"warn", "the actual cost of a request is not a whole number, so its estimated cost is charged"},
 		{"warn", "a response does not say what its request has cost, so an estimate is charged; this is logged once an hour"},
 	},
-	"Reporter.slowAtMin": {
+	"Reporter.SlowAtMin": {
 		{"warn", "the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it"},
 	},
 	"Handler.report": {{"error", "a matcher failed; requests are rejected"}},

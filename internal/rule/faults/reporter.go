@@ -1,4 +1,5 @@
-package rule
+// Package faults logs what is wrong with the requests of a limit.
+package faults
 
 import (
 	"sync"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
@@ -15,6 +17,8 @@ import (
 // so once, or once a minute.
 type Reporter struct {
 	Logger *zap.Logger
+	Limit  string // its path
+	Key    *key.Key
 
 	noKeyOnce     sync.Once
 	noAddressOnce sync.Once
@@ -24,33 +28,39 @@ type Reporter struct {
 	proxies       proxyWatch
 }
 
-// noKey logs, once, that the client's address is used instead of the key, or
+// Begin has it log, about the limit of a path with a key.
+func (r *Reporter) Begin(logger *zap.Logger, path string, k *key.Key) {
+	r.Logger, r.Limit, r.Key = logger, path, k
+	r.proxies.begin(k.Template())
+}
+
+// NoKey logs, once, that the client's address is used instead of the key, or
 // that it is missing too.
-func (r *Reporter) noKey(l *Limit, address string) {
+func (r *Reporter) NoKey(address string) {
 	once, message := &r.noKeyOnce, "a request has no value for the key of this limit, using the client's address"
 	if address == "" {
 		once, message = &r.noAddressOnce, "a request has neither a value for the key of this limit nor a client address, "+
 			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"
 	}
 	once.Do(func() {
-		r.Logger.Warn(message, zap.String("limit", l.Path), zap.Stringer("key", l.Key))
+		r.Logger.Warn(message, zap.String("limit", r.Limit), zap.Stringer("key", r.Key))
 	})
 }
 
-// badValue logs that the value of a placeholder can't be used.
-func (r *Reporter) badValue(l *Limit, err error) {
+// BadValue logs that the value of a placeholder can't be used.
+func (r *Reporter) BadValue(err error) {
 	if r.badValues.Allow() {
 		r.Logger.Error("the value of a placeholder can't be used; requests are rejected",
-			zap.String("limit", l.Path), zap.Error(err))
+			zap.String("limit", r.Limit), zap.Error(err))
 	}
 }
 
-// noCost logs why the actual cost of a request is not known, and that an estimate is charged. If it
+// NoCost logs why the actual cost of a request is not known, and that an estimate is charged. If it
 // should be in a body that does not have it, that is how clients and upstreams are, and likely
 // to last.
-func (r *Reporter) noCost(b *Bucket, why string, charged int64) {
-	limit, cost, charge := zap.String("limit", b.Path), zap.String("actual_cost", b.Limit.Settlement.ActualCost), zap.Int64("charged", charged)
-	if b.Limit.Settlement.Usage == nil {
+func (r *Reporter) NoCost(actualCost string, inBody bool, why string, charged int64) {
+	limit, cost, charge := zap.String("limit", r.Limit), zap.String("actual_cost", actualCost), zap.Int64("charged", charged)
+	if !inBody {
 		if r.badValues.Allow() {
 			r.Logger.Warn("the actual cost of a request is not a whole number, so its estimated cost is charged", limit, cost, zap.String("got", option.Described(why)), charge)
 		}
@@ -59,9 +69,9 @@ func (r *Reporter) noCost(b *Bucket, why string, charged int64) {
 	}
 }
 
-// slowAtMin logs that a limit which follows the load allows no more requests than it must, and
+// SlowAtMin logs that a limit which follows the load allows no more requests than it must, and
 // its upstream is slower than it should be anyway, with what holds the slots.
-func (r *Reporter) slowAtMin(l *Limit, s adaptive.State) {
+func (r *Reporter) SlowAtMin(o *adaptive.Options, s adaptive.State) {
 	if !r.slow.Allow() {
 		return
 	}
@@ -70,6 +80,6 @@ func (r *Reporter) slowAtMin(l *Limit, s adaptive.State) {
 		mean = s.Mean.Round(time.Millisecond).String()
 	}
 	r.Logger.Warn("the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it",
-		zap.String("limit", l.Path), zap.String("mean", mean), zap.Duration("latency", l.Load.Options.Latency), zap.Int("min", l.Load.Options.Min),
+		zap.String("limit", r.Limit), zap.String("mean", mean), zap.Duration("latency", o.Latency), zap.Int("min", o.Min),
 		zap.Int("in_progress", s.InProgress), zap.Int("overdue", s.Overdue), zap.Int("awaiting_body", s.Waiting), zap.Duration("oldest", s.Oldest))
 }

@@ -1,4 +1,4 @@
-package rule
+package faults
 
 import (
 	"net/http"
@@ -23,7 +23,7 @@ const (
 	watchNothing    uint32 = iota
 	watchClientIP          // not known yet: the server of the requests is not
 	watchRemoteHost        // the same
-	watchUntrusted         // private peers that say for whom they ask
+	watchUntrusted         // private peers that forward the requests of others
 	watchTrusted           // trusted ones
 )
 
@@ -42,8 +42,8 @@ func (w *proxyWatch) begin(k key.Template) {
 	}
 }
 
-// on reports whether the watch goes on.
-func (w *proxyWatch) on() bool { return w.state.Load() != watchNothing }
+// WatchesProxies reports whether it is unknown yet whether the key is the address of a proxy.
+func (r *Reporter) WatchesProxies() bool { return r.proxies.state.Load() != watchNothing }
 
 // finds reports whether r shows the fault. If so, the watch ends, and remedy says what to do,
 // unless another request has shown it meanwhile.
@@ -101,7 +101,7 @@ func TrustsProxies(s *caddyhttp.Server) bool {
 	return s.TrustedProxiesUnix || !field.IsValid() || field.Kind() != reflect.Interface || !field.IsNil()
 }
 
-// mayBePrivate reports whether isPrivate may, which takes longer.
+// mayBePrivate reports whether an address may be private, without parsing it, which takes longer.
 func mayBePrivate(hostport string) bool {
 	if hostport == "" {
 		return false
@@ -122,21 +122,18 @@ func isPrivate(hostport string) bool {
 	return err == nil && (ip.IsPrivate() || ip.IsLoopback())
 }
 
-// isForwarded reports whether a proxy says for whom it asks.
+// isForwarded reports whether a proxy says whose request it forwards.
 func isForwarded(h http.Header) bool {
 	return len(h["X-Forwarded-For"]) > 0 || len(h["X-Real-Ip"]) > 0 || len(h["Cf-Connecting-Ip"]) > 0 || len(h["Forwarded"]) > 0
 }
 
-// WatchForProxies begins to look for requests by which the key of l is a proxy's address.
-func (l *Limit) WatchForProxies() { l.Reporter.proxies.begin(l.Key.Template()) }
-
-// sharedByProxy logs, once, that visitors of a proxy share buckets. It returns whether a
-// request shows this.
-func (r *Reporter) sharedByProxy(l *Limit, req *http.Request) bool {
+// SharedByProxy logs, once, that visitors of a proxy share buckets. It returns whether a request
+// shows this.
+func (r *Reporter) SharedByProxy(req *http.Request) bool {
 	found, remedy := r.proxies.finds(req)
 	if remedy != "" {
 		r.Logger.Warn("the key of this limit is the address of a proxy, so all its visitors share one bucket",
-			zap.String("limit", l.Path), zap.Stringer("key", l.Key), zap.String("remedy", remedy))
+			zap.String("limit", r.Limit), zap.Stringer("key", r.Key), zap.String("remedy", remedy))
 	}
 	return found
 }
