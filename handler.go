@@ -15,6 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
@@ -101,7 +102,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		Limits: limits, Accounting: c.Settings.Accounting, OnError: c.Settings.OnError, Families: c.Settings.Families, Jitter: c.Settings.Jitter, Log: h.Log,
 		Store: app.stores.Store(), Timeout: app.timeout, Process: state.Process.Process, Logger: h.logger,
 	}
-	rule.KeepConnections(ctx, limits)
+	for b := range rule.Buckets(limits) {
+		if b.Limit.Waiting != nil {
+			wait.KeepConnections(ctx)
+			break
+		}
+	}
 	app.handlers = append(app.handlers, h)
 	return nil
 }

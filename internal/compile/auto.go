@@ -11,7 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 )
 
 // everyone is the key by which all requests share one controller.
@@ -36,7 +36,7 @@ func (l *LimitBuilder) setLoad() (err error) {
 		return nil
 	}
 	a := cmp.Or(l.Auto, new(config.Auto))
-	load := new(rule.Load)
+	load := &settle.Load{Reporter: &l.rule.Reporter}
 	if load.Options.Latency, err = option.Parse(l.resolve, "latency", cmp.Or(string(a.Latency), defaultLatency), parseLatency); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (l *LimitBuilder) setLoad() (err error) {
 	if l.Status == "" {
 		l.rule.Status = http.StatusServiceUnavailable
 	}
-	l.rule.Settlement, l.rule.Load = rule.Settlement{}, load
+	l.rule.Settlement, l.rule.Load = settle.Terms{}, load
 	return nil
 }
 

@@ -278,6 +278,7 @@ func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error
 		parse = costOfInterval
 	} else {
 		b.CostIsBody = cost == bodyCost
+		l.rule.Settlement.CostIsBody = b.CostIsBody
 	}
 	if cost == bodyCost {
 		cost = ""
@@ -289,6 +290,7 @@ func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error
 		return err
 	}
 	b.Limit = l.rule
+	l.rule.Settlement.Path, l.rule.Settlement.Reporter = l.rule.Path, &l.rule.Reporter
 	b.Holds = l.rule.Settlement.Holds() && b.IsMain()
 	if err := b.Complete(); err != nil {
 		return err

@@ -6,19 +6,19 @@ import (
 	"strings"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
 )
 
 // setSettlement sets what requests are charged in the end.
 func (l *LimitBuilder) setSettlement() (err error) {
-	s := rule.Settlement{InProgress: l.Concurrency != "", Count: l.Count, ActualCost: l.ActualCost}
+	s := settle.Terms{InProgress: l.Concurrency != "", Count: l.Count, ActualCost: l.ActualCost}
 	switch {
 	case usage.IsCost(l.ActualCost):
 		if s.Usage, err = l.usage.Parse(l.ActualCost); err != nil {
 			return err
 		}
-	case l.ActualCost != "" && l.ActualCost != rule.ActualBytes && l.ActualCost != rule.ActualDuration && !option.IsTemplate(l.ActualCost):
+	case l.ActualCost != "" && l.ActualCost != settle.ActualBytes && l.ActualCost != settle.ActualDuration && !option.IsTemplate(l.ActualCost):
 		return option.Bad("actual_cost", l.ActualCost, "tokens, json and paths, bytes, duration, or a placeholder such as {http.response.header.X-Cost}")
 	}
 	if l.Count != nil {

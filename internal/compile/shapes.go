@@ -13,6 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -179,7 +180,7 @@ func (l *LimitBuilder) rate() (option.Rate, error) {
 
 // countsBytes reports whether what l limits are bytes.
 func (l *LimitBuilder) countsBytes() bool {
-	return l.ActualCost == rule.ActualBytes || l.Cost == bodyCost
+	return l.ActualCost == settle.ActualBytes || l.Cost == bodyCost
 }
 
 // units returns the parser of the units that l limits.

@@ -9,6 +9,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -27,7 +28,7 @@ type Shared struct {
 	counters refpool.Refs[string, *telemetry.Counters] // by path
 	tops     refpool.Refs[state.TopID, *toplist.List]
 	bans     refpool.Refs[string, *rule.BanList] // by the name of the bucket in stores
-	waiting  refpool.Refs[string, *rule.Queues]  // the same
+	waiting  refpool.Refs[string, *wait.Queues]  // the same
 	loads    refpool.Refs[state.LoadID, *adaptive.Controllers]
 
 	MaxKeys     int    // for all limits together

@@ -74,11 +74,11 @@ func (l logged) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 			return err
 		}
 	}
-	if l.waited > 0 {
-		enc.AddDuration("waited", l.waited)
+	if l.Waited > 0 {
+		enc.AddDuration("waited", l.Waited)
 	}
-	if l.delayed > 0 {
-		enc.AddDuration("delayed", l.delayed)
+	if l.Delayed > 0 {
+		enc.AddDuration("delayed", l.Delayed)
 	}
 	return nil
 }

@@ -28,8 +28,8 @@ type Outcome struct {
 	entries []Entry
 	fields  fields
 	writer  Writer
-	waited  time.Duration        // for Redis, so far
-	delayed time.Duration        // until there was room, so far
+	Waited  time.Duration        // for Redis, so far
+	Delayed time.Duration        // until there was room, so far
 	at      int64                // when the last handler began to decide, in µs since 1970
 	result  telemetry.Checked    // the outcome of the request so far
 	counted telemetry.CheckedSet // what it was counted as
@@ -95,15 +95,6 @@ func (o *Outcome) SetResult(result telemetry.Checked) {
 	}
 }
 
-// Waited returns for how long the request has waited for Redis.
-func (o *Outcome) Waited() time.Duration { return o.waited }
-
-// AddWait adds a time for which the request waited for Redis.
-func (o *Outcome) AddWait(d time.Duration) { o.waited += d }
-
-// AddDelay adds a time for which the request waited until there was room.
-func (o *Outcome) AddDelay(d time.Duration) { o.delayed += d }
-
 // Open reports whether the calling handler is the outermost of those that a request
 // passes, which counts the request when it ends: by then the handlers within it have
 // decided too. There may be no outcome.
@@ -124,34 +115,38 @@ func (o *Outcome) Count(in *telemetry.Process) {
 	}
 }
 
-// How is how a handler tells what it decided.
-type How struct {
-	Families Families  // of header fields
-	Jitter   float64   // the largest share by which the wait of a denial is longer
-	At       time.Time // from when times count, which is before the store decided
+// Grow makes room for n entries more, whose times count from at on: before the store decided. It
+// returns the index of the next one.
+func (o *Outcome) Grow(n int, at time.Time) (next int) {
+	if n > 0 {
+		o.at = at.UnixMicro()
+	}
+	o.entries = slices.Grow(o.entries, n)
+	return len(o.entries)
 }
 
-// Add adds what was decided by one handler on n buckets, and updates the header fields. of
-// returns the entry of each in turn. Add returns the entry that decided, and the wait that
-// is told, for all limits that were asked so far: 0 unless the request was denied and a wait
-// helps.
-func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (decider *Entry, wait time.Duration) {
-	o.at = how.At.UnixMicro()
-	before := len(o.entries)
-	o.entries = slices.Grow(o.entries, n)
-	for i := range n {
-		e := of(i)
-		e.Families = how.Families
-		if e.Decision.DryRun || e.Decision.Pool {
-			e.Families = 0
-		}
-		if e.Families&Fill == 0 {
-			o.forced |= e.Families
-		}
-		if e.Concurrency {
-			e.Decision.Clear = 0 // when it is clear is up to the requests in progress
-		}
-		o.entries = append(o.entries, e)
+// Append adds what was decided on one bucket, and returns its index.
+func (o *Outcome) Append(e Entry) (i int) {
+	if e.Decision.DryRun || e.Decision.Pool {
+		e.Families = 0
+	}
+	if e.Families&Fill == 0 {
+		o.forced |= e.Families
+	}
+	if e.Concurrency {
+		e.Decision.Clear = 0 // when it is clear is up to the requests in progress
+	}
+	o.entries = append(o.entries, e)
+	return len(o.entries) - 1
+}
+
+// Show updates the header fields by what one handler decided: the entries from index before on. It
+// returns the entry of these that decided, nil if there is none, and the wait that is told, for all
+// limits that were asked so far: 0 unless the request was denied and a wait helps. jitter is the
+// largest share by which the wait is longer.
+func (o *Outcome) Show(before int, jitter float64, h http.Header) (decider *Entry, wait time.Duration) {
+	if before == len(o.entries) {
+		return nil, 0
 	}
 	own, _ := summarize(o.entries[before:], 0)
 	if own.Denied {
@@ -164,8 +159,8 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 		o.fields.remove(h)
 		numberDuplicates(o.entries, before)
 	}
-	if all.Denied && (len(o.entries) > 1 || how.Jitter > 0) {
-		share := rand.Float64() * how.Jitter //nolint:gosec // not a secret
+	if all.Denied && (len(o.entries) > 1 || jitter > 0) {
+		share := rand.Float64() * jitter //nolint:gosec // not a secret
 		for i := range o.entries {
 			if e := &o.entries[i]; i >= before || e.Decision.RetryAfter == 0 { // or it was told before
 				e.extendRetryAfter(share)
@@ -180,9 +175,6 @@ func (o *Outcome) Add(n int, of func(i int) Entry, how How, h http.Header) (deci
 	o.fields.set(h)
 	return &o.entries[before+own.Deciding], all.RetryAfter
 }
-
-// Entries returns how many entries there are, which is the index of the next one.
-func (o *Outcome) Entries() int { return len(o.entries) }
 
 // Charge notes that the i-th entry was charged so many units, if any.
 func (o *Outcome) Charge(i int, units int64) {
@@ -231,7 +223,7 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 		return nil, false
 	}
 	if name == "delayed" { // also if all that was decided is that there was a place
-		return seconds(o.delayed), true
+		return seconds(o.Delayed), true
 	}
 	if len(o.entries) == 0 {
 		return nil, false

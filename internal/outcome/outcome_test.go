@@ -32,12 +32,28 @@ func outcomeOfVisits(visits ...visit) (*Outcome, *caddy.Replacer, http.Header) {
 	var res *Outcome
 	for _, v := range visits {
 		res = Of(r, repl, 0)
-		res.Add(len(v.decisions), func(i int) Entry {
+		add(res, len(v.decisions), func(i int) Entry {
 			d := v.decisions[i]
 			return Entry{Policy: policyOf(v.paths[i]), Name: v.paths[i], Limit: limitOf(d.Size), Decision: d}
-		}, How{Families: v.show}, h)
+		}, v.show, h)
 	}
 	return res, repl, h
+}
+
+// add adds what was decided on n buckets, as one handler does.
+func add(o *Outcome, n int, of func(i int) Entry, show Families, h http.Header) (decider *Entry, wait time.Duration) {
+	return addAt(o, n, of, show, time.Time{}, 0, h)
+}
+
+// addAt is add at some time, with jitter.
+func addAt(o *Outcome, n int, of func(i int) Entry, show Families, at time.Time, jitter float64, h http.Header) (decider *Entry, wait time.Duration) {
+	before := o.Grow(n, at)
+	for i := range n {
+		e := of(i)
+		e.Families = show
+		o.Append(e)
+	}
+	return o.Show(before, jitter, h)
 }
 
 var (
@@ -155,9 +171,9 @@ func TestJitterOfSeveralHandlers(t *testing.T) {
 		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
 		var wait time.Duration
 		for i, d := range tc.decisions {
-			_, wait = Of(r, repl, 0).Add(1, func(int) Entry {
+			_, wait = addAt(Of(r, repl, 0), 1, func(int) Entry {
 				return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Cost: 1, Decision: d}
-			}, How{Jitter: tc.jitter[i]}, h)
+			}, 0, time.Time{}, tc.jitter[i], h)
 		}
 		if got := fieldstest.In(h); got != tc.want || got != "" && !strings.HasSuffix(got, "="+fieldtext.WholeSeconds(wait)) {
 			t.Errorf("%s: got %s and a wait of %v, want %s", tc.name, got, wait, tc.want)
@@ -193,13 +209,13 @@ func TestReset(t *testing.T) {
 	} {
 		repl := caddy.NewReplacer()
 		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
-		Of(r, repl, 0).Add(len(tc.entries), func(i int) Entry {
+		addAt(Of(r, repl, 0), len(tc.entries), func(i int) Entry {
 			e := tc.entries[i]
 			if e.Policy == nil {
 				e.Policy = policyOf("a")
 			}
 			return e
-		}, How{At: at, Jitter: tc.jitter}, make(http.Header))
+		}, 0, at, tc.jitter, make(http.Header))
 		if got := repl.ReplaceAll("{http.rate_limit.reset} {http.rate_limit.reset_at}", "?"); got != tc.want {
 			t.Errorf("%s: got %s, want %s", tc.name, got, tc.want)
 		}
@@ -229,7 +245,7 @@ func TestViolatedPolicies(t *testing.T) {
 		repl := caddy.NewReplacer()
 		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
 		for i := range tc.entries { // of a handler each
-			Of(r, repl, 0).Add(1, func(int) Entry { return tc.entries[i] }, How{Families: tc.entries[i].Families}, make(http.Header))
+			add(Of(r, repl, 0), 1, func(int) Entry { return tc.entries[i] }, tc.entries[i].Families, make(http.Header))
 		}
 		if got := repl.ReplaceAll("{http.rate_limit.violated_policies}", "?"); got != tc.want {
 			t.Errorf("got %s, want %s", got, tc.want)
@@ -248,9 +264,9 @@ func TestFieldValuesAreNotOverwritten(t *testing.T) {
 	r := httptest.NewRequest("GET", "/", nil)
 	r = caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), new(caddyhttp.Server))
 	for _, d := range []limiter.Decision{roomy, tight, full} {
-		Of(r, repl, 0).Add(1, func(int) Entry {
+		add(Of(r, repl, 0), 1, func(int) Entry {
 			return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Decision: d}
-		}, How{Families: XRateLimit | IETF}, h)
+		}, XRateLimit|IETF, h)
 		for _, values := range h {
 			kept[values[0]] = strings.Clone(values[0])
 		}

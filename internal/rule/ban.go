@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -35,56 +34,6 @@ func (b *Bucket) BanOf(at *limiter.Bucket) limiter.Bucket {
 		name = main.AddressName
 	}
 	return limiter.Bucket{Name: name + banSuffix, Key: at.Key, Limit: b.Limit.Bans.Limit, Cost: 1, MaxKeys: at.MaxKeys, DryRun: at.DryRun}
-}
-
-// addBan adds the bucket that bans the key to those that are asked, after the entries of one
-// limit.
-func (q *Request) addBan(of entryRange) {
-	e := &q.entries[of.from]
-	ban := e.BanOf(&e.Query)
-	ban.Watches = uint8(of.to - of.from) //nolint:gosec // a limit has at most two
-	q.asked, q.about = append(q.asked, ban), append(q.about, of)
-}
-
-// applyBan applies the decision of a bucket that bans to the entries that it watches. The
-// request that begins a ban was denied by one of them anyway: the first has the ban then.
-func (q *Request) applyBan(d *limiter.Decision, of entryRange) {
-	if !d.Denied {
-		return
-	}
-	if d.Began {
-		of.to = of.from + 1
-	}
-	for i := of.from; i < of.to; i++ {
-		e := &q.entries[i]
-		e.Banned, e.Began = d.RetryAfter, d.Began
-		e.Decision.Denied, e.Decision.Remaining = true, 0
-		e.Decision.Clear = max(e.Decision.Clear, d.RetryAfter)
-		if !e.Decision.Never {
-			e.Decision.RetryAfter = max(e.Decision.RetryAfter, d.RetryAfter)
-		}
-	}
-}
-
-// noteBan notes that the limit of e bans the request's key.
-func (q *Request) noteBan(e *Entry) {
-	bans := e.Limit.Bans
-	if e.Began || e.Decision.By != limiter.DecidedByCache { // or it is noted already
-		bans.List.Note(BannedKey{e.Query.Key, e.ByAddress()}, e.Banned)
-	}
-	if !e.Began {
-		return
-	}
-	e.Policy.Counters.CountBan(q.stripe)
-	if e.Query.DryRun {
-		return
-	}
-	var key *string
-	if e.Policy.Top != nil {
-		text := strings.Clone(keytext.Of(e.Query.Key))
-		key = &text
-	}
-	bans.Events.Banned(e.Limit.Path, e.Banned, key)
 }
 
 const (

@@ -1,38 +1,10 @@
 package rule
 
 import (
-	"errors"
 	"io"
 	"net/http"
 	"time"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// errNoLength rejects a request whose cost is the length of its body, if that is unknown
-// before the body has arrived. It could be counted as it is read, but then an upstream would
-// have a part of what is denied, and it would be unknown whether parallel requests fit.
-var errNoLength = RefusalError{
-	Status: http.StatusLengthRequired,
-	Err:    errors.New("the cost is the length of the body, and the request does not tell it"),
-}
-
-// costOf returns what the request costs, as far as that is known before its response: with an
-// actual cost of bytes, the bytes of the response are added. To a dry run, which must not reject
-// it, a body of unknown length is one that does not fit.
-func (b *Bucket) costOf(q *Request) (int64, error) {
-	if !b.CostIsBody {
-		cost, err := b.Cost.At(q.replacer)
-		return cost, q.valueError(b, http.StatusBadRequest, err)
-	}
-	switch length, known := bodyLength(q.http); {
-	case known:
-		return min(max(length, 1), limiter.MaxUnits), nil
-	case b.Limit.DryRun:
-		return limiter.MaxUnits, nil
-	}
-	return 0, errNoLength
-}
 
 // bodyLength returns the length of r's body, and whether that is known before it has come.
 func bodyLength(r *http.Request) (length int64, known bool) {

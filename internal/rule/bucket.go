@@ -2,7 +2,6 @@ package rule
 
 import (
 	"fmt"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -11,45 +10,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
-
-// Bucket is a bucket of a limit. It is what the options of the limit make of it, and its
-// numbers may depend on the request.
-type Bucket struct {
-	Limit       *Limit
-	Path        string // of the limit, or for a minimum interval of one within it
-	Policy      *Policy
-	Name        string // in stores
-	AddressName string // in stores if the client's address replaces the key
-
-	// The option that determines how long the bucket takes to drain, if that is not
-	// drip_rate.
-	Source option.Setting
-
-	Size, Drip, Cost option.Value[int64]
-	Rate             option.Value[time.Duration]
-	Factor           option.Value[option.Factor]
-	Aligned          bool             // whether it drips at moments of the clock
-	Counts           bucket.Algorithm // as stores have it
-	WarmUp           time.Duration    // if it warms up
-	Cold             option.Factor    // if it warms up
-	Period           *calendar.Period // instead of the rate; nil if there is none
-	CostIsBody       bool             // whether the cost is the length of the request's body
-
-	Consistency limiter.Consistency
-	Holds       bool // whether requests hold units until their outcome is known
-	Leasable    bool // whether it could have consistency lease
-
-	// The bucket of all requests except for its key, or nil if its numbers depend
-	// on the request.
-	Constant *limiter.Bucket
-	Off      bool // whether the factor is 0
-}
-
-// IsMain reports whether b is its limit's own bucket, and not the bucket of a minimum interval.
-func (b *Bucket) IsMain() bool { return b.Path == b.Limit.Path }
 
 // QuotaUnit returns the unit of b's size that is registered for RateLimit-Policy, or "" for
 // requests and for other costs.
@@ -59,7 +22,7 @@ func (b *Bucket) QuotaUnit() string {
 		return ""
 	case s.InProgress:
 		return fieldtext.ConcurrentRequests
-	case s.ActualCost == ActualBytes, s.ActualCost == "" && b.CostIsBody:
+	case s.ActualCost == settle.ActualBytes, s.ActualCost == "" && b.CostIsBody:
 		return "content-bytes"
 	}
 	return ""
@@ -235,48 +198,4 @@ func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers bucket.Li
 		return numbers, false, err
 	}
 	return numbers, false, b.check(numbers)
-}
-
-// addTo adds an entry for the bucket to q, unless it is off.
-func (b *Bucket) addTo(q *Request) error {
-	if b.Off {
-		return nil
-	}
-	var ask limiter.Bucket
-	if b.Constant != nil {
-		ask = *b.Constant
-	} else {
-		numbers, off, err := b.numbers(q.replacer, q.time())
-		if err != nil || off {
-			return q.valueError(b, http.StatusInternalServerError, err)
-		}
-		ask.Limit = limiter.Limit(numbers)
-		if ask.Cost, err = b.costOf(q); err != nil {
-			return err
-		}
-	}
-	text, own, err := q.keyFor(b)
-	if err != nil {
-		return err
-	}
-	ask.Name, ask.Key = b.Name, text
-	// What costs nothing is charged nothing, whatever its response is.
-	ask.DryRun, ask.Hold, ask.Consistency = b.Limit.DryRun, b.Holds && ask.Cost > 0, b.Consistency
-	if !own {
-		ask.Name = b.AddressName
-		b.Limit.Reporter.NoKey(text)
-	}
-	if b.Limit.Reporter.WatchesProxies() && !q.direct {
-		q.direct = !b.Limit.Reporter.SharedByProxy(q.http)
-	}
-	if ask.MaxKeys = b.Limit.MaxKeys; b.Limit.ShareWhenFull {
-		ask.ShareKey = q.clientNetwork()
-	}
-	e := Entry{Bucket: b, Query: ask, Estimate: ask.Cost}
-	if b.Limit.Load != nil {
-		q.loads = append(q.loads, e)
-	} else {
-		q.entries = append(q.entries, e)
-	}
-	return nil
 }

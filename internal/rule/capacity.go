@@ -2,7 +2,6 @@ package rule
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
@@ -95,76 +94,4 @@ func minDelaying(numbers *bucket.Limit, cost int64) int64 { return numbers.DripS
 func (l *Limit) delayed(numbers bucket.Limit, cost int64) int64 {
 	numbers.Size += l.Soft
 	return numbers.Delayed(l.MaxDelay, cost)
-}
-
-// Waiters are the requests that may wait.
-type Waiters struct {
-	Option string // max_delay as the config has it
-	*Queues
-}
-
-// mayWait reports whether one more request may wait, and counts it if so.
-func (l *Limit) mayWait() bool {
-	if l.Waiting.count.Add(1) <= l.MaxWaiting {
-		return true
-	}
-	l.Waiting.count.Add(-1)
-	return false
-}
-
-// addExtra adds to the size that e asks for what may be above it for one more request.
-func (e *Entry) addExtra() {
-	if e.extra = e.extraCapacity((*bucket.Limit)(&e.Query.Limit), e.Query.Cost); e.extra == (extraCapacity{}) {
-		return
-	}
-	if e.extra.delayed > 0 {
-		if e.waits = e.Limit.mayWait(); !e.waits {
-			e.extra.delayed = 0
-		}
-	}
-	e.Query.Limit.Size += e.extra.units()
-}
-
-// removeExtra makes the decisions on a request ones about the sizes of the limits. If the
-// request is admitted, it returns how long it has to wait. What need not wait does not
-// count as waiting from then on. A dry run only counts what would have waited.
-func (q *Request) removeExtra() (wait time.Duration) {
-	all := q.firstDenied() < 0
-	for i := range q.entries {
-		e := &q.entries[i]
-		if e.extra == (extraCapacity{}) || !e.Decided {
-			continue
-		}
-		d := &e.Decision
-		admitted := all && !d.Denied
-		var own time.Duration
-		if admitted && !e.tookOver {
-			own = e.Query.Delay(d, e.extra.delayed)
-		}
-		if own > 0 {
-			e.Delay = own
-			e.Policy.Counters.CountDelayed(q.stripe)
-		}
-		if d.DryRun {
-			own = 0
-		}
-		if wait = max(wait, own); own == 0 {
-			e.endWait()
-		}
-		if admitted && !d.Borrowed && e.extra.soft > 0 && d.Remaining < e.extra.units() {
-			e.Over = true
-			e.Policy.Counters.CountOver(q.stripe)
-		}
-		d.Size -= e.extra.units()
-		d.Remaining = max(d.Remaining-e.extra.units(), 0)
-	}
-	return wait
-}
-
-// endWait notes that the request does not wait, or not any more, for the limit.
-func (e *Entry) endWait() {
-	if e.waits {
-		e.Limit.Waiting.count.Add(-1)
-		e.waits = false
-	}
 }

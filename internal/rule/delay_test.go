@@ -16,7 +16,10 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -38,8 +41,8 @@ type rates struct {
 func newRates(sizes ...int64) *rates {
 	r := &rates{store: limiter.NewMemory(), counters: new(telemetry.Counters), passed: make([][]time.Time, len(sizes))}
 	for i, size := range sizes {
-		l := newSlots(0, 2*time.Second).limit
-		l.Path, l.Settlement.InProgress = string(rune('a'+i)), false
+		l := &Limit{Path: string(rune('a' + i)), MaxDelay: 2 * time.Second, MaxWaiting: 1000, Waiting: &Waiters{Queues: wait.New()}}
+		l.FairBy, _ = key.Parse("fair_by", "{http.request.header.X-Client}", clientip.Prefixes{})
 		r.buckets = append(r.buckets, &Bucket{
 			Limit: l, Path: l.Path, Name: l.Path, Policy: &Policy{Counters: r.counters},
 			Constant: &limiter.Bucket{Limit: limiter.Limit{Size: size, DripInterval: every, DripSize: 1}},
@@ -87,7 +90,10 @@ func (r *rates) take(ctx context.Context, t *testing.T, client string, cost int6
 func (r *rates) check(t *testing.T, alone ...int) {
 	t.Helper()
 	for _, b := range r.buckets {
-		(&slots{limit: b.Limit}).checkEmpty(t)
+		synctest.Wait()
+		if s := b.Limit.Waiting.State(); s != (telemetry.Waiting{}) {
+			t.Errorf("left: %+v", s)
+		}
 	}
 	for _, i := range alone {
 		b := r.buckets[i]
@@ -280,7 +286,7 @@ func TestRateSlotOfDeniedRequest(t *testing.T) {
 		if n := served.Load(); n != 21 {
 			t.Errorf("%d were served, want 21", n)
 		}
-		other.Limit.Waiting = &Waiters{Queues: NewQueues()}
+		other.Limit.Waiting = &Waiters{Queues: wait.New()}
 		r.check(t, 0, 1)
 	})
 }

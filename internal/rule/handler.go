@@ -40,6 +40,20 @@ type Module interface {
 	Compiled() *Handler
 }
 
+// Accounting is what to charge when some limits have room for a request and others
+// do not.
+type Accounting string
+
+// The ways of accounting.
+const (
+	Atomic  Accounting = "atomic"   // nothing
+	Each    Accounting = "each"     // every limit that has room
+	InOrder Accounting = "in_order" // the limits before the first that denies
+)
+
+// ParseAccounting parses the option accounting.
+var ParseAccounting = option.OneOf(Atomic, Each, InOrder)
+
 // OnError is how to handle a request on which Redis does not decide.
 type OnError string
 

@@ -10,12 +10,18 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/faults"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/toplist"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Limit is a compiled limit. It does not change once its config is loaded.
@@ -44,18 +50,54 @@ type Limit struct {
 	Waiting    *Waiters      // nil if none may wait
 	FairBy     *key.Key      // what tells clients apart that take turns as they wait; nil if they do not
 	Bans       *Bans         // nil if it bans no keys
-	Load       *Load         // nil if it does not follow the load
+	Load       *settle.Load  // nil if it does not follow the load
 
 	Pool       bool     // whether it counts only what others borrow
 	Borrowers  []*Limit // those to which it may lend
 	OwnCost    bool     // whether a pool charges its own cost, and not the cost of the limit that borrows
 	Borrow     string   // the name of its lender
 	Lender     *Limit   // the pool from which it may borrow; nil if there is none
-	Settlement Settlement
+	Settlement settle.Terms
 
 	Zone     *zone.Zone // that it was in the config; nil if it was none
 	Reporter faults.Reporter
 }
+
+// Bucket is a bucket of a limit. It is what the options of the limit make of it, and its
+// numbers may depend on the request.
+type Bucket struct {
+	Limit       *Limit
+	Path        string // of the limit, or for a minimum interval of one within it
+	Policy      *Policy
+	Name        string // in stores
+	AddressName string // in stores if the client's address replaces the key
+
+	// The option that determines how long the bucket takes to drain, if that is not
+	// drip_rate.
+	Source option.Setting
+
+	Size, Drip, Cost option.Value[int64]
+	Rate             option.Value[time.Duration]
+	Factor           option.Value[option.Factor]
+	Aligned          bool             // whether it drips at moments of the clock
+	Counts           bucket.Algorithm // as stores have it
+	WarmUp           time.Duration    // if it warms up
+	Cold             option.Factor    // if it warms up
+	Period           *calendar.Period // instead of the rate; nil if there is none
+	CostIsBody       bool             // whether the cost is the length of the request's body
+
+	Consistency limiter.Consistency
+	Holds       bool // whether requests hold units until their outcome is known
+	Leasable    bool // whether it could have consistency lease
+
+	// The bucket of all requests except for its key, or nil if its numbers depend
+	// on the request.
+	Constant *limiter.Bucket
+	Off      bool // whether the factor is 0
+}
+
+// IsMain reports whether b is its limit's own bucket, and not the bucket of a minimum interval.
+func (b *Bucket) IsMain() bool { return b.Path == b.Limit.Path }
 
 // Policy is what responses show of a bucket besides its numbers, and where it is counted.
 // All limits of a path share one.
@@ -88,3 +130,21 @@ func (l *Limit) WhenFull() string {
 	}
 	return "forget"
 }
+
+// Waiters are the requests that may wait.
+type Waiters struct {
+	Option string // max_delay as the config has it
+	*wait.Queues
+}
+
+// waitsForSlot reports whether requests that l has no slot for may wait in a queue.
+func (l *Limit) waitsForSlot() bool { return l.MaxDelay > 0 && l.limitsConcurrency() }
+
+// waitsForRoom reports whether requests may wait until units have left l.
+func (l *Limit) waitsForRoom() bool { return l.MaxDelay > 0 && !l.limitsConcurrency() }
+
+// waitsForRoom reports whether requests may wait until units have left b.
+func (b *Bucket) waitsForRoom() bool { return b.IsMain() && b.Limit.waitsForRoom() }
+
+// limitsConcurrency reports whether l limits the requests in progress.
+func (l *Limit) limitsConcurrency() bool { return l.Settlement.InProgress || l.Load != nil }

@@ -1,7 +1,6 @@
 package rule
 
 import (
-	"fmt"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -9,10 +8,26 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
+
+// How is how a request is decided.
+type How struct {
+	Accounting Accounting
+	NoFallback bool // whether a store fails that can't ask its server
+
+	// For how long the request may wait for Redis, at all handlers together; 0 if it need
+	// not. Time spent elsewhere between them does not count.
+	Timeout time.Duration
+	Outcome *outcome.Outcome   // which has how long it waited so far; nil if it can't wait
+	Waits   *telemetry.Process // which counts how long requests wait
+}
 
 // Request is one request, and the buckets that it has to pass at one handler.
 type Request struct {
@@ -21,8 +36,11 @@ type Request struct {
 	at       time.Time // when the request arrived, if that is not now
 	decided  time.Time // when the decisions were begun, since a request may wait for that
 	entries  []Entry
-	loads    []Entry   // of limits that follow the load, which no store is asked about
-	holdings []Holding // what has to be settled
+	loads    []Entry          // of limits that follow the load, which no store is asked about
+	holdings []settle.Holding // what has to be settled
+
+	how   How
+	store limiter.Store
 
 	// What a store is asked about, the entries that each of these buckets decides, and the
 	// answers.
@@ -60,6 +78,7 @@ type Entry struct {
 	Charged  int64            // what it was charged, as far as that is known before its response
 	Delay    time.Duration    // how long the request has to wait for it, or would without dry_run
 
+	shown    int           // where the outcome has it
 	extra    extraCapacity // in the size that is asked
 	waits    bool          // whether the request counts as one that waits
 	tookOver bool          // whether it has a slot that another request was charged for
@@ -102,28 +121,6 @@ var requests = sync.Pool{New: func() any { return &Request{stripe: made.Add(1)} 
 // made is the number of requests ever made.
 var made atomic.Uint32
 
-// Evaluate finds out which buckets of limits r has to pass if it arrives at the given time,
-// or now if that is zero. Its error is a RefusalError, or the error of a matcher; the Request
-// then has the buckets that were found before. In any case it must be released.
-func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) {
-	q := requests.Get().(*Request)
-	q.http, q.at = r, at
-	q.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if err := q.add(limits); err != nil {
-		return q, err
-	}
-	// Not before: what is evaluated may fail, or wait for the body of another limit's cost.
-	for i := range q.entries {
-		e := &q.entries[i]
-		if e.Query.Hold && e.Limit.Settlement.HoldOff {
-			e.Query.Cost = 0
-		}
-		e.addExtra()
-		q.mayQueue = q.mayQueue || e.Limit.waitsForSlot()
-	}
-	return q, nil
-}
-
 // Release gives q back. It must not be used any more, nor anything that it returned but the
 // Holdings.
 func (q *Request) Release() {
@@ -142,173 +139,80 @@ func (q *Request) Release() {
 // and pools of which nothing was borrowed.
 func (q *Request) Entries() []Entry { return q.entries }
 
-// Withhold has the i-th entry not asked about. A pool lends nothing then, and one from which
-// nothing can be borrowed is not asked about either.
-func (q *Request) Withhold(i int) {
+// Loads returns the entries of limits that follow the load, in the order in which they are
+// asked. There is no decision on them before Acquire.
+func (q *Request) Loads() []Entry { return q.loads }
+
+// firstDenied returns the index of the first entry that has denied, or -1.
+func (q *Request) firstDenied() int {
+	for i := range q.entries {
+		if q.entries[i].Denies() {
+			return i
+		}
+	}
+	return -1
+}
+
+// undecide forgets what was decided on the entries from one index to another.
+func (q *Request) undecide(from, to int) {
+	for i := from; i < to; i++ {
+		q.entries[i].Decided = false
+		q.entries[i].endWait()
+	}
+}
+
+// notesDenials reports whether any of the limits counts denied requests, or bans for them.
+func (q *Request) notesDenials() bool {
+	for i := range q.entries {
+		if l := q.entries[i].Limit; l.CountDenied || l.Bans != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// queue returns the queue of e, for requests of a class.
+func (e *Entry) queue(class adaptive.Class) wait.Key {
+	key := wait.Key{Name: e.Query.Name, Key: e.Query.Key, Class: class}
+	switch l := e.Limit; {
+	case l.Load != nil:
+		key.Load = l.Load.Options // with others, it has other slots
+	case !l.limitsConcurrency():
+		key.Cost = e.Query.Cost
+	}
+	return key
+}
+
+// fairBy returns which client the request is of, where clients wait for l: "" if they do not
+// take turns, and for all clients without a value.
+func (q *Request) fairBy(l *Limit) string {
+	if l.FairBy == nil {
+		return ""
+	}
+	text, _, _ := l.FairBy.Of(q.http, q.replacer) // one that can't be verified yet counts as missing
+	return text
+}
+
+// endWait notes that the request does not wait, or not any more, for the limit.
+func (e *Entry) endWait() {
+	if e.waits {
+		e.Limit.Waiting.Unreserve()
+		e.waits = false
+	}
+}
+
+// Held returns what the request holds of the i-th entry, after Decide, or nil if it is charged
+// at once.
+func (q *Request) Held(i int) *settle.Logged {
 	e := &q.entries[i]
-	e.withheld = true
-	e.endWait()
-	pool, borrows := -1, false
-	for j := range q.entries {
-		switch other := &q.entries[j]; {
-		case other.Query.Pool && other.Limit == e.Limit.Lender:
-			pool = j
-		case e.Query.Pool && other.Limit.Lender == e.Limit:
-			other.Query.Borrows = false
-		case other.Query.Borrows && !other.withheld && other.Limit.Lender == e.Limit.Lender:
-			borrows = true
-		}
-	}
-	if pool >= 0 && !borrows {
-		q.entries[pool].withheld = true
-	}
-}
-
-// SetHeaders adds what was decided to o, which sets header fields. It returns what o.Add does.
-func (q *Request) SetHeaders(o *outcome.Outcome, how outcome.How, h http.Header) (decider *outcome.Entry, wait time.Duration) {
-	n, at, first := 0, -1, o.Entries()
-	for i := range q.entries {
-		if q.entries[i].Decided {
-			n++
-		}
-	}
-	decider, wait = o.Add(n, func(int) outcome.Entry {
-		for at++; !q.entries[at].Decided; at++ {
-		}
-		e := &q.entries[at]
-		return outcome.Entry{
-			Policy: &e.Policy.Policy, Name: e.Query.Name, Limit: e.Query.Limit, Cost: e.need(),
-			Over: e.Over, Banned: e.Banned > 0, Decision: e.Decision,
-		}
-	}, how, h)
-	at = first
-	for i := range q.entries {
-		if q.entries[i].Decided {
-			q.reportCharge(o, i, at)
-			at++
-		}
-	}
-	return decider, wait
-}
-
-// reportCharge reports to o, whose at-th entry it is, what the bucket of the i-th entry was
-// charged, now or once that is settled.
-func (q *Request) reportCharge(o *outcome.Outcome, i, at int) {
-	o.Charge(at, q.entries[i].Charged)
-	for j := range q.holdings {
-		if h := &q.holdings[j]; h.outcome == nil && h.entry == i {
-			h.outcome, h.entry = o, at
-			return
-		}
-	}
-}
-
-// Count counts what was decided on the request, at each limit, and notes what it was charged.
-func (q *Request) Count(a Accounting) {
-	denied := q.firstDenied() >= 0
-	for i := range q.entries {
-		e := &q.entries[i]
-		if !e.Decided {
-			continue
-		}
-		d := &e.Decision
-		charged := !d.Denied && (!denied || a != Atomic || q.late) && !e.Query.Hold && d.Borrowed == d.Pool
-		if charged {
-			e.Charged = e.Query.Cost
-		}
-		e.Policy.Counters.Count(q.stripe, &e.Query, d, e.Banned > 0 && !e.Began, denied, charged)
-		if e.Banned > 0 {
-			q.noteBan(e)
-		}
-		if d.Borrowed && !d.Pool {
-			e.Policy.Counters.CountBorrowed(q.stripe)
-		}
-		if top := e.Policy.Top; top != nil {
-			top.Record(e.Query.Key, e.ByAddress(), d.Denied)
-		}
-	}
-}
-
-// add adds entries for limits, and for those within them, that the request has to pass.
-func (q *Request) add(limits []*Limit) error {
-	for _, l := range limits {
-		if err := l.addTo(q); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// addTo adds to q entries for l, and for its nested limits, that the request has to pass.
-func (l *Limit) addTo(q *Request) error {
-	switch {
-	case l.Lender != nil:
-		return nil // that adds it
-	case l.Pool:
-		return l.addPoolTo(q)
-	}
-	if matches, err := l.addOwnTo(q); err != nil || !matches {
-		return err
-	}
-	return q.add(l.Within)
-}
-
-// addOwnTo adds to q entries for l alone, if the request has to pass it. It reports
-// whether it has to.
-func (l *Limit) addOwnTo(q *Request) (matches bool, err error) {
-	if matches, err = l.Matchers.AnyMatchWithError(q.http); err != nil || !matches {
-		return false, err
-	}
-	for _, b := range l.Buckets {
-		if err := b.addTo(q); err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-// keyFor returns the request's key for b. If the request has none, own is false
-// and the key is the client's address.
-func (q *Request) keyFor(b *Bucket) (text string, own bool, err error) {
-	k := b.Limit.Key
-	if q.key == k {
-		return q.keyText, q.keyOwn, nil
-	}
-	text, own, err = k.Of(q.http, q.replacer)
-	if err == nil && !own {
-		text, err = k.ClientAddress(q.http)
-	}
-	if err != nil {
-		return "", false, RefusalError{http.StatusTooEarly, err}
-	}
-	if k.Fixed {
-		q.key, q.keyText, q.keyOwn = k, text, own
-	}
-	return text, own, nil
-}
-
-// time returns when the request arrived.
-func (q *Request) time() time.Time {
-	if q.at.IsZero() {
-		return time.Now()
-	}
-	return q.at
-}
-
-// clientNetwork returns the network of the client's address.
-func (q *Request) clientNetwork() string {
-	if q.network == "" {
-		q.network = key.NetworkOfClient(q.http)
-	}
-	return q.network
-}
-
-// valueError returns the refusal of a request for which a placeholder had no
-// usable value, or nil if err is nil.
-func (q *Request) valueError(b *Bucket, status int, err error) error {
-	if err == nil {
+	if !e.Query.Hold {
 		return nil
 	}
-	b.Limit.Reporter.BadValue(err)
-	return RefusalError{status, fmt.Errorf("limit %q: %w", b.Path, err)}
+	h := settle.Holding{Terms: &e.Limit.Settlement, Cost: e.Estimate}
+	for _, own := range q.holdings {
+		if own.Entry == i {
+			h = own
+		}
+	}
+	return &settle.Logged{Holding: h, Request: q.http}
 }

@@ -1,6 +1,7 @@
 package rule
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -24,7 +26,7 @@ type Verdict struct {
 	Key    string         // of that limit
 	Wait   time.Duration  // that the response says, 0 if none would help
 
-	holdings []Holding // what the request holds until its outcome is known
+	holdings []settle.Holding // what the request holds until its outcome is known
 }
 
 // errMatcher replaces the error of a matcher, in the log too: it may have text of the
@@ -40,19 +42,10 @@ func (h *Handler) Decide(r *http.Request, header http.Header) (v Verdict) {
 		return v
 	}
 	v.Outcome = outcome.Of(r, q.replacer, q.stripe)
-	switch {
-	case err != nil:
+	if err != nil {
 		h.refuse(&v, err)
-	case len(q.entries) > 0:
+	} else {
 		h.charge(&v, q, header)
-	}
-	if err == nil && len(q.loads) > 0 && v.Status == 0 {
-		decider, wait, err := q.Acquire(v.Outcome, outcome.How{Jitter: h.Jitter, At: time.Now()}, header)
-		if err != nil {
-			h.refuse(&v, err)
-		} else if decider != nil {
-			v.deny(q, decider, wait)
-		}
 	}
 	v.Outcome.Observe(r.Context(), h.Log)
 	if v.Status == 0 {
@@ -61,18 +54,29 @@ func (h *Handler) Decide(r *http.Request, header http.Header) (v Verdict) {
 	return v
 }
 
-// charge charges the request to the limits that a store keeps.
+// charge charges the request to the limits that a store keeps, and then asks those that follow the
+// load: their matchers may read what the others decided.
 func (h *Handler) charge(v *Verdict, q *Request, header http.Header) {
 	err := q.Decide(h.Store, How{
 		Accounting: h.Accounting, NoFallback: h.OnError != OnErrorFallback, Timeout: h.Timeout, Outcome: v.Outcome, Waits: h.Process,
 	})
 	if err != nil {
-		h.undecided(v, header, err)
-		return
+		q.undecide(0, len(q.entries))
+		if h.undecided(v, header, err); v.Status != 0 {
+			return
+		}
 	}
-	q.Count(h.Accounting)
-	decider, wait := q.SetHeaders(v.Outcome, outcome.How{Families: h.Families, Jitter: h.Jitter, At: q.decided}, header)
-	if decider.Decision.Denied && !decider.Decision.DryRun {
+	q.count()
+	first, n := q.report(0, h.Families), len(q.entries)
+	if err = nil; len(q.loads) > 0 && q.firstDenied() < 0 {
+		err = q.acquire()
+		q.report(n, 0) // they are no quotas of clients
+	}
+	decider, wait := v.Outcome.Show(first, h.Jitter, header)
+	switch {
+	case err != nil:
+		h.refuse(v, err)
+	case decider != nil && decider.Decision.Denied && !decider.Decision.DryRun:
 		v.deny(q, decider, wait)
 	}
 }
@@ -81,7 +85,7 @@ func (h *Handler) charge(v *Verdict, q *Request, header http.Header) {
 // no one reads the response.
 func (v *Verdict) deny(q *Request, decider *outcome.Entry, wait time.Duration) {
 	if q.left {
-		v.Status, v.Err = ErrLeft.Status, ErrLeft.Err
+		v.Status, v.Err = settle.StatusClientLeft, context.Canceled
 		return
 	}
 	v.Status, v.Denial, v.Wait = decider.Status, decider, wait
@@ -147,5 +151,5 @@ func (v *Verdict) Pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Ha
 	if v.holdings == nil {
 		return v.Outcome.Serve(w, r, next)
 	}
-	return settling(w, r, v.holdings, v.Outcome, next)
+	return settle.Pass(w, r, v.holdings, v.Outcome, next)
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry/refpool"
@@ -33,7 +34,7 @@ var Process = &processState{
 	Stores:  caddy.NewUsagePool(),
 	Tops:    refpool.New(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
 	Bans:    refpool.New(func(string) *rule.BanList { return rule.NewBanList() }),
-	Waiting: refpool.New(func(string) *rule.Queues { return rule.NewQueues() }),
+	Waiting: refpool.New(func(string) *wait.Queues { return wait.New() }),
 	Loads:   refpool.New(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
 
 	MakeMemory:      limiter.NewMemory,
@@ -57,7 +58,7 @@ type processState struct {
 
 	Tops    *refpool.Pool[TopID, *toplist.List]  // the keys that ask most
 	Bans    *refpool.Pool[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
-	Waiting *refpool.Pool[string, *rule.Queues]  // the requests that wait, by the same
+	Waiting *refpool.Pool[string, *wait.Queues]  // the requests that wait, by the same
 	Loads   *refpool.Pool[LoadID, *adaptive.Controllers]
 
 	// MakeMemory returns a new memory store.

@@ -10,7 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -21,7 +21,7 @@ import (
 // heldUnits is what a request holds of one bucket, in both stores.
 type heldUnits struct {
 	limit  *replayedLimit
-	held   *rule.Held
+	held   *settle.Logged
 	roomy  *limiter.Held
 	index  int // of the bucket in roomy
 	end    time.Duration
@@ -61,10 +61,10 @@ func (p *replay) keep(run *offline.Run) {
 		p.settleAfter(0, &p.held[i], &p.rejection)
 	}
 	held, e := p.held[p.rejected:], p.entry
-	logged, answered := rule.Response{Status: e.Status, Bytes: e.Bytes, Took: time.Duration(e.Duration)}, true
+	logged, answered := settle.Response{Status: e.Status, Bytes: e.Bytes, Took: time.Duration(e.Duration)}, true
 	switch {
 	case e.Status == 0, e.Status == http.StatusTooManyRequests:
-		logged, answered = rule.Response{}, false // a limit of then may have denied it
+		logged, answered = settle.Response{}, false // a limit of then may have denied it
 	case e.Status == statusClientLeft:
 		logged.Status, logged.Unknown = 0, true
 	case slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.ReadsHeader() }):
@@ -101,7 +101,7 @@ const statusClientLeft = 499
 
 // settleAfter settles h after a time, by the response. It returns whether that shows what
 // to charge.
-func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *rule.Response) (known bool) {
+func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *settle.Response) (known bool) {
 	h.charge, known = h.held.Charge(r)
 	h.end = p.now + d
 	heap.Push(&p.inProgress, *h)
@@ -110,7 +110,7 @@ func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *rule.Response) (k
 
 // reject notes that a handler has rejected the request, with which response if that is
 // known. What the request holds of limits before is settled by that.
-func (p *replay) reject(with rule.Response) {
+func (p *replay) reject(with settle.Response) {
 	p.rejected, p.rejection = len(p.held), with
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/accesslog"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -48,7 +49,7 @@ type replay struct {
 
 	// How many of held are of handlers before the one that rejected the request, and how.
 	rejected  int
-	rejection rule.Response
+	rejection settle.Response
 
 	inProgress inProgress // what requests hold that have not ended
 
@@ -142,7 +143,7 @@ func (p *replay) take(e *accesslog.Entry, at int64) {
 	}
 	if err := run.Serve(time.Unix(0, at), e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
 		p.refused = true // a matcher failed, and the request with it
-		p.reject(rule.Response{})
+		p.reject(settle.Response{})
 	}
 	if len(p.held) > 0 {
 		p.keep(run)
@@ -213,7 +214,7 @@ var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.Vers
 func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 	if err != nil {
 		p.refused = true
-		p.reject(rule.Response{})
+		p.reject(settle.Response{})
 		return false
 	}
 	if p.time(q); len(q.Entries()) == 0 {
@@ -248,7 +249,7 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 	}
 	if err != nil {
 		p.refused = true
-		p.reject(rule.Response{})
+		p.reject(settle.Response{})
 		return false
 	}
 	denied, leased := false, true
@@ -287,7 +288,7 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 		}
 	}
 	if denied {
-		p.rejected, p.rejection = before, rule.Response{Status: http.StatusTooManyRequests}
+		p.rejected, p.rejection = before, settle.Response{Status: http.StatusTooManyRequests}
 	}
 	return !denied
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -38,7 +38,7 @@ type replayedLimit struct {
 
 	// How requests are charged in the end, and of how many the log does not say what that
 	// takes, see unknown.
-	settlement                                rule.Settlement
+	settlement                                settle.Terms
 	untimed, unanswered, unmatched, estimated int64
 
 	factorVaries bool // as it depends on the request: then sizes are those in force

@@ -30,7 +30,7 @@ var longestPeriods = map[string]time.Duration{
 	"year":   366 * 24 * time.Hour,
 }
 
-// Parse parses a period, such as "month Europe/Berlin". If it is none, it returns what would be.
+// Parse parses a period, such as "month Europe/Berlin". If the text is no period, it returns what would be one.
 func Parse(text string) (*Period, string) {
 	const use = "minute, hour, day, week, month or year, and after it a time zone such as Europe/Berlin, or none for UTC"
 	unit, zone, _ := strings.Cut(text, " ")

@@ -23,7 +23,7 @@ const (
 	narrowWindow = 512 << 10
 	maxWide      = 32
 
-	// A text that is more than so many times as long as it was sent is none.
+	// A text that is this many times longer than what was sent is not read.
 	maxRatio = 1000
 	minText  = 1 << 20 // which any body may decode to
 )

@@ -1,14 +1,11 @@
-package rule
+package settle
 
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -16,7 +13,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/faults"
 )
 
 // TestAnswers guards what counts as an answer of an upstream: no failure, which may be fast
@@ -63,72 +60,15 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestPlaceOfClient guards for how long a place counts among those of its client: as long as it
-// takes room, which is neither while the client's body is awaited nor after two latencies.
-func TestPlaceOfClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const latency = 100 * time.Millisecond
-		o := adaptive.Options{Latency: latency, Min: 4, Max: 4}
-		l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, MaxDelay: time.Second, Load: &Load{Options: o, Controllers: adaptive.NewControllers(o)}}
-		has := func(when string, want int64) {
-			t.Helper()
-			synctest.Wait()
-			l.Waiting.mu.Lock()
-			defer l.Waiting.mu.Unlock()
-			own, all := (&Entry{Bucket: &Bucket{Limit: l}}).queue(0).slots("")
-			if got := l.Waiting.slots; got[own] != want || got[all] != want {
-				t.Errorf("%s: %v, want %d", when, got, want)
-			}
-		}
-		send := func() (*place, *http.Request, *io.PipeWriter) {
-			body, writer := io.Pipe()
-			q := &Request{http: httptest.NewRequest(http.MethodPost, "/", body)}
-			p, room := q.acquire(&Entry{Bucket: &Bucket{Limit: l}}, adaptive.Normal, new(outcome.Outcome))
-			if !room {
-				t.Fatal("no room")
-			}
-			q.watchBody([]Holding{{place: p}})
-			return p, q.http, writer
-		}
-		hangs, _, _ := send()
-		has("in progress", 1)
-		time.Sleep(latency)
-		uploads, r, writer := send()
-		has("two", 2)
-		time.Sleep(latency)
-		has("one hangs", 1)
-		var read sync.WaitGroup
-		read.Go(func() { _, _ = r.Body.Read(make([]byte, 1)) })
-		has("the other one's body is awaited", 0)
-		time.Sleep(10 * latency)
-		_, _ = writer.Write(make([]byte, 1))
-		read.Wait()
-		has("the body has come", 1)
-		time.Sleep(latency - time.Millisecond)
-		has("soon it has been in progress for long", 1)
-		time.Sleep(time.Millisecond)
-		has("that hangs too", 0)
-		quick, _, _ := send()
-		has("another one", 1)
-		for _, p := range []*place{hangs, uploads, quick} {
-			p.release(true)
-		}
-		has("none", 0)
-		time.Sleep(10 * latency)
-		has("long after", 0)
-	})
-}
-
 // TestSlowAtMin guards that one line reports an upstream that is slower than the latency with
 // as few requests as there may be, with both numbers.
 func TestSlowAtMin(t *testing.T) {
 	t.Parallel()
 	core, logs := observer.New(zap.WarnLevel)
-	l := &Limit{Path: "up", Load: &Load{Options: adaptive.Options{Latency: 500 * time.Millisecond, Min: 4, Max: 1000}}}
-	l.Reporter.Logger, l.Reporter.Limit = zap.New(core), l.Path
+	l := &Load{Options: adaptive.Options{Latency: 500 * time.Millisecond, Min: 4, Max: 1000}, Reporter: &faults.Reporter{Logger: zap.New(core), Limit: "up"}}
 	now := time.Now().Add(-time.Minute)
-	c := adaptive.New(l.Load.Options, now)
-	var open []*place
+	c := adaptive.New(l.Options, now)
+	var open []*Place
 	for range 30 { // each takes two seconds, and two a second are turned away
 		now = now.Add(2 * time.Second)
 		for _, p := range open {
@@ -136,7 +76,7 @@ func TestSlowAtMin(t *testing.T) {
 		}
 		open = open[:0]
 		for range 25 {
-			if p := (&place{limit: l}); c.Acquire(&p.slot, &adaptive.Request{Class: adaptive.Normal}, now) {
+			if p := (&Place{Load: l}); c.Acquire(&p.Slot, &adaptive.Request{Class: adaptive.Normal}, now) {
 				open = append(open, p)
 			}
 		}

@@ -1,4 +1,4 @@
-package rule
+package wait
 
 import "golang.org/x/sys/unix"
 

@@ -1,4 +1,4 @@
-package rule
+package wait
 
 import (
 	"container/list"
@@ -22,7 +22,6 @@ import (
 //
 // At a limit on a rate, slots are times. A request is charged when it arrives, which determines the
 // slot that it brings along; when that is due, the next request in the queue has its turn and passes.
-// See waitOut.
 //
 // So an instance would keep the slots that it has for as long as any request waits there, and those
 // that wait in others would get none. Therefore a queue leaves a slot now and then to the first that
@@ -38,10 +37,6 @@ const (
 	// to other instances. It doubles up to mostShareAfter while no other one takes it.
 	shareAfter     = time.Second
 	mostShareAfter = 4 * time.Second
-
-	// retrySlot is the wait that is reported to requests that find no slot, since it is unknown
-	// when one is free.
-	retrySlot = time.Second
 )
 
 // Queues are the requests that wait at the limits whose buckets have one name: in a queue for
@@ -50,33 +45,26 @@ type Queues struct {
 	count atomic.Int64 // requests that wait, or may have to
 
 	mu    sync.Mutex
-	byKey map[queueKey]*queue // those that are in use
-	last  uint64              // number of the last waiter, or of the last client
-	open  atomic.Int64        // how many queues there are
+	byKey map[Key]*queue // those that are in use
+	last  uint64         // number of the last waiter, or of the last client
+	open  atomic.Int64   // how many queues there are
 
 	byLength [][]*client // by the number of their requests without a turn; the last one is not empty
 
 	slots map[slotsOf]int64 // that requests have; none of a rate
 }
 
-// slotsOf is whose slots are counted: a client's, or all of those for which a key's requests wait.
-type slotsOf struct {
-	key    queueKey // without the class
-	client string
-	all    bool
-}
-
-// queueKey identifies a queue.
-type queueKey struct {
-	name, key string         // of the bucket in stores
-	cost      int64          // of the requests, at a limit on a rate; they take slots of one another
-	class     adaptive.Class // of a limit that follows the load
-	load      adaptive.Options
+// Key identifies a queue.
+type Key struct {
+	Name, Key string         // of the bucket in stores
+	Cost      int64          // of the requests, at a limit on a rate; they take slots of one another
+	Class     adaptive.Class // of a limit that follows the load
+	Load      adaptive.Options
 }
 
 // queue has the requests that wait for a slot of one key, and counts those that have a turn.
 type queue struct {
-	key     queueKey
+	key     Key
 	clients map[string]*client // that have requests without a turn, by fair_by
 	ring    list.List          // of these, in the order of their next turns
 	waiting int                // how many requests these are
@@ -103,40 +91,19 @@ type client struct {
 	index   int           // in byLength
 }
 
-// turn is whether a request in a queue may ask for a slot.
-type turn uint8
+// Turn is whether a request in a queue may ask for a slot.
+type Turn uint8
 
 const (
-	waiting   turn = iota // it may not yet
-	granted               // one slot is known to be free
+	Waiting   Turn = iota // it may not yet
+	Granted               // one slot is known to be free
 	poll                  // none is, or several are: if it finds one, the next request polls too
 	displaced             // it has lost its place in the queue to a request of another client
 )
 
-// waiter is a request in a queue.
-type waiter struct {
-	request *Request
-	policy  *Policy
-	queues  *Queues
-	key     queueKey
-	client  string // by fair_by
-	start   time.Time
-	over    *time.Timer  // until the wait is over
-	look    *time.Ticker // for whether the client is still there
-	ready   chan struct{}
-	inTurn  bool
-
-	// Guarded by the queues' lock:
-	queue  *queue
-	number uint64 // in the order in which they came or, at a limit on a rate, in which they were charged
-	turn   turn
-	round  uint64        // the number of its client's turn, if it has that
-	at     *list.Element // if it waits
-}
-
-// NewQueues returns queues in which no request waits.
-func NewQueues() *Queues {
-	return &Queues{byKey: make(map[queueKey]*queue), slots: make(map[slotsOf]int64)}
+// New returns queues in which no request waits.
+func New() *Queues {
+	return &Queues{byKey: make(map[Key]*queue), slots: make(map[slotsOf]int64)}
 }
 
 // Len returns how many requests wait, or may have to.
@@ -153,8 +120,20 @@ func (s *Queues) State() telemetry.Waiting {
 	return state
 }
 
-// hasWaiters reports whether any request waits in a queue.
-func (s *Queues) hasWaiters(key queueKey) bool {
+// Reserve counts a request that may have to wait, if no more than most do. It reports whether.
+func (s *Queues) Reserve(most int64) bool {
+	if s.count.Add(1) <= most {
+		return true
+	}
+	s.count.Add(-1)
+	return false
+}
+
+// Unreserve counts one request less that may have to wait.
+func (s *Queues) Unreserve() { s.count.Add(-1) }
+
+// HasWaiters reports whether any request waits in a queue.
+func (s *Queues) HasWaiters(key Key) bool {
 	if s.open.Load() == 0 {
 		return false
 	}
@@ -164,26 +143,28 @@ func (s *Queues) hasWaiters(key queueKey) bool {
 	return l != nil && l.ring.Len() > 0
 }
 
-// add adds w to its queue, and counts it, if no more than most wait, or if it displaces another
-// request. It reports whether w is added.
-func (s *Queues) add(w *waiter, most int64) bool {
+// Join adds w to its queue, and counts it, if no more than most wait, or if it displaces another
+// request. It has a turn at once if t says so. Join reports whether w is added.
+func (w *Waiter) Join(t Turn, most int64) bool {
+	s := w.queues
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.count.Add(1) > most {
-		s.count.Add(-1)
-		if !s.displaceFor(w, false) {
-			return false
-		}
+	if !s.Reserve(most) && !s.displaceFor(w, false) {
+		return false
+	}
+	if w.turn = t; t != Waiting {
+		w.ready <- struct{}{}
 	}
 	s.enter(w)
 	return true
 }
 
-// addSlot adds w, which is counted already, to its queue, and the slot that it brings along.
-func (s *Queues) addSlot(w *waiter, slot time.Time) {
+// JoinWithSlot adds w, which is counted already, to its queue, and the slot that it brings along.
+func (w *Waiter) JoinWithSlot(slot time.Time) {
+	s := w.queues
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w.number = uint64(slot.UnixNano()) //nolint:gosec // after 1970
+	w.number = uint64(slot.UnixNano())
 	l := s.enter(w)
 	i, _ := slices.BinarySearchFunc(l.slots, slot, time.Time.Compare)
 	if l.slots = slices.Insert(l.slots, i, slot); i == 0 {
@@ -191,20 +172,18 @@ func (s *Queues) addSlot(w *waiter, slot time.Time) {
 	}
 }
 
-// addWithoutSlot adds w to its queue, and counts it, if that has a slot that a request has left, or
-// if w displaces another request of the queue. It reports whether w is added.
-func (s *Queues) addWithoutSlot(w *waiter, most int64) bool {
+// TakeOver adds w to its queue, and counts it, if that has a slot that a request has left, or if w
+// displaces another request of the queue. It reports whether w is added.
+func (w *Waiter) TakeOver(most int64) bool {
+	s := w.queues
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.byKey[w.key]
 	if l == nil {
 		return false
 	}
-	if n := s.count.Add(1); len(l.slots) == l.waiting || n > most {
-		s.count.Add(-1)
-		if !s.displaceFor(w, true) {
-			return false
-		}
+	if all := len(l.slots) == l.waiting; (all || !s.Reserve(most)) && !s.displaceFor(w, true) {
+		return false
 	}
 	w.number = math.MaxUint64
 	s.enter(w)
@@ -212,7 +191,7 @@ func (s *Queues) addWithoutSlot(w *waiter, most int64) bool {
 }
 
 // enter adds w, which is counted already, to its queue.
-func (s *Queues) enter(w *waiter) *queue {
+func (s *Queues) enter(w *Waiter) *queue {
 	l := s.byKey[w.key]
 	if l == nil {
 		l = &queue{key: w.key, clients: make(map[string]*client), shareAfter: shareAfter}
@@ -224,7 +203,7 @@ func (s *Queues) enter(w *waiter) *queue {
 	if w.queue = l; w.number == 0 {
 		w.number = s.last
 	}
-	if w.turn == waiting {
+	if w.turn == Waiting {
 		s.wait(w, s.last)
 	} else {
 		w.round = s.last
@@ -235,7 +214,7 @@ func (s *Queues) enter(w *waiter) *queue {
 
 // displaceFor displaces the last request of the client that has most, in any queue or only in w's,
 // if that has two more than w's client. It reports whether it did.
-func (s *Queues) displaceFor(w *waiter, only bool) bool {
+func (s *Queues) displaceFor(w *Waiter, only bool) bool {
 	l, least := s.byKey[w.key], 2
 	if l != nil && l.clients[w.client] != nil {
 		least += l.clients[w.client].waiters.Len()
@@ -253,7 +232,7 @@ func (s *Queues) displaceFor(w *waiter, only bool) bool {
 
 // displace ends the wait of the last request of c.
 func (s *Queues) displace(c *client) {
-	w := c.waiters.Back().Value.(*waiter)
+	w := c.waiters.Back().Value.(*Waiter)
 	s.unwait(w)
 	w.turn = displaced
 	w.ready <- struct{}{}
@@ -261,7 +240,7 @@ func (s *Queues) displace(c *client) {
 
 // wait adds w to the requests of its client that wait without a turn. If these are the first,
 // the client's next turn has the number round.
-func (s *Queues) wait(w *waiter, round uint64) {
+func (s *Queues) wait(w *Waiter, round uint64) {
 	l := w.queue
 	c := l.clients[w.client]
 	switch {
@@ -276,13 +255,13 @@ func (s *Queues) wait(w *waiter, round uint64) {
 	}
 	l.waiting++
 	s.setLength(c, func() {
-		w.at = insert(&c.waiters, w, func(other *waiter) bool { return other.number < w.number })
+		w.at = insert(&c.waiters, w, func(other *Waiter) bool { return other.number < w.number })
 	})
 }
 
 // unwait removes w from the requests that wait without a turn. Its client is removed with the
 // last one.
-func (s *Queues) unwait(w *waiter) {
+func (s *Queues) unwait(w *Waiter) {
 	l := w.queue
 	l.waiting--
 	c := l.clients[w.client]
@@ -330,38 +309,38 @@ func insert[T any](l *list.List, v T, before func(T) bool) *list.Element {
 
 // requeue ends the turn of a request that found no slot. It reports whether the request has
 // another turn, as a slot was freed meanwhile.
-func (s *Queues) requeue(w *waiter) (again bool) {
+func (s *Queues) requeue(w *Waiter) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := w.queue
 	s.endTurn(w, false)
 	if l.freed > 0 {
 		l.freed--
-		s.beginTurn(w, granted)
+		s.beginTurn(w, Granted)
 		return true
 	}
-	w.turn = waiting
+	w.turn = Waiting
 	s.wait(w, w.round)
 	return false
 }
 
 // remove removes w from its queue. A turn in which it was not served goes to the next request,
 // and so does a poll in any case.
-func (s *Queues) remove(w *waiter, served bool) {
+func (s *Queues) remove(w *Waiter, served bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := w.queue
 	switch w.turn {
 	case displaced: // it does not wait any more
-	case waiting:
+	case Waiting:
 		s.unwait(w)
-	case granted, poll:
+	case Granted, poll:
 		if s.endTurn(w, served); !served || w.turn == poll {
 			s.wake(l, w.turn)
 		}
 	}
 	if w.turn != displaced { // or another request is counted instead
-		s.count.Add(-1)
+		s.Unreserve()
 	}
 	if l.freed = min(l.freed, l.turns); l.turns == 0 && l.ring.Len() == 0 && s.byKey[w.key] == l {
 		l.timer.Stop()
@@ -370,9 +349,9 @@ func (s *Queues) remove(w *waiter, served bool) {
 	}
 }
 
-// freed gives the next request in a queue a turn, after this many slots were freed. Where other instances
+// Freed gives the next request in a queue a turn, after this many slots were freed. Where other instances
 // share them, used is for how long a request had one.
-func (s *Queues) freed(key queueKey, slots int64, used time.Duration) {
+func (s *Queues) Freed(key Key, slots int64, used time.Duration) {
 	if s.open.Load() == 0 {
 		return
 	}
@@ -386,7 +365,7 @@ func (s *Queues) freed(key queueKey, slots int64, used time.Duration) {
 	case slots > 1:
 		s.wake(l, poll)
 	default:
-		s.wake(l, granted)
+		s.wake(l, Granted)
 	}
 }
 
@@ -408,7 +387,7 @@ func (s *Queues) poll(l *queue) {
 	defer s.mu.Unlock()
 	switch {
 	case s.byKey[l.key] != l:
-	case l.key.cost > 0:
+	case l.key.Cost > 0:
 		s.handOut(l)
 	default:
 		if l.polls == 0 && l.ring.Len() > 0 {
@@ -425,21 +404,21 @@ func (s *Queues) handOut(l *queue) {
 			l.timer.Reset(wait)
 			return
 		}
-		s.wake(l, granted)
+		s.wake(l, Granted)
 	}
 }
 
 // atEnd reports whether w has a turn although its wait is over: at a limit on a rate, the slot that
 // it has brought along may be due now. Elsewhere a turn may find no slot, and is left to the next
 // request.
-func (s *Queues) atEnd(w *waiter) bool {
-	if w.key.cost == 0 {
+func (s *Queues) atEnd(w *Waiter) bool {
+	if w.key.Cost == 0 {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.handOut(w.queue)
-	return w.turn == granted
+	return w.turn == Granted
 }
 
 // nextPoll returns the time until the next poll.
@@ -449,13 +428,13 @@ func nextPoll() time.Duration {
 
 // wake gives the next request a turn, and its client's next turn is after the turns of all others. If
 // none waits, a request that has a turn may have another one.
-func (s *Queues) wake(l *queue, t turn) {
+func (s *Queues) wake(l *queue, t Turn) {
 	if l.ring.Len() == 0 {
 		l.freed = min(l.freed+1, l.turns)
 		return
 	}
 	c := s.next(l)
-	w := c.waiters.Front().Value.(*waiter)
+	w := c.waiters.Front().Value.(*Waiter)
 	s.unwait(w)
 	w.round = c.number
 	if s.last++; c.waiters.Len() > 0 {
@@ -479,34 +458,8 @@ func (s *Queues) next(l *queue) *client {
 	return first.Value.(*client)
 }
 
-// slots returns how the slots of a client and of all are counted for which requests of key wait.
-func (key queueKey) slots(client string) (own, all slotsOf) {
-	key.class = 0
-	return slotsOf{key: key, client: client}, slotsOf{key: key, all: true}
-}
-
-// took counts n slots more that requests of a client have, or fewer.
-func (s *Queues) took(key queueKey, client string, n int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.countSlots(key, client, n)
-}
-
-// countSlots is took with the lock held.
-func (s *Queues) countSlots(key queueKey, client string, n int64) {
-	if key.cost > 0 {
-		return
-	}
-	own, all := key.slots(client)
-	for _, of := range [...]slotsOf{own, all} {
-		if s.slots[of] += n; s.slots[of] == 0 {
-			delete(s.slots, of)
-		}
-	}
-}
-
 // beginTurn counts a turn of w. Until it ends, its client is taken to have a slot by it.
-func (s *Queues) beginTurn(w *waiter, t turn) {
+func (s *Queues) beginTurn(w *Waiter, t Turn) {
 	w.turn = t
 	if w.queue.turns++; t == poll {
 		w.queue.polls++
@@ -515,7 +468,7 @@ func (s *Queues) beginTurn(w *waiter, t turn) {
 }
 
 // endTurn counts a turn of w no more, in which it has found a slot or not.
-func (s *Queues) endTurn(w *waiter, found bool) {
+func (s *Queues) endTurn(w *Waiter, found bool) {
 	s.countSlots(w.key, w.client, -1)
 	l := w.queue
 	if l.turns--; w.turn != poll {

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package rule
+package wait
 
 // peerClosed would report whether the peer of a socket has closed its side. Elsewhere no call
 // tells that beside unread data.

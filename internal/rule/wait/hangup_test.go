@@ -1,4 +1,4 @@
-package rule
+package wait
 
 import (
 	"crypto/tls"

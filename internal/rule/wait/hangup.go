@@ -1,4 +1,4 @@
-package rule
+package wait
 
 import (
 	"context"
@@ -17,11 +17,10 @@ const lookEvery = 250 * time.Millisecond
 // connKey is the key of a request's connection in its context.
 type connKey struct{}
 
-// KeepConnections has requests know their connections, if any of the limits makes requests
-// wait. ctx is that of a server's handlers.
-func KeepConnections(ctx caddy.Context, limits []*Limit) {
+// KeepConnections has the requests of a server know their connections. ctx is that of its handlers.
+func KeepConnections(ctx caddy.Context) {
 	srv, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || !delays(limits) {
+	if !ok {
 		return
 	}
 	srv.RegisterConnContext(func(ctx context.Context, conn net.Conn) context.Context {
@@ -30,16 +29,6 @@ func KeepConnections(ctx caddy.Context, limits []*Limit) {
 		}
 		return context.WithValue(ctx, connKey{}, conn)
 	})
-}
-
-// delays reports whether any of the limits makes requests wait.
-func delays(limits []*Limit) bool {
-	for b := range Buckets(limits) {
-		if b.Limit.MaxDelay > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // clientLeft reports whether the client of r has left. Its context says so too, but over

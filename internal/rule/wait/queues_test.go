@@ -1,4 +1,4 @@
-package rule
+package wait
 
 import (
 	"context"
@@ -8,23 +8,23 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
 // slots are a few, for which requests wait in the queue of an instance.
 type slots struct {
 	*sharedSlots
-	limit    *Limit
-	counters *telemetry.Counters
+	queues  *Queues
+	most    time.Duration // for which requests wait
+	waiting int64         // as many as may
+	unfair  bool          // whether clients do not take turns
+
+	displaced atomic.Int64
 }
 
 // sharedSlots are those that several instances may share.
@@ -35,10 +35,7 @@ type sharedSlots struct {
 
 // newSlots returns n slots, for which requests wait at most so long.
 func newSlots(n int, most time.Duration) *slots {
-	l := &Limit{Waiting: &Waiters{Queues: NewQueues()}, Settlement: Settlement{InProgress: true}}
-	l.MaxDelay, l.MaxWaiting = most, 1000
-	l.FairBy, _ = key.Parse("fair_by", "{http.request.header.X-Client}", clientip.Prefixes{})
-	return &slots{sharedSlots: &sharedSlots{free: n}, limit: l, counters: new(telemetry.Counters)}
+	return &slots{sharedSlots: &sharedSlots{free: n}, queues: New(), most: most, waiting: 1000}
 }
 
 // take waits for a slot as a request of ctx, and reports whether it got one.
@@ -46,7 +43,6 @@ func (p *slots) take(ctx context.Context) bool { return p.takeAs(ctx, "") }
 
 // takeAs is take of a client.
 func (p *slots) takeAs(ctx context.Context, client string) (got bool) {
-	e := &Entry{Bucket: &Bucket{Limit: p.limit, Policy: &Policy{Counters: p.counters}}}
 	ask := func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -54,30 +50,43 @@ func (p *slots) takeAs(ctx context.Context, client string) (got bool) {
 			p.free--
 		}
 	}
-	t := waiting
-	if !p.limit.Waiting.hasWaiters(e.queue(0)) {
-		t = granted
+	t := Waiting
+	if !p.queues.HasWaiters(Key{}) {
+		t = Granted
 		ask()
 	}
 	if !got {
-		q := &Request{http: httptest.NewRequest(http.MethodGet, "/", http.NoBody).WithContext(ctx)}
-		q.http.Header.Set("X-Client", client)
-		q.replacer = caddyhttp.NewTestReplacer(q.http)
-		w := q.join(e, 0, time.Now(), t)
-		for !got && w.nextTurn() {
-			ask()
+		r := httptest.NewRequest(http.MethodGet, "/", http.NoBody).WithContext(ctx)
+		fairBy := client
+		if p.unfair {
+			fairBy = ""
 		}
-		w.leave(got, new(outcome.Outcome))
+		w := p.queues.NewWaiter(r, Key{}, fairBy, time.Now().Add(p.most))
+		if w.Join(t, p.waiting) {
+			for !got && w.Next() {
+				ask()
+			}
+			if _, isDisplaced := w.Leave(got); isDisplaced {
+				p.displaced.Add(1)
+			}
+		}
 	}
 	if got {
-		p.limit.Waiting.took(queueKey{}, client, 1)
+		p.count(client, true)
 	}
 	return got
 }
 
+// count has a slot count as one that a client has, or not any more.
+func (p *slots) count(client string, counts bool) {
+	s := p.queues.NewSlots(Key{}, client, 1, false)
+	s.counted = !counts
+	s.Count(counts)
+}
+
 // leaveAs frees a slot that a client has taken.
 func (p *slots) leaveAs(client string) {
-	p.limit.Waiting.took(queueKey{}, client, -1)
+	p.count(client, false)
 	p.leave(true)
 }
 
@@ -87,7 +96,7 @@ func (p *slots) leave(told bool) {
 	p.free++
 	p.mu.Unlock()
 	if told {
-		p.limit.Waiting.freed(queueKey{}, 1, 0)
+		p.queues.Freed(Key{}, 1, 0)
 	}
 }
 
@@ -107,8 +116,8 @@ func (p *slots) serve(t *testing.T, clients int, hold time.Duration, end time.Ti
 				p.mu.Lock()
 				p.free++
 				p.mu.Unlock()
-				p.limit.Waiting.took(queueKey{}, client, -1)
-				p.limit.Waiting.freed(queueKey{}, 1, hold)
+				p.count(client, false)
+				p.queues.Freed(Key{}, 1, hold)
 				mu.Lock()
 				served++
 				mu.Unlock()
@@ -161,7 +170,7 @@ func (p *slots) checkNoneLost(t *testing.T) {
 	synctest.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := p.limit.Waiting.Len(); p.free > 0 && n > 0 {
+	if n := p.queues.Len(); p.free > 0 && n > 0 {
 		t.Fatalf("%d slots are free, and %d wait", p.free, n)
 	}
 }
@@ -170,7 +179,7 @@ func (p *slots) checkNoneLost(t *testing.T) {
 func (p *slots) checkEmpty(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
-	if s := p.limit.Waiting; len(s.byKey) > 0 || s.open.Load() != 0 || s.Len() != 0 || len(s.byLength) != 0 {
+	if s := p.queues; len(s.byKey) > 0 || s.open.Load() != 0 || s.Len() != 0 || len(s.byLength) != 0 {
 		t.Errorf("left: %d queues, %d open, %d waiting, longest %d", len(s.byKey), s.open.Load(), s.Len(), len(s.byLength)-1)
 	}
 }
@@ -185,7 +194,7 @@ func TestQueueEnds(t *testing.T) {
 		if p.take(t.Context()) || time.Since(start) != 2*time.Second {
 			t.Errorf("ended after %v, want 2s without a slot", time.Since(start))
 		}
-		p.limit.MaxWaiting = 2
+		p.waiting = 2
 		var all sync.WaitGroup
 		ctx, leave := context.WithCancel(t.Context())
 		all.Go(func() {
@@ -225,7 +234,7 @@ func TestQueueIsPolled(t *testing.T) {
 		for _, every := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
 			for _, most := range []time.Duration{20 * time.Millisecond, 250 * time.Millisecond, time.Second, 1010 * time.Millisecond} {
 				p := newSlots(0, most)
-				p.limit.MaxWaiting = 1e6
+				p.waiting = 1e6
 				var all sync.WaitGroup
 				var got []time.Duration
 				var start time.Time
@@ -273,7 +282,7 @@ func TestQueueLosesNoSlot(t *testing.T) {
 			shared, all := &sharedSlots{free: free}, make([]*slots, tc.instances)
 			for i := range all {
 				all[i] = newSlots(0, tc.most)
-				all[i].sharedSlots, all[i].limit.MaxWaiting = shared, 6
+				all[i].sharedSlots, all[i].waiting = shared, 6
 			}
 			check := func() {
 				if tc.instances == 1 {
@@ -308,8 +317,8 @@ func TestQueueLosesNoSlot(t *testing.T) {
 			}
 			requests.Wait()
 			for _, p := range all {
-				if p.checkEmpty(t); p.counters.Totals().Displaced == 0 || len(p.limit.Waiting.slots) > 0 {
-					t.Errorf("%d requests displaced, and slots %v are counted", p.counters.Totals().Displaced, p.limit.Waiting.slots)
+				if p.checkEmpty(t); p.displaced.Load() == 0 || len(p.queues.slots) > 0 {
+					t.Errorf("%d requests displaced, and slots %v are counted", p.displaced.Load(), p.queues.slots)
 				}
 			}
 			if shared.free != free {
@@ -341,8 +350,8 @@ func TestClientsTakeTurns(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newSlots(1, 5*time.Second)
-				if p.limit.MaxWaiting = tc.maxWaiting; !tc.fair {
-					p.limit.FairBy = nil
+				if p.waiting = tc.maxWaiting; !tc.fair {
+					p.unfair = true
 				}
 				end := time.Now().Add(slots * hold)
 				var all sync.WaitGroup
@@ -367,7 +376,7 @@ func TestClientsTakeTurns(t *testing.T) {
 				if served < tc.min || served > tc.max || (denied > 0) != tc.denied {
 					t.Errorf("served %d and denied %d, want %d to %d, any denied: %t", served, denied, tc.min, tc.max, tc.denied)
 				}
-				if n := p.counters.Totals().Displaced; (n > 0) != (tc.fair && tc.maxWaiting < 20) {
+				if n := p.displaced.Load(); (n > 0) != (tc.fair && tc.maxWaiting < 20) {
 					t.Errorf("%d were displaced", n)
 				}
 				p.checkEmpty(t)
@@ -410,7 +419,7 @@ func TestClientsShareQueue(t *testing.T) {
 			}
 		}
 		a.come(t, p, "a1", "a2", "a3", "b1", "c1", "c2")
-		if got, want := p.limit.Waiting.State(), (telemetry.Waiting{Requests: 6, Clients: 3, Longest: 3}); got != want {
+		if got, want := p.queues.State(), (telemetry.Waiting{Requests: 6, Clients: 3, Longest: 3}); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		time.Sleep(10*pollEvery + 1) // which find nothing
@@ -445,7 +454,7 @@ func TestNoClientHasMoreThanHalf(t *testing.T) {
 		}
 		p.leaveAs("b")
 		p.checkEmpty(t)
-		if left := p.limit.Waiting.slots; len(left) > 0 {
+		if left := p.queues.slots; len(left) > 0 {
 			t.Errorf("nobody has a slot, and %v are counted", left)
 		}
 	})
@@ -519,7 +528,7 @@ func TestFreedSlotsAreUsed(t *testing.T) {
 		p.mu.Lock()
 		p.free = 5
 		p.mu.Unlock()
-		p.limit.Waiting.freed(queueKey{}, 5, 0)
+		p.queues.Freed(Key{}, 5, 0)
 		if all.Wait(); time.Since(start) != 0 {
 			t.Errorf("the last one waited %v", time.Since(start))
 		}
