@@ -20,6 +20,16 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
+// What clients are told of a decision:
+//
+//	X-RateLimit-*, RateLimit, RateLimit-Policy   outcome.Outcome.Show, called by rule.Handler.Decide;
+//	                                             the values are made in internal/outcome/fields.go
+//	Retry-After of a denial                      the same, from the longest wait of all handlers
+//	Retry-After without a decision (on_error)    reject
+//	status, body, Cache-Control                  reject
+//
+// A handler within that changes fields of ours is corrected by outcome.Writer when the response begins.
+
 // denial is the error of a request that a limit denied: the entry of that limit,
 // and the wait that is in the response, 0 if none would help.
 type denial struct {
@@ -46,12 +56,12 @@ var errNoDecision = errors.New("rate limits can't be checked for this request")
 // No cache may keep the response, whatever the site says of its others. Error routes
 // may say otherwise of theirs.
 func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v *rule.Verdict) error {
-	err, denied := v.Err, v.Denial != nil
-	if denied {
-		err = denial{v.Denial, v.Wait}
-		if len(h.RateLimits) > 0 {
-			h.logExceeded(r, v)
-		}
+	denied := v.Denial != nil
+	switch {
+	case denied && len(h.RateLimits) > 0:
+		h.logExceeded(r, v)
+	case !denied && v.Wait > 0:
+		w.Header().Set("Retry-After", fieldtext.WholeSeconds(v.Wait))
 	}
 	setNoStore(w.Header())
 	unreadBody := r.ContentLength != 0 && r.ProtoMajor == 1 // others have a stream for each request
@@ -59,13 +69,14 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v *rule.Verdict
 		closeAfterResponse(w)
 	}
 	if h.errorRoutes.MaySee(h, r, v.Status) {
+		err := errorOf(v)
 		if !denied && v.Status != http.StatusTooEarly {
 			err = errNoDecision
 		}
 		return h.handlerError(v.Status, err)
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
-		fields := []zap.Field{zap.Int("status", v.Status), zap.Error(err)}
+		fields := []zap.Field{zap.Int("status", v.Status), zap.Error(errorOf(v))}
 		if denied {
 			fields = append(fields, zap.String("limit", v.Denial.Path), zap.Stringer("by", v.Denial.Decision.By))
 		}
@@ -89,6 +100,14 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v *rule.Verdict
 	w.WriteHeader(v.Status)
 	_, _ = w.Write(denial{v.Denial, v.Wait}.body()) // the client may be gone
 	return nil
+}
+
+// errorOf returns why a request is rejected.
+func errorOf(v *rule.Verdict) error {
+	if v.Denial != nil {
+		return denial{v.Denial, v.Wait}
+	}
+	return v.Err
 }
 
 // body returns the text of a response that no error route shapes (RFC 6585, section 4).

@@ -15,7 +15,7 @@ import (
 // access log. That is written at the end of the request and then shows the outcome of
 // all handlers, even of those that do not log it.
 //
-// Caddy's tracing tells that there is a span by a variable of the request. To look for
+// Caddy's tracing marks requests with a span by a variable. To look for
 // one in the context would take longer, as every value in it is asked.
 func (o *Outcome) Observe(ctx context.Context, log bool) {
 	if log && !o.logged {

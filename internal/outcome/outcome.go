@@ -1,5 +1,5 @@
 // Package outcome is what the handlers that a request passes have decided on it, and how that
-// is told: header fields, placeholders, the access log and the request's span.
+// is reported: header fields, placeholders, the access log and the request's span.
 package outcome
 
 import (
@@ -141,7 +141,7 @@ func (o *Outcome) Append(e Entry) (i int) {
 }
 
 // Show updates the header fields by what one handler decided: the entries from index before on. It
-// returns the entry of these that decided, nil if there is none, and the wait that is told, for all
+// returns the entry of these that decided, nil if there is none, and the reported wait, for all
 // limits that were asked so far: 0 unless the request was denied and a wait helps. jitter is the
 // largest share by which the wait is longer.
 func (o *Outcome) Show(before int, jitter float64, h http.Header) (decider *Entry, wait time.Duration) {
@@ -162,14 +162,14 @@ func (o *Outcome) Show(before int, jitter float64, h http.Header) (decider *Entr
 	if all.Denied && (len(o.entries) > 1 || jitter > 0) {
 		share := rand.Float64() * jitter //nolint:gosec // not a secret
 		for i := range o.entries {
-			if e := &o.entries[i]; i >= before || e.Decision.RetryAfter == 0 { // or it was told before
+			if e := &o.entries[i]; i >= before || e.Decision.RetryAfter == 0 { // or it was reported before
 				e.extendRetryAfter(share)
 			}
 		}
 		all, _ = summarize(o.entries, 0)
 	}
 	if all.Denied {
-		o.forced = XRateLimit | IETF // a page for the denial tells nothing of its wait
+		o.forced = XRateLimit | IETF // a page for the denial does not know its wait
 	}
 	o.fields.render(o.entries, all, o.at, text)
 	o.fields.set(h)

@@ -16,7 +16,7 @@ import (
 // request is passed on. It has a slot with them until its response begins, which takes no room while
 // the upstream waits for the client to send the body.
 
-// mostShedWait is the longest wait that is told to those who are turned away. It is random, so that
+// mostShedWait is the longest wait that is reported to requests that are turned away. It is random, so that
 // they do not return together.
 const mostShedWait = 4 * time.Second
 

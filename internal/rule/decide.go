@@ -5,7 +5,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -32,25 +31,13 @@ func (q *Request) Decide(s limiter.Store, how How) (err error) {
 	default:
 		err = q.decideEntries(0, n)
 	}
-	var w *wait.Waiter
-	var in *Entry
-	if err == nil {
-		w, in, err = q.takeOver()
+	if err == nil && q.mayExceed {
+		err = q.waitForRoom()
 	}
-	if err != nil {
-		q.settleUnpassed()
-		return err
-	}
-	switch delay := q.removeExtra(); {
-	case w != nil:
-		q.waitTurn(w, in)
-	case delay > 0 && how.Outcome != nil:
-		q.waitOut(delay)
-	}
-	if q.firstDenied() >= 0 {
+	if len(q.holdings) > 0 && (err != nil || q.firstDenied() >= 0) {
 		q.settleUnpassed()
 	}
-	return nil
+	return err
 }
 
 // chargeInOrder charges the buckets before the first that has denied, after

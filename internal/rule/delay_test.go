@@ -53,7 +53,7 @@ func newRates(sizes ...int64) *rates {
 
 // take has a request pass the limits of these indexes, and reports whether it did.
 func (r *rates) take(ctx context.Context, t *testing.T, client string, cost int64, limits ...int) (passes bool, retry time.Duration) {
-	q := &Request{http: httptest.NewRequest(http.MethodGet, "/", http.NoBody).WithContext(ctx)}
+	q := &Request{http: httptest.NewRequest(http.MethodGet, "/", http.NoBody).WithContext(ctx), mayExceed: true}
 	q.http.Header.Set("X-Client", client)
 	q.replacer = caddyhttp.NewTestReplacer(q.http)
 	for _, i := range limits {

@@ -29,8 +29,10 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 		if e.Query.Hold && e.Limit.Settlement.HoldOff {
 			e.Query.Cost = 0
 		}
-		e.addExtra()
-		q.mayQueue = q.mayQueue || e.Limit.waitsForSlot()
+		if l := e.Limit; l.Soft > 0 || l.MaxDelay > 0 {
+			e.addExtra()
+			q.mayQueue, q.mayExceed = q.mayQueue || l.waitsForSlot(), true
+		}
 	}
 	return q, nil
 }

@@ -24,7 +24,7 @@ type Verdict struct {
 
 	Denial *outcome.Entry // of the limit that denied it, or nil
 	Key    string         // of that limit
-	Wait   time.Duration  // that the response says, 0 if none would help
+	Wait   time.Duration  // after which to try again, 0 if that does not help
 
 	holdings []settle.Holding // what the request holds until its outcome is known
 }
@@ -34,7 +34,8 @@ type Verdict struct {
 var errMatcher = errors.New("an error that is not shown, as it may quote the request")
 
 // Decide charges a request to the limits that apply to it, which may have it wait, counts what
-// was decided, and sets the header fields. Limits that follow the load come last.
+// was decided, and sets the rate-limit fields in the header of its response. Limits that follow the
+// load come last.
 func (h *Handler) Decide(r *http.Request, header http.Header) (v Verdict) {
 	q, err := Evaluate(r, h.Limits, time.Time{})
 	defer q.Release()
@@ -62,15 +63,16 @@ func (h *Handler) charge(v *Verdict, q *Request, header http.Header) {
 	})
 	if err != nil {
 		q.undecide(0, len(q.entries))
-		if h.undecided(v, header, err); v.Status != 0 {
+		if h.undecided(v, err); v.Status != 0 {
 			return
 		}
 	}
 	q.count()
 	first, n := q.report(0, h.Families), len(q.entries)
-	if err = nil; len(q.loads) > 0 && q.firstDenied() < 0 {
+	err = nil // admitted all the same
+	if len(q.loads) > 0 && q.firstDenied() < 0 {
 		err = q.acquire()
-		q.report(n, 0) // they are no quotas of clients
+		q.report(n, 0) // without header fields: these are no quotas of clients
 	}
 	decider, wait := v.Outcome.Show(first, h.Jitter, header)
 	switch {
@@ -122,7 +124,7 @@ func (h *Handler) refuse(v *Verdict, err error) {
 
 // undecided admits or rejects a request on which the store did not decide, as on_error says.
 // Single requests are only logged at DEBUG: an outage of Redis is logged once, see telemetry.
-func (h *Handler) undecided(v *Verdict, header http.Header, err error) {
+func (h *Handler) undecided(v *Verdict, err error) {
 	v.Outcome.SetResult(telemetry.CheckedUndecided)
 	switch {
 	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
@@ -133,8 +135,7 @@ func (h *Handler) undecided(v *Verdict, header http.Header, err error) {
 			c.Write(zap.Error(err))
 		}
 	default:
-		header.Set("Retry-After", "1")
-		v.Status, v.Err = http.StatusServiceUnavailable, err
+		v.Status, v.Err, v.Wait = http.StatusServiceUnavailable, err, time.Second
 	}
 }
 
@@ -146,7 +147,7 @@ func (h *Handler) report(message string, err error) {
 }
 
 // Pass passes the request on, sets the header fields of its outcome when the response begins, and
-// settles what it holds, whatever comes of it.
+// settles what it holds, whatever its outcome.
 func (v *Verdict) Pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if v.holdings == nil {
 		return v.Outcome.Serve(w, r, next)

@@ -118,6 +118,22 @@ func (q *Request) denyQueued(e *Entry) {
 	e.Decided, e.Decision = true, limiter.Decision{Denied: true, By: by, Size: e.Size(), Clear: e.Decision.Clear, RetryAfter: retry}
 }
 
+// waitForRoom has a request wait that the store has decided on, if one of its limits lets requests
+// exceed its size. The decisions are about the sizes then, and no longer about what may be above them.
+func (q *Request) waitForRoom() error {
+	w, in, err := q.takeOver()
+	if err != nil {
+		return err
+	}
+	switch delay := q.removeExtra(); {
+	case w != nil:
+		q.waitTurn(w, in)
+	case delay > 0 && q.how.Outcome != nil:
+		q.waitOut(delay)
+	}
+	return nil
+}
+
 // waitOut has the request, which is admitted, wait until it may pass, and denies it if that is not
 // within max_delay. The slot that the store has charged becomes one of a queue, where all requests
 // of one cost wait that are delayed by the same buckets: so units pass when they would if each

@@ -24,7 +24,7 @@ type Holding struct {
 	Slots wait.Slots // which others may wait for
 	Place *Place     // at a limit that follows the load; nil if there is none, or no more
 
-	Outcome *outcome.Outcome // which is told what is charged; nil until it knows of the decision
+	Outcome *outcome.Outcome // which shows what is charged; nil until it has the decision
 	Entry   int              // there; before that in the request
 
 	counts bool // whether the header of its response has decided that it counts
@@ -63,7 +63,7 @@ type responseState uint8
 const (
 	pending  responseState = iota // it has not begun
 	unpassed                      // there is none: the request was not passed on
-	unknown                       // the request was passed on, and what came of it is unknown
+	unknown                       // the request was passed on, and its outcome is unknown
 	upgraded                      // a handler has taken the connection before there was a status
 	broken                        // it has begun, but broke off
 	complete                      // it has ended, as far as anybody can tell

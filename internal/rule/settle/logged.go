@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Response is the response to a request, as far as a log tells it.
+// Response is the response to a request, as far as a log shows it.
 type Response struct {
 	Status  int              // 0 if there is none
 	Unknown bool             // there is none since the client has left: the next handlers had the request
@@ -21,7 +21,7 @@ type Logged struct {
 	Request *http.Request
 }
 
-// Charge returns what the request is charged by its response, and whether the log tells: if
+// Charge returns what the request is charged by its response, and whether the log shows that: if
 // not, the estimated cost is charged.
 func (h *Logged) Charge(r *Response) (charge int64, known bool) {
 	s, res := h.Terms, response{state: complete, status: r.Status, header: r.Header, bytes: r.Bytes, took: r.Took, length: h.Request.ContentLength}

@@ -30,7 +30,7 @@ type settler struct {
 	sent     atomic.Int64 // bytes of the body, or over its connection
 }
 
-// countedBody is the body of a request that does not tell its length.
+// countedBody is the body of a request that does not say its length.
 type countedBody struct {
 	io.ReadCloser
 	read atomic.Int64 // bytes
@@ -307,7 +307,7 @@ func (c *countedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// Pass passes a request on that holds units, and settles them whatever comes of it.
+// Pass passes a request on that holds units, and settles them, whatever its outcome.
 func Pass(w http.ResponseWriter, r *http.Request, holdings []Holding, o *outcome.Outcome, next caddyhttp.Handler) (err error) {
 	s := &settler{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, request: r, holdings: holdings}
 	s.early = s.hasLeft()

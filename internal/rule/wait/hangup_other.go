@@ -3,5 +3,5 @@
 package wait
 
 // peerClosed would report whether the peer of a socket has closed its side. Elsewhere no call
-// tells that beside unread data.
+// shows that beside unread data.
 func peerClosed(uintptr) bool { return false }
