@@ -72,31 +72,33 @@ func (b *Bucket) Complete() error {
 		numbers.DripSize = b.Drip.Constant
 	}
 	b.setAlgorithm(&numbers)
-	if err := b.check(numbers); err != nil {
+	numbers, err := b.checked(numbers)
+	if err != nil {
 		return err
 	}
 	if err := b.checkExtraCapacity(numbers); err != nil {
 		return err
 	}
 	if b.Period == nil && !b.SizeIsDynamic() && !b.Rate.IsDynamic() && !b.Drip.IsDynamic() && !b.Cost.IsDynamic() && !b.CostIsBody {
-		b.Constant = &limiter.Bucket{Limit: limiter.Limit(numbers.Checked()), Cost: b.Cost.Constant}
+		b.Constant = &limiter.Bucket{Limit: limiter.Limit(numbers), Cost: b.Cost.Constant}
 	}
 	return nil
 }
 
-// check returns an error if b can't have these numbers.
-func (b *Bucket) check(numbers bucket.Limit) error {
+// checked returns the numbers such that stores need not check them again, or an error if b can't
+// have them.
+func (b *Bucket) checked(numbers bucket.Limit) (bucket.Limit, error) {
 	err := numbers.Validate()
 	switch {
 	case err == nil:
-		return nil
+		return numbers.Checked(), nil
 	case b.Limit.Algorithm.HasWindow():
-		return b.windowError(numbers)
+		return numbers, b.windowError(numbers)
 	case b.Source.Option != "":
-		return option.Bad(b.Source.Option, b.Source.Text,
+		return numbers, option.Bad(b.Source.Option, b.Source.Text,
 			"less: a full bucket and one drip more must drain within 35 years")
 	}
-	return err
+	return numbers, err
 }
 
 // windowError returns the error for invalid numbers of a bucket that counts in windows.
@@ -197,5 +199,6 @@ func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers bucket.Li
 	if numbers.DripSize, err = b.Drip.At(repl); err != nil {
 		return numbers, false, err
 	}
-	return numbers, false, b.check(numbers)
+	numbers, err = b.checked(numbers)
+	return numbers, false, err
 }
