@@ -41,13 +41,14 @@ func BenchmarkArithmetic(b *testing.B) {
 func BenchmarkSummarize(b *testing.B) {
 	for _, n := range []int{1, 2, 8} {
 		b.Run(fmt.Sprintf("buckets=%d", n), func(b *testing.B) {
-			decisions := make([]limiter.Decision, n)
+			buckets, decisions := make([]limiter.Bucket, n), make([]limiter.Decision, n)
 			for i := range decisions {
 				decisions[i] = limiter.Decision{Size: 10, Remaining: int64(n - i)}
+				buckets[i].Cost = 1
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				limiter.Summarize(decisions)
+				limiter.Summarize(buckets, decisions)
 			}
 		})
 	}

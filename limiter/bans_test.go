@@ -265,7 +265,7 @@ func TestBansIgnoreHeldUnits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !Summarize(d).Denied {
+			if !Denied(d) {
 				running = append(running, held)
 			}
 			return d
@@ -301,7 +301,7 @@ func TestBansOfDryRuns(t *testing.T) {
 	v.advance(t, 10*time.Second)
 	for _, store := range []Store{v, m} {
 		for range 2 {
-			if d := call(t, store, limit, ban, other); !d[0].Denied || !d[1].Denied || d[1].Began || d[1].RetryAfter != 50*time.Second || Summarize(d).Denied {
+			if d := call(t, store, limit, ban, other); !d[0].Denied || !d[1].Denied || d[1].Began || d[1].RetryAfter != 50*time.Second || Denied(d) {
 				t.Errorf("%T: %+v", store, d)
 			}
 		}
@@ -322,7 +322,7 @@ func TestBansOverSlots(t *testing.T) {
 	ban := Bucket{Name: "login/ban", Key: "k", Limit: BanAfter(1, time.Hour), Cost: 1, Watches: 1}
 	admitted := int64(0)
 	for range 20 {
-		if !Summarize(decide(t, r, AccountingAtomic, global, limit, ban)).Denied {
+		if !Denied(decide(t, r, AccountingAtomic, global, limit, ban)) {
 			admitted++
 		}
 	}

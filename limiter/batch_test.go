@@ -72,7 +72,7 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 				d, err := r.Take(t.Context(), request(i), nil)
 				if err != nil {
 					t.Error(err)
-				} else if !Summarize(d).Denied {
+				} else if !Denied(d) {
 					admitted[i%tc.keys].Add(1)
 				}
 			})

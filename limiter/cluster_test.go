@@ -96,7 +96,7 @@ func TestCluster(t *testing.T) {
 		before := evals()
 		for n := range 4 {
 			d := mustTake(t, r, req)
-			if got := Summarize(d).Denied; got != (n > 1) {
+			if got := Denied(d); got != (n > 1) {
 				t.Errorf("request %d: decided %+v", n, d)
 			}
 		}
@@ -127,7 +127,7 @@ func TestCluster(t *testing.T) {
 				}
 				for n := range int64(12) {
 					d := mustTake(t, r, Request{Buckets: buckets, Accounting: accounting})
-					if got := Summarize(d).Denied; got != (n >= 7) {
+					if got := Denied(d); got != (n >= 7) {
 						t.Fatalf("request %d: decided %+v", n, d)
 					}
 					for i, b := range buckets {
@@ -158,7 +158,7 @@ func TestCluster(t *testing.T) {
 				d, err := r.Take(context.Background(), Request{Buckets: []Bucket{a, b}}, nil)
 				if err != nil {
 					t.Error(err)
-				} else if !Summarize(d).Denied {
+				} else if !Denied(d) {
 					admitted.Add(1)
 				}
 			}
@@ -246,7 +246,7 @@ func TestClusterMovesSlots(t *testing.T) {
 							if failed.Add(1) < 5 {
 								t.Log(err)
 							}
-						case !Summarize(d).Denied:
+						case !Denied(d):
 							admitted.Add(1)
 							decided.Add(1)
 						default:

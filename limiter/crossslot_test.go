@@ -37,7 +37,7 @@ func TestFloodOfOneKey(t *testing.T) {
 						d, err := r.Take(context.Background(), req, nil)
 						if err != nil {
 							t.Error(err)
-						} else if !Summarize(d).Denied {
+						} else if !Denied(d) {
 							admitted.Add(1)
 						}
 					}

@@ -1,6 +1,8 @@
 package limiter
 
 import (
+	"cmp"
+	"math/bits"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
@@ -114,12 +116,8 @@ type Summary struct {
 	// Whether any bucket can never admit the request. Then retrying does not help.
 	Never bool
 
-	// The size of the bucket with the least room; of two with equally little, the
-	// smaller size.
-	Size int64
-
-	// The least room left in any bucket, in units.
-	Remaining int64
+	// The size of the deciding bucket, and the units that it has room for.
+	Size, Remaining int64
 
 	// The time until all buckets have run empty.
 	Clear time.Duration
@@ -128,60 +126,91 @@ type Summary struct {
 	// Never.
 	RetryAfter time.Duration
 
-	// The index of the deciding bucket. If the request is denied, that is the
-	// bucket which will never admit it or, failing that, the denying bucket with
-	// the longest RetryAfter. If it is admitted, it is the bucket whose Size and
-	// Remaining are in the Summary.
+	// The index of the deciding bucket. If the request is denied, that is the bucket which
+	// will never admit it or, failing that, the denying bucket with the longest RetryAfter.
+	// If it is admitted, it is the bucket that has room for the fewest requests like it; of
+	// two with room for as many, the one whose size is of fewer requests or, failing that,
+	// takes longer to run empty.
 	Deciding int
 }
 
-// Summarize combines the Decisions on one request. Without any Decisions it
-// returns the zero Summary: a request that has no bucket to pass is not denied.
-func Summarize(decisions []Decision) Summary {
-	return SummarizeFunc(len(decisions), func(i int) *Decision { return &decisions[i] })
+// Denied reports whether any of the decisions on a request denies it.
+func Denied(decisions []Decision) bool {
+	for i := range decisions {
+		if d := &decisions[i]; d.Denied && !d.DryRun && !d.Pool {
+			return true
+		}
+	}
+	return false
 }
 
-// SummarizeFunc is Summarize for n Decisions that are not in one slice. at returns the i-th,
-// or nil to leave it out.
-func SummarizeFunc(n int, at func(i int) *Decision) Summary {
-	var least, decider *Decision
+// Summarize combines the decisions on a request that has these buckets. Without any it
+// returns the zero Summary: a request that has no bucket to pass is not denied.
+func Summarize(buckets []Bucket, decisions []Decision) Summary {
+	return SummarizeFunc(len(decisions), func(i int) (*Decision, int64) {
+		b := &buckets[i]
+		if b.free() {
+			return &decisions[i], 0
+		}
+		return &decisions[i], b.need()
+	})
+}
+
+// SummarizeFunc is Summarize for n decisions that are not in one slice. at returns the i-th
+// and what the request costs there, or nil to leave it out.
+func SummarizeFunc(n int, at func(i int) (d *Decision, cost int64)) Summary {
+	var decider *Decision
+	var cost int64 // at the decider
 	var wait time.Duration
 	var sum Summary
 	for i := range n {
-		d := at(i)
+		d, c := at(i)
 		if d == nil || d.DryRun || d.Pool {
 			continue
 		}
-		if least == nil || d.Remaining < least.Remaining || d.Remaining == least.Remaining && d.Size < least.Size {
-			least = d
-			if decider == nil {
-				sum.Deciding = i
-			}
-		}
-		if d.Denied && (decider == nil || outranks(d, decider)) {
-			decider, sum.Deciding = d, i
+		if decider == nil || d.outranks(c, decider, cost) {
+			decider, cost, sum.Deciding = d, c, i
 		}
 		sum.Clear, wait = max(sum.Clear, d.Clear), max(wait, d.RetryAfter)
 	}
-	if least == nil {
+	if decider == nil {
 		return Summary{}
 	}
-	sum.Size, sum.Remaining = least.Size, least.Remaining
-	if decider != nil {
-		sum.Denied, sum.Never = true, decider.Never
-		if !sum.Never {
-			sum.RetryAfter = wait
-		}
+	sum.Size, sum.Remaining = decider.Size, decider.Remaining
+	sum.Denied, sum.Never = decider.Denied, decider.Never
+	if sum.Denied && !sum.Never {
+		sum.RetryAfter = wait
 	}
 	return sum
 }
 
-// outranks reports whether denial d holds for longer than denial e.
-func outranks(d, e *Decision) bool {
-	if d.Never || e.Never {
-		return d.Never && !e.Never
+// outranks reports whether d, where the request costs c, decides rather than e, where it
+// costs k. Units of different buckets can't be compared, but requests can.
+func (d *Decision) outranks(c int64, e *Decision, k int64) bool {
+	switch {
+	case d.Denied != e.Denied:
+		return d.Denied
+	case d.Never != e.Never:
+		return d.Never
+	case d.Denied:
+		return d.RetryAfter > e.RetryAfter
+	case c == 0 && k == 0:
+		c, k = 1, 1
+	case c == 0 || k == 0: // there is room for any number of requests that cost nothing
+		return k == 0
 	}
-	return d.RetryAfter > e.RetryAfter
+	return cmp.Or(
+		compareRatios(d.Remaining, c, e.Remaining, k),
+		compareRatios(d.Size, c, e.Size, k),
+		cmp.Compare(e.Clear, d.Clear),
+	) < 0
+}
+
+// compareRatios compares a/b with c/d, without rounding. None of them is negative.
+func compareRatios(a, b, c, d int64) int {
+	high, low := bits.Mul64(uint64(a), uint64(d))
+	otherHigh, otherLow := bits.Mul64(uint64(c), uint64(b))
+	return cmp.Or(cmp.Compare(high, otherHigh), cmp.Compare(low, otherLow))
 }
 
 // RoomIn returns how long b, and the pool that it borrows from, will have no room for the

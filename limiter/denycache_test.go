@@ -147,7 +147,7 @@ func TestDenyCacheAgreesWithServer(t *testing.T) {
 			if got := decide(t, v, req.Accounting, req.Buckets...); !slices.Equal(got, want) {
 				t.Fatalf("%+v at %d, asked %t: decided\n%+v, want\n%+v", req, v.now, !unasked, got, want)
 			}
-			sum := Summarize(want)
+			sum := Summarize(req.Buckets, want)
 			last = want[sum.Deciding]
 			seen.steps++
 			if !unasked {
@@ -537,7 +537,7 @@ func TestDenyCacheInCluster(t *testing.T) {
 	} {
 		for n := range 10 {
 			d := mustTake(t, r, Request{Buckets: tc.buckets})
-			if !Summarize(d).Denied {
+			if !Denied(d) {
 				t.Errorf("request %d: decided %+v", n, d)
 			}
 			for i, b := range tc.buckets {
@@ -616,7 +616,7 @@ func TestDenyCacheConcurrently(t *testing.T) {
 			switch {
 			case err != nil:
 				t.Error(err)
-			case !Summarize(d).Denied:
+			case !Denied(d):
 				admitted.Add(1)
 			case d[0].Denied && (d[0].Remaining > 0 || d[0].RetryAfter > req.Buckets[0].Limit.DripInterval+time.Minute):
 				t.Errorf("decided %+v", d)

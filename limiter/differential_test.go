@@ -375,7 +375,7 @@ func TestStoresAgree(t *testing.T) {
 
 			i := rapid.IntRange(0, len(want)-1).Draw(t, "watched")
 			last, limit = want[i], req.Buckets[i].Limit
-			sum := Summarize(want)
+			sum := Summarize(req.Buckets, want)
 			seen.steps++
 			switch {
 			case sum.Never:

@@ -133,7 +133,7 @@ func ExampleSummarize() {
 			fmt.Println(err)
 			return
 		}
-		sum := limiter.Summarize(decisions)
+		sum := limiter.Summarize(buckets, decisions)
 		fmt.Printf("denied %t: %s has room for %d of %d, retry in %v, empty in %v; user has room for %d\n",
 			sum.Denied, buckets[sum.Deciding].Name, sum.Remaining, sum.Size, sum.RetryAfter, sum.Clear,
 			decisions[0].Remaining)
@@ -265,7 +265,7 @@ func ExampleHeld() {
 	download := func(bytes int64) {
 		var held limiter.Held
 		decisions, err := store.Take(context.Background(), limiter.Request{Buckets: buckets, Held: &held}, nil)
-		if err != nil || limiter.Summarize(decisions).Denied {
+		if err != nil || limiter.Denied(decisions) {
 			fmt.Println("denied", err)
 			return
 		}
@@ -291,12 +291,13 @@ func ExampleKeeper() {
 	// A key that the bucket above denies twice is banned: for a minute, and then for an hour.
 	ban := limiter.Bucket{Name: "ban", Key: "alex", Limit: limiter.BanAfter(2, time.Minute, time.Hour), Cost: 1, Watches: 1}
 	take := func() {
-		decisions, err := store.Take(ctx, limiter.Request{Buckets: []limiter.Bucket{login, ban}}, nil)
+		buckets := []limiter.Bucket{login, ban}
+		decisions, err := store.Take(ctx, limiter.Request{Buckets: buckets}, nil)
 		if err != nil {
 			fmt.Println(err)
 			return
 		}
-		sum := limiter.Summarize(decisions)
+		sum := limiter.Summarize(buckets, decisions)
 		fmt.Println("denied", sum.Denied, "retry in", sum.RetryAfter)
 	}
 	take()

@@ -65,7 +65,7 @@ type charger interface{ chargeLater(b Bucket, n int64) }
 // deferCharges has req.Held charge the buckets that hold nothing of the request, on which these
 // are the decisions, in the store that made them.
 func (req *Request) deferCharges(decisions []Decision, in charger) {
-	if !req.later || Summarize(decisions).Denied {
+	if !req.later || Denied(decisions) {
 		return
 	}
 	for i := range req.Buckets {

@@ -1085,10 +1085,10 @@ func TestDryRun(t *testing.T) {
 				want, now.without[n] = take(store, "without", enforced, costs)
 				got, now.with[n] = take(store, "with", slices.Insert(slices.Clone(enforced), dryAt, dry...), costs)
 				dryGot := slices.Clone(got[dryAt : dryAt+len(dry)])
-				denied := Summarize(want).Denied
+				denied := Denied(want)
 				rest := slices.Delete(slices.Clone(got), dryAt, dryAt+len(dry))
 				same := slices.Equal(rest, want) || denied && remembers // then it may not be known which others would deny
-				if !same || Summarize(got).Denied != denied {
+				if !same || Denied(got) != denied {
 					t.Fatalf("%T, %+v beside %+v:\n got %+v\nwant %+v as without the dry run", store, dry, enforced, rest, want)
 				}
 				for _, d := range dryGot {
@@ -1098,7 +1098,7 @@ func TestDryRun(t *testing.T) {
 				}
 				if n == 0 {
 					seen[fmt.Sprint("denied: ", denied)]++
-					seen[fmt.Sprint("would deny: ", Summarize(dryGot).Denied || dryGot[0].Denied)]++
+					seen[fmt.Sprint("would deny: ", Denied(dryGot) || dryGot[0].Denied)]++
 				}
 				l := dry[0].Limit
 				if len(dry) > 1 || dry[0].Hold {

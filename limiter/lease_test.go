@@ -424,7 +424,7 @@ func TestLeasesOfSeveralBuckets(t *testing.T) {
 				f.advance(t, 33*time.Microsecond)
 				d := f.take(t, 0, buckets...)
 				switch {
-				case !Summarize(d).Denied:
+				case !Denied(d):
 					if admitted++; d[0].By == DecidedByLease {
 						byLease++
 					}
@@ -493,7 +493,7 @@ func TestLeasesInCluster(t *testing.T) {
 							here++
 						}
 						for i := range d {
-							if !d[i].Denied && (accounting == AccountingEach || !Summarize(d).Denied) {
+							if !d[i].Denied && (accounting == AccountingEach || !Denied(d)) {
 								admitted[i] = append(admitted[i], admission{sent, got})
 							}
 						}

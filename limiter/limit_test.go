@@ -359,103 +359,147 @@ func TestSpendTime(t *testing.T) {
 	}
 }
 
-// TestSummarize guards the one answer that a client gets when several buckets
-// decide.
+// TestSummarize guards the one answer that a client gets when several buckets decide: all
+// its numbers are those of the bucket that decides, also where units differ.
 func TestSummarize(t *testing.T) {
 	const s = time.Second
-	admits := func(size, remaining int64, clear time.Duration) Decision {
-		return Decision{Size: size, Remaining: remaining, Clear: clear}
+	type found struct {
+		cost int64
+		Decision
 	}
-	denies := func(size, remaining int64, clear, retry time.Duration) Decision {
-		return Decision{Denied: true, Size: size, Remaining: remaining, Clear: clear, RetryAfter: retry}
+	admits := func(cost, size, remaining int64, clear time.Duration) found {
+		return found{cost, Decision{Size: size, Remaining: remaining, Clear: clear}}
 	}
-	never := func(size, remaining int64, clear time.Duration) Decision {
-		return Decision{Denied: true, Never: true, Size: size, Remaining: remaining, Clear: clear}
+	denies := func(cost, size, remaining int64, clear, retry time.Duration) found {
+		return found{cost, Decision{Denied: true, Size: size, Remaining: remaining, Clear: clear, RetryAfter: retry}}
 	}
+	never := func(cost, size, remaining int64, clear time.Duration) found {
+		return found{cost, Decision{Denied: true, Never: true, Size: size, Remaining: remaining, Clear: clear}}
+	}
+	pool, dryRun := denies(1, 1, 0, s, s), denies(1, 1, 0, s, s)
+	pool.Pool, dryRun.DryRun = true, true
 	tests := []struct {
-		name      string
-		decisions []Decision
-		want      Summary
+		name  string
+		found []found
+		want  Summary
 	}{
 		{
 			"one that admits",
-			[]Decision{admits(10, 9, s)},
+			[]found{admits(1, 10, 9, s)},
 			Summary{Size: 10, Remaining: 9, Clear: s},
 		},
 		{
 			"one that denies",
-			[]Decision{denies(10, 3, 9*s, 2*s)},
+			[]found{denies(1, 10, 3, 9*s, 2*s)},
 			Summary{Denied: true, Size: 10, Remaining: 3, Clear: 9 * s, RetryAfter: 2 * s},
 		},
 		{
 			"one that never admits",
-			[]Decision{never(10, 3, 9*s)},
+			[]found{never(11, 10, 3, 9*s)},
 			Summary{Denied: true, Never: true, Size: 10, Remaining: 3, Clear: 9 * s},
 		},
 		{
-			"least remaining, not least size",
-			[]Decision{admits(5, 4, s), admits(10, 3, s), admits(8, 4, s)},
+			"fewest remaining, not least size",
+			[]found{admits(1, 5, 4, s), admits(1, 10, 3, s), admits(1, 8, 4, s)},
 			Summary{Size: 10, Remaining: 3, Clear: s, Deciding: 1},
 		},
 		{
-			"smaller size on a tie, the later one",
-			[]Decision{admits(10, 3, s), admits(5, 3, s), admits(8, 3, s)},
+			"fewest requests, not fewest units",
+			[]found{admits(1, 3, 2, 0), admits(300_000, 1_000_000, 400_000, s)},
+			Summary{Size: 1_000_000, Remaining: 400_000, Clear: s, Deciding: 1},
+		},
+		{
+			"parts of a request count",
+			[]found{admits(10, 100, 29, s), admits(100, 900, 210, s)},
+			Summary{Size: 900, Remaining: 210, Clear: s, Deciding: 1},
+		},
+		{
+			"products of more than 64 bits",
+			[]found{admits(1<<60, 1<<62, 1<<61, s), admits(1<<59, 1<<62, 1<<60-1, s)},
+			Summary{Size: 1 << 62, Remaining: 1<<60 - 1, Clear: s, Deciding: 1},
+		},
+		{
+			"one that the request costs nothing has room for any number",
+			[]found{admits(0, 5, 0, 9*s), admits(1, 100, 80, s)},
+			Summary{Size: 100, Remaining: 80, Clear: 9 * s, Deciding: 1},
+		},
+		{
+			"fewest units if the request costs nothing anywhere",
+			[]found{admits(0, 5, 4, s), admits(0, 100, 3, s)},
+			Summary{Size: 100, Remaining: 3, Clear: s, Deciding: 1},
+		},
+		{
+			"on a tie, the one whose size is of fewer requests",
+			[]found{admits(1, 8, 3, s), admits(2, 10, 6, s), admits(1, 9, 3, s)},
+			Summary{Size: 10, Remaining: 6, Clear: s, Deciding: 1},
+		},
+		{
+			"on a tie of both, the one that takes longer to run empty",
+			[]found{admits(1, 5, 3, 0), admits(2, 10, 6, 3*s), admits(1, 5, 3, 2*s)},
+			Summary{Size: 10, Remaining: 6, Clear: 3 * s, Deciding: 1},
+		},
+		{
+			"order on a tie of all",
+			[]found{admits(1, 9, 5, s), admits(1, 5, 3, s), admits(1, 5, 3, s)},
 			Summary{Size: 5, Remaining: 3, Clear: s, Deciding: 1},
 		},
 		{
-			"smaller size on a tie, the earlier one",
-			[]Decision{admits(8, 4, s), admits(5, 3, s), admits(10, 3, s)},
-			Summary{Size: 5, Remaining: 3, Clear: s, Deciding: 1},
+			"one that denies, not one with less room",
+			[]found{admits(1, 10, 0, s), admits(1, 10, 1, s), denies(5, 10, 4, 5*s, s)},
+			Summary{Denied: true, Size: 10, Remaining: 4, Clear: 5 * s, RetryAfter: s, Deciding: 2},
 		},
 		{
-			"order on a tie of both",
-			[]Decision{admits(9, 5, s), admits(5, 3, s), admits(5, 3, 2*s)},
-			Summary{Size: 5, Remaining: 3, Clear: 2 * s, Deciding: 1},
-		},
-		{
-			"longest clear, of one that neither denies nor has least",
-			[]Decision{denies(5, 0, 5*s, s), admits(10, 2, 30*s), denies(5, 1, 4*s, s)},
+			"longest clear, of one that does not deny",
+			[]found{denies(1, 5, 0, 5*s, s), admits(1, 10, 2, 30*s)},
 			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 30 * s, RetryAfter: s},
 		},
 		{
-			"any denial denies",
-			[]Decision{admits(10, 0, 30*s), admits(10, 1, 30*s), denies(10, 4, 5*s, s)},
-			Summary{Denied: true, Size: 10, Remaining: 0, Clear: 30 * s, RetryAfter: s, Deciding: 2},
-		},
-		{
 			"longest retry decides",
-			[]Decision{denies(5, 0, 5*s, s), denies(10, 1, 20*s, 3*s), denies(7, 0, 9*s, 2*s)},
-			Summary{Denied: true, Size: 5, Remaining: 0, Clear: 20 * s, RetryAfter: 3 * s, Deciding: 1},
+			[]found{denies(1, 5, 0, 5*s, s), denies(2, 10, 1, 20*s, 3*s), denies(1, 7, 0, 9*s, 2*s)},
+			Summary{Denied: true, Size: 10, Remaining: 1, Clear: 20 * s, RetryAfter: 3 * s, Deciding: 1},
 		},
 		{
 			"order on equal retries",
-			[]Decision{admits(9, 0, s), denies(5, 2, s, s), denies(4, 1, s, s)},
-			Summary{Denied: true, Size: 9, Remaining: 0, Clear: s, RetryAfter: s, Deciding: 1},
+			[]found{admits(1, 9, 0, s), denies(3, 5, 2, s, s), denies(2, 4, 1, s, s)},
+			Summary{Denied: true, Size: 5, Remaining: 2, Clear: s, RetryAfter: s, Deciding: 1},
 		},
 		{
 			"never outranks a retry before it",
-			[]Decision{denies(5, 0, 5*s, 4*s), never(3, 2, s)},
-			Summary{Denied: true, Never: true, Size: 5, Remaining: 0, Clear: 5 * s, Deciding: 1},
+			[]found{denies(1, 5, 0, 5*s, 4*s), never(4, 3, 2, s)},
+			Summary{Denied: true, Never: true, Size: 3, Remaining: 2, Clear: 5 * s, Deciding: 1},
 		},
 		{
 			"never outranks a retry after it",
-			[]Decision{never(3, 2, s), denies(5, 0, 5*s, 4*s)},
-			Summary{Denied: true, Never: true, Size: 5, Remaining: 0, Clear: 5 * s, Deciding: 0},
+			[]found{never(4, 3, 2, s), denies(1, 5, 0, 5*s, 4*s)},
+			Summary{Denied: true, Never: true, Size: 3, Remaining: 2, Clear: 5 * s, Deciding: 0},
 		},
 		{
 			"order on two that never admit",
-			[]Decision{admits(9, 9, 0), never(3, 2, s), never(2, 1, s)},
-			Summary{Denied: true, Never: true, Size: 2, Remaining: 1, Clear: s, Deciding: 1},
+			[]found{admits(1, 9, 9, 0), never(4, 3, 2, s), never(4, 2, 1, s)},
+			Summary{Denied: true, Never: true, Size: 3, Remaining: 2, Clear: s, Deciding: 1},
+		},
+		{
+			"neither a pool nor a dry run",
+			[]found{pool, dryRun, admits(1, 10, 9, 2*s)},
+			Summary{Size: 10, Remaining: 9, Clear: 2 * s, Deciding: 2},
 		},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			before := slices.Clone(tc.decisions)
-			if got := Summarize(tc.decisions); got != tc.want {
+			var buckets []Bucket
+			var decisions []Decision
+			for _, f := range tc.found {
+				buckets, decisions = append(buckets, Bucket{Cost: f.cost}), append(decisions, f.Decision)
+			}
+			before := slices.Clone(decisions)
+			if got := Summarize(buckets, decisions); got != tc.want {
 				t.Errorf("\n got %+v\nwant %+v", got, tc.want)
 			}
-			if !slices.Equal(tc.decisions, before) {
-				t.Errorf("decisions changed to %+v", tc.decisions)
+			if got := Denied(decisions); got != tc.want.Denied {
+				t.Errorf("Denied() = %t", got)
+			}
+			if !slices.Equal(decisions, before) {
+				t.Errorf("decisions changed to %+v", decisions)
 			}
 		})
 	}
@@ -499,7 +543,7 @@ func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := Summarize(d)
+	s := Summarize(seed001Buckets(), d)
 	return [3]seed001Row{
 		seed001RowOf(d[0].Denied, d[0].Size, d[0].Remaining, d[0].RetryAfter, d[0].Clear),
 		seed001RowOf(d[1].Denied, d[1].Size, d[1].Remaining, d[1].RetryAfter, d[1].Clear),
@@ -510,7 +554,8 @@ func takeSeed001(t *testing.T, store Store, accounting Accounting) [3]seed001Row
 // testSeed001 makes requests about a millisecond apart to an empty store and
 // compares the results with the table that seed 001 prints from its second request
 // on. advance lets that time pass; it may do nothing if time passes on its own. The
-// table's last row is printed 85 times in seed 001.
+// table's last row is printed 85 times in seed 001, whose summary then has the smaller size;
+// ours has the size of the bucket with the longer wait.
 func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
 	t.Helper()
 	table := [][3]seed001Row{
@@ -531,7 +576,7 @@ func testSeed001(t *testing.T, store Store, advance func(time.Duration)) {
 		{{0, 16, 0, -1, 31}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 31}},
 	}
 	for range 85 {
-		table = append(table, [3]seed001Row{{1, 16, 0, 1, 31}, {1, 6, 0, 1, 8}, {1, 6, 0, 1, 31}})
+		table = append(table, [3]seed001Row{{1, 16, 0, 1, 31}, {1, 6, 0, 1, 8}, {1, 16, 0, 1, 31}})
 	}
 
 	takeSeed001(t, store, AccountingEach)

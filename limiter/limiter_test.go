@@ -223,7 +223,7 @@ func TestNegativeNumbersAreRejected(t *testing.T) {
 // TestSummarizeNothing guards that a request with no buckets to pass is admitted.
 func TestSummarizeNothing(t *testing.T) {
 	for _, none := range [][]Decision{nil, {}} {
-		if got := Summarize(none); got != (Summary{}) {
+		if got := Summarize(nil, none); got != (Summary{}) {
 			t.Errorf("got %+v", got)
 		}
 	}

@@ -144,7 +144,7 @@ func TestSlidingLogMatchesRecipe(t *testing.T) {
 					t.Errorf("%v: the recipe says %t, want %t", a.at, theirs, a.theirs)
 				}
 				for name, store := range map[string]Store{"memory": memory, "redis": v} {
-					if ours := !Summarize(decide(t, store, AccountingAtomic, buckets...)).Denied; ours != a.ours {
+					if ours := !Denied(decide(t, store, AccountingAtomic, buckets...)); ours != a.ours {
 						t.Errorf("%v: %s says %t, want %t", a.at, name, ours, a.ours)
 					}
 				}

@@ -403,7 +403,7 @@ func TestStoresAgreeOnLogs(t *testing.T) {
 					seen.mixed++
 				}
 			}
-			if sum := Summarize(want); !sum.Denied {
+			if sum := Summarize(req.Buckets, want); !sum.Denied {
 				seen.admitted++
 			} else if seen.denied++; slices.ContainsFunc(want, func(d Decision) bool { return !d.Denied }) {
 				seen.partly++

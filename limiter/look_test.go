@@ -121,7 +121,7 @@ func TestFreeRequests(t *testing.T) {
 			}
 			take(store, bucketOf(name, limit, 1), bans)
 			for _, cost := range []int64{0, 1} { // of the bucket that bans
-				if bans.Cost = cost; !Summarize(take(store, bucketOf(name, limit, 0), bans)).Denied {
+				if bans.Cost = cost; !Denied(take(store, bucketOf(name, limit, 0), bans)) {
 					t.Errorf("%s, %T: a request that costs nothing passed a ban", name, store)
 				}
 			}

@@ -161,7 +161,7 @@ func TestMemorySeveralBucketsConcurrently(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					denied := Summarize(dst).Denied
+					denied := Denied(dst)
 					for i, k := range set {
 						if accounting == AccountingEach && !dst[i].Denied || !denied {
 							charged[k].Add(req.Buckets[i].Cost)
@@ -253,7 +253,7 @@ func TestMemoryDoesNotAllocate(t *testing.T) {
 					if allocs != 0 {
 						t.Errorf("%v allocations in a decision", allocs)
 					}
-					if got, want := Summarize(dst).Denied, size == 1; got != want {
+					if got, want := Denied(dst), size == 1; got != want {
 						t.Errorf("denied %t, want %t", got, want)
 					}
 					if own := ownBuckets(m, req.Buckets); (own == 0) != (name == "shared") {

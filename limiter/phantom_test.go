@@ -43,7 +43,7 @@ func TestDeniedRequestsNeverChargeReportedLevels(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						if !Summarize(d).Denied {
+						if !Denied(d) {
 							admitted.Add(1)
 						}
 					}

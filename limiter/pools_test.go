@@ -186,7 +186,7 @@ func TestPools(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if Summarize(got).Denied == admitted {
+				if Denied(got) == admitted {
 					t.Fatalf("%T: admitted %t, want %t: %+v", store, !admitted, admitted, got)
 				}
 				for i, d := range got {
@@ -286,7 +286,7 @@ func TestPoolsOverSlots(t *testing.T) {
 		}
 		for n := range int64(7) {
 			d := take(1)
-			if borrowed, denied := n >= 2 && n < 5, n >= 5; d[0].Borrowed != borrowed || d[2].Borrowed != borrowed || d[0].Denied != denied || Summarize(d).Denied != denied {
+			if borrowed, denied := n >= 2 && n < 5, n >= 5; d[0].Borrowed != borrowed || d[2].Borrowed != borrowed || d[0].Denied != denied || Denied(d) != denied {
 				t.Fatalf("%v: request %d: %+v", accounting, n, d)
 			}
 			if n == 3 { // another denies
@@ -342,7 +342,7 @@ func TestPoolsOverSlotsInOutage(t *testing.T) {
 				for n := range 7 { // two fit into all, two into one of two and the pool, one only into the pool
 					d := mustTake(t, r, Request{Buckets: []Bucket{one, two, pool}, Accounting: accounting})
 					lacking, denied := n >= 2, n >= 5
-					if d[0].Borrowed != (lacking && !denied) || d[1].Borrowed != (n == 4) || d[2].Borrowed != (lacking && !denied) || Summarize(d).Denied != denied {
+					if d[0].Borrowed != (lacking && !denied) || d[1].Borrowed != (n == 4) || d[2].Borrowed != (lacking && !denied) || Denied(d) != denied {
 						t.Fatalf("request %d: %+v", n, d)
 					}
 				}
@@ -567,7 +567,7 @@ func TestRetryFromPool(t *testing.T) {
 		t.Errorf("%+v", d[0])
 	}
 	pool.Cost = 4
-	if d := call(t, m, own, pool); !d[0].Never || d[0].RetryAfter != 0 || !Summarize(d).Never {
+	if d := call(t, m, own, pool); !d[0].Never || d[0].RetryAfter != 0 || !Summarize([]Bucket{own, pool}, d).Never {
 		t.Errorf("%+v", d[0])
 	}
 	// One that was admitted learns when the next would be.
@@ -661,7 +661,7 @@ func TestPoolsOfAllAlgorithms(t *testing.T) {
 				}
 			}
 			remembered := got[0][0].By == DecidedByCache
-			if remembered && Summarize(got[0]).Denied && Summarize(got[1]).Denied {
+			if remembered && Denied(got[0]) && Denied(got[1]) {
 				continue
 			}
 			alike := func(a, b Decision) bool {

@@ -329,7 +329,7 @@ func TestRedisDenialWritesNothing(t *testing.T) {
 			{Buckets: []Bucket{room, full, empty}},
 			{Buckets: []Bucket{empty, room, full}},
 		} {
-			if !Summarize(decide(t, r, req.Accounting, req.Buckets...)).Denied {
+			if !Denied(decide(t, r, req.Accounting, req.Buckets...)) {
 				t.Fatalf("%+v admitted", req)
 			}
 		}

@@ -280,7 +280,7 @@ func TestShareTwiceOnRedis(t *testing.T) {
 	one, two := b, b
 	one.Key, two.Key = "one", "two"
 	for i := range 12 {
-		if d := decide(t, node, AccountingAtomic, one, two); Summarize(d).Denied != (i >= 10) {
+		if d := decide(t, node, AccountingAtomic, one, two); Denied(d) != (i >= 10) {
 			t.Fatalf("request %d: %+v", i, d)
 		}
 	}

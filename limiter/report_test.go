@@ -200,7 +200,7 @@ func TestUnreportedWithExact(t *testing.T) {
 				d, err := r.Take(context.Background(), Request{Buckets: buckets}, nil)
 				if err != nil {
 					t.Error(err)
-				} else if !Summarize(d).Denied {
+				} else if !Denied(d) {
 					admitted.Add(tc.cost)
 				}
 			}
@@ -236,7 +236,7 @@ func TestUnreportedTakesRoom(t *testing.T) {
 	strict := Bucket{Name: "strict", Key: "k", Limit: Limit{Size: 1000, DripInterval: time.Hour, DripSize: 1}, Cost: 1}
 	admitted := func(node, n int, buckets ...Bucket) (admitted int) {
 		for range n {
-			if !Summarize(f.take(t, node, buckets...)).Denied {
+			if !Denied(f.take(t, node, buckets...)) {
 				admitted++
 			}
 		}

@@ -91,7 +91,7 @@ func TestWarmFallback(t *testing.T) {
 							if d[0].Denied != (int64(before)+n >= 10) {
 								t.Fatalf("%d before and %d after: decided %+v", before, n, d)
 							}
-							if !Summarize(d).Denied {
+							if !Denied(d) {
 								admitted++
 							}
 						}

@@ -227,7 +227,7 @@ func (f *fields) render(results []Entry, sum limiter.Summary, at int64, text []b
 		if f.github {
 			text = strconv.AppendInt(text, shown.Size-shown.Remaining, 10)
 			end(fieldClear)
-			text = strconv.AppendInt(text, timeIn(at, resetIn(results, XRateLimit, shown, at)), 10)
+			text = strconv.AppendInt(text, timeIn(at, resetIn(results, shown, at)), 10)
 			end(fieldReset)
 		} else {
 			text = appendSeconds(text, shown.Clear)

@@ -179,7 +179,7 @@ var fieldsTests = []struct {
 			{Policy: policyOf("b"), Limit: limitOf(3), Families: XRateLimit | IETF,
 				Decision: limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}},
 		},
-		`limit=8 remaining=0 clear=8.000 ` +
+		`limit=3 remaining=3 clear=8.000 ` +
 			`policy="a";q=8;w=8, "b";q=3;w=3 ratelimit="a";r=0;t=2, "b";r=3`,
 	},
 	{
@@ -407,7 +407,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 			}
 			for i, d := range decisions {
 				items[i].Decision, items[i].Cost = d, req.Buckets[i].Cost
-				if limiter.Summarize(decisions).Denied {
+				if limiter.Denied(decisions) {
 					items[i].extendRetryAfter(0)
 				}
 			}

@@ -256,9 +256,9 @@ func (o *Outcome) placeholder(name string) (any, bool) {
 		}
 		return fieldtext.WholeSeconds(sum.RetryAfter), true
 	case "reset":
-		return fieldtext.CeilSeconds(resetIn(o.entries, 0, sum, o.at)), true
+		return fieldtext.CeilSeconds(resetIn(o.entries, sum, o.at)), true
 	case "reset_at":
-		return timeIn(o.at, resetIn(o.entries, 0, sum, o.at)), true
+		return timeIn(o.at, resetIn(o.entries, sum, o.at)), true
 	case "denied":
 		return sum.Denied, true
 	case "exceeded.name":
@@ -295,21 +295,18 @@ func (o *Outcome) violated() string {
 	return string(append(names, ']'))
 }
 
-// resetIn returns, given the summary of the entries shown in a family, or of all if it is 0,
-// over what time from at on, in µs since 1970, to spend the units that remain, or if the request
-// was denied, its wait. Of several limits with the least room, the longest time counts. It is 0
-// if that is up to requests in progress.
-func resetIn(entries []Entry, family Families, sum limiter.Summary, at int64) (in time.Duration) {
-	if sum.Denied && !sum.Never {
+// resetIn returns, given a summary of entries, over what time from at on, in µs since 1970, to
+// spend the units that the deciding one has left or, if the request was denied, its wait. It is
+// 0 if that is up to requests in progress.
+func resetIn(entries []Entry, sum limiter.Summary, at int64) time.Duration {
+	e := &entries[sum.Deciding]
+	switch {
+	case sum.Denied && !sum.Never:
 		return sum.RetryAfter
+	case e.Concurrency:
+		return 0
 	}
-	for i := range entries {
-		e := &entries[i]
-		if d := &e.Decision; e.Families&family == family && !d.DryRun && !d.Pool && !e.Concurrency && d.Remaining == sum.Remaining {
-			in = max(in, e.Limit.SpendTime(d, time.UnixMicro(at)))
-		}
-	}
-	return in
+	return e.Limit.SpendTime(&e.Decision, time.UnixMicro(at))
 }
 
 // timeIn returns the time d after at, which is in µs since 1970, in seconds, rounded up.
@@ -360,15 +357,6 @@ func (o *Outcome) Wrap(w http.ResponseWriter) http.ResponseWriter {
 	return rw
 }
 
-// tighter reports whether e leaves less room than other.
-func (e *Entry) tighter(other *Entry) bool {
-	d, o := &e.Decision, &other.Decision
-	if d.Denied != o.Denied {
-		return d.Denied
-	}
-	return d.Remaining < o.Remaining
-}
-
 // extendRetryAfter sets RetryAfter, also of a bucket that was charged for a request that
 // another one denied: the time until it has room for the same request again, since
 // it would deny clients that retry earlier. The time is longer by a share. All that tells
@@ -392,7 +380,7 @@ func longer(wait time.Duration, share float64) time.Duration {
 }
 
 // listAfter numbers e after others of its path. If one of them is of the same
-// limit, only the one with less room stays listed.
+// limit, only the one that decides of the two stays listed.
 func (e *Entry) listAfter(others []Entry) {
 	for i := range others {
 		other := &others[i]
@@ -400,7 +388,7 @@ func (e *Entry) listAfter(others []Entry) {
 		case e.Families&other.Families&IETF == 0 || e.Path != other.Path:
 		case e.Name != other.Name || e.Limit != other.Limit:
 			e.ordinal = max(e.ordinal, other.ordinal+1)
-		case other.tighter(e):
+		case other.decidesBefore(e):
 			e.Families &^= IETF
 			return
 		default:
@@ -411,16 +399,24 @@ func (e *Entry) listAfter(others []Entry) {
 	}
 }
 
+// decidesBefore reports whether e, and not other, would decide if the request had no others.
+func (e *Entry) decidesBefore(other *Entry) bool {
+	pair := [...]*Entry{other, e}
+	return limiter.SummarizeFunc(2, func(i int) (*limiter.Decision, int64) {
+		return &pair[i].Decision, pair[i].Cost
+	}).Deciding == 1
+}
+
 // summarize returns the summary of the entries shown in a family, or of all
 // entries if it is 0. It returns false if there are none but dry runs.
 func summarize(entries []Entry, family Families) (sum limiter.Summary, decided bool) {
-	sum = limiter.SummarizeFunc(len(entries), func(i int) *limiter.Decision {
+	sum = limiter.SummarizeFunc(len(entries), func(i int) (*limiter.Decision, int64) {
 		e := &entries[i]
 		if e.Families&family != family {
-			return nil
+			return nil, 0
 		}
 		decided = decided || !e.Decision.DryRun
-		return &e.Decision
+		return &e.Decision, e.Cost
 	})
 	return sum, decided
 }

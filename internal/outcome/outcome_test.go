@@ -57,10 +57,11 @@ func addAt(o *Outcome, n int, of func(i int) Entry, show Families, at time.Time,
 }
 
 var (
-	roomy = limiter.Decision{Size: 100, Remaining: 90, Clear: 10 * time.Second}
-	tight = limiter.Decision{Size: 5, Remaining: 1, Clear: 4 * time.Second}
-	full  = limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, RetryAfter: 900 * time.Millisecond}
-	never = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
+	roomy           = limiter.Decision{Size: 100, Remaining: 90, Clear: 10 * time.Second}
+	tight           = limiter.Decision{Size: 5, Remaining: 1, Clear: 4 * time.Second}
+	tightForMinutes = limiter.Decision{Size: 5, Remaining: 1, Clear: 4 * time.Minute}
+	full            = limiter.Decision{Denied: true, Size: 8, Clear: 8 * time.Second, RetryAfter: 900 * time.Millisecond}
+	never           = limiter.Decision{Denied: true, Never: true, Size: 3, Remaining: 3}
 )
 
 // TestNeverAdmittedOutranksRetry guards that a request which one handler denies
@@ -72,7 +73,7 @@ func TestNeverAdmittedOutranksRetry(t *testing.T) {
 		visit{XRateLimit, []string{"full"}, []limiter.Decision{full}},
 		visit{XRateLimit, []string{"never"}, []limiter.Decision{never}},
 	)
-	if got, want := fieldstest.In(h), "limit=8 remaining=0 clear=8.000"; got != want {
+	if got, want := fieldstest.In(h), "limit=3 remaining=3 clear=8.000"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -182,7 +183,7 @@ func TestJitterOfSeveralHandlers(t *testing.T) {
 }
 
 // TestReset guards the time that {http.rate_limit.reset} and reset_at tell: both the same
-// one, rounded up, of the limits with the least room, and none that is out of range.
+// one, rounded up, of the limit that decides, and none that is out of range.
 func TestReset(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_800_000_000, int64(300*time.Millisecond))
@@ -200,7 +201,7 @@ func TestReset(t *testing.T) {
 		{"a window ends on the second", []Entry{{Limit: window, Decision: limiter.Decision{Size: 10, Remaining: 4, Clear: 1700 * time.Millisecond}}}, 0, "2 1800000002"},
 		{"an empty window by the clock", []Entry{{Limit: clock, Decision: limiter.Decision{Size: 10, Remaining: 10}}}, 0, "57600 1800057600"},
 		{"the least room", []Entry{{Limit: limitOf(100), Decision: roomy}, {Limit: limitOf(5), Decision: tight}}, 0, "1 1800000002"},
-		{"equal room, the longest", []Entry{{Limit: limitOf(5), Decision: tight}, {Limit: limitOf(5, time.Minute), Decision: tight}}, 0, "60 1800000061"},
+		{"equal room, the one that takes longer", []Entry{{Limit: limitOf(5), Decision: tight}, {Limit: limitOf(5, time.Minute), Decision: tightForMinutes}}, 0, "60 1800000061"},
 		{"denied", []Entry{{Limit: limitOf(8), Decision: full}}, 0, "1 1800000002"},
 		{"never", []Entry{{Limit: limitOf(3), Decision: never}}, 0, "3 1800000004"},
 		{"requests in progress", []Entry{{Policy: &Policy{Concurrency: true}, Limit: limitOf(5), Decision: tight}}, 0, "0 1800000001"},
@@ -306,7 +307,7 @@ func TestPlaceholders(t *testing.T) {
 		{"equal room", []limiter.Decision{tight, tight}, []string{"a", "5", "1", "4.000", "0", "false", ""}},
 		{"denied", []limiter.Decision{tight, full}, []string{"b", "8", "0", "8.000", "1", "true", "b"}},
 		{"never", []limiter.Decision{never}, []string{"a", "3", "3", "0.000", "", "true", "a"}},
-		{"never and denied", []limiter.Decision{full, never}, []string{"b", "3", "0", "8.000", "", "true", "b"}},
+		{"never and denied", []limiter.Decision{full, never}, []string{"b", "3", "3", "8.000", "", "true", "b"}},
 	} {
 		paths := []string{"a", "b"}[:len(tc.decisions)]
 		_, repl, _ := outcomeOfVisits(visit{0, paths, tc.decisions}) // headers off hides nothing here

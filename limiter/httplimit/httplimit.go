@@ -90,7 +90,7 @@ func New(opt Options) (func(http.Handler) http.Handler, error) {
 		m.holds = m.holds || inProgress
 	}
 	// What no store could decide is an error here, and not of each request.
-	if _, _, err := m.take(context.Background(), limiter.NewMemory(), func(Limit) string { return "" }); err != nil {
+	if _, _, err := m.take(context.Background(), limiter.NewMemory(), m.buckets(func(Limit) string { return "" })); err != nil {
 		return nil, fmt.Errorf("httplimit: %w", err)
 	}
 	return m.wrap, nil
@@ -109,14 +109,15 @@ type middleware struct {
 func (m *middleware) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at := time.Now()
-		decisions, done, err := m.take(r.Context(), m.store, func(l Limit) string { return l.Key(r) })
+		buckets := m.buckets(func(l Limit) string { return l.Key(r) })
+		decisions, done, err := m.take(r.Context(), m.store, buckets)
 		if err != nil {
 			w.Header().Set("Cache-Control", "no-store")
 			http.Error(w, "The rate limiter is unavailable.", http.StatusServiceUnavailable)
 			return
 		}
 		defer done()
-		sum := limiter.Summarize(decisions)
+		sum := limiter.Summarize(buckets, decisions)
 		m.setFields(w.Header(), decisions, sum.Denied, at)
 		if !sum.Denied {
 			next.ServeHTTP(w, r)
@@ -133,12 +134,17 @@ func (m *middleware) wrap(next http.Handler) http.Handler {
 	})
 }
 
-// take decides one request. done ends it: it is no longer in progress.
-func (m *middleware) take(ctx context.Context, store limiter.Store, key func(Limit) string) (decisions []limiter.Decision, done func(), err error) {
+// buckets returns the buckets of one request.
+func (m *middleware) buckets(key func(Limit) string) []limiter.Bucket {
 	buckets := make([]limiter.Bucket, len(m.limits))
 	for i, l := range m.limits {
 		buckets[i] = limiter.Bucket{Name: l.Name, Key: key(l), Limit: l.Limit, Cost: 1, Hold: m.inProgress[i]}
 	}
+	return buckets
+}
+
+// take decides one request. done ends it: it is no longer in progress.
+func (m *middleware) take(ctx context.Context, store limiter.Store, buckets []limiter.Bucket) (decisions []limiter.Decision, done func(), err error) {
 	var held *limiter.Held
 	if m.holds {
 		held = new(limiter.Held)
