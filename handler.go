@@ -30,14 +30,15 @@ import (
 // in templates, are not limited. Configs of mholt/caddy-ratelimit can be loaded as they
 // are, see `rate_limits`.
 //
-// The handler sets these placeholders. If a request passes several `rate_limit`
-// handlers, they show the tightest of all limits:
+// The handler sets these placeholders. If several limits apply, they show the one that
+// denied the request (of several, the one with the longest wait) or, if it was admitted,
+// the one that would admit the fewest more requests of the same cost:
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.rate_limit.limit}` | The path of the limit that decided: if the request was denied, the limit that denied it (of several, the one with the longest wait), otherwise the one with the least room
+// `{http.rate_limit.limit}` | The path of that limit
 // `{http.rate_limit.size}` | The size of that limit's bucket
-// `{http.rate_limit.remaining}` | The units for which the fullest bucket still has room
+// `{http.rate_limit.remaining}` | The units for which that bucket still has room
 // `{http.rate_limit.clear}` | The seconds until all buckets are empty
 // `{http.rate_limit.retry_after}` | The whole seconds until all limits would admit the same request; `0` if it was admitted, empty if they never will
 // `{http.rate_limit.reset}` | The whole seconds over which to spend what remains, or until there is room if nothing does; if the request was denied, the wait

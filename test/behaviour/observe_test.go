@@ -1,7 +1,9 @@
 package behaviour
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -68,6 +70,84 @@ func TestAccessLog(t *testing.T) {
 	for _, e := range s.Entries() {
 		if strings.Contains(e.Text(), "secret-") {
 			t.Errorf("the log has a key: %v", e)
+		}
+	}
+}
+
+// TestLimitThatBindsIsShown guards that all that is said of a request is of one limit, where
+// units differ: the one that allows the fewest more such requests or, if it was denied, the one
+// that denied it. Places are shown only where they are what is short.
+func TestLimitThatBindsIsShown(t *testing.T) {
+	spans := sitetest.CollectSpans(t)
+	limits := func(headers string) string {
+		return `
+			key {query.k}
+			log
+			headers ` + headers + `
+			limit volume {
+				size 1000000
+				drip_rate 5m
+				cost {query.cost}
+			}
+			limit parallel {
+				concurrency 5
+			}`
+	}
+	const shown = `"{http.rate_limit.limit} {http.rate_limit.size} {http.rate_limit.remaining}"`
+	s := sitetest.Start(t, `
+		tracing
+		header >seen `+shown+`
+		rate_limit /x {`+limits("x-ratelimit")+`
+		}
+		rate_limit /github {`+limits("github")+`
+		}
+		respond admitted
+		handle_errors {
+			header seen `+shown+`
+			respond {http.rate_limit.exceeded.name}
+		}
+	`)
+	for _, tc := range []struct {
+		path, cost        string
+		status            int
+		limit             string
+		size, remaining   string
+		remainingOfGitHub string // if it is another one
+	}{
+		{"/x", "300000", 200, "volume", "1000000", "700000", ""},
+		{"/x", "300000", 200, "volume", "1000000", "400000", ""},
+		{"/x", "1", 200, "parallel", "5", "4", ""},
+		{"/x", "0", 200, "parallel", "5", "4", ""},
+		{"/x", "300000", 200, "volume", "1000000", "99999", ""},
+		{"/x", "300000", 429, "volume", "1000000", "99999", ""},
+		{"/x", "1000001", 429, "volume", "1000000", "99999", ""},
+		{"/github", "300000", 200, "volume", "1000000", "700000", ""},
+		{"/github", "1", 200, "parallel", "5", "4", ""},
+		{"/github", "700000", 429, "volume", "1000000", "699999", "0"},
+	} {
+		name := tc.path + " " + tc.cost
+		a := s.Get(tc.path + "?k=" + tc.path[1:] + "&cost=" + tc.cost)
+		if a.StatusCode != tc.status || tc.status == 429 && a.Text != tc.limit {
+			t.Errorf("%s: got %d %q, want %d", name, a.StatusCode, a.Text, tc.status)
+		}
+		if got, want := a.Header.Get("Seen"), tc.limit+" "+tc.size+" "+tc.remaining; got != want {
+			t.Errorf("%s: placeholders are %q, want %q", name, got, want)
+		}
+		fields := a.Header.Get("X-RateLimit-Limit") + " " + a.Header.Get("X-RateLimit-Remaining")
+		if want := tc.size + " " + cmp.Or(tc.remainingOfGitHub, tc.remaining); fields != want {
+			t.Errorf("%s: header fields are %q, want %q", name, fields, want)
+		}
+		logged := s.LastAccess()["rate_limit"].(map[string]any)
+		if got, want := fmt.Sprintf("%v %.0f", logged["limit"], logged["remaining"]), tc.limit+" "+tc.remaining; got != want {
+			t.Errorf("%s: the access log has %q, want %q", name, got, want)
+		}
+		select {
+		case span := <-spans:
+			if _, value, _ := strings.Cut(span, "caddy.rate_limit.limit"); !strings.Contains(value[:min(len(value), 20)], tc.limit) {
+				t.Errorf("%s: the span has %q, want %s", name, value, tc.limit)
+			}
+		case <-time.After(sitetest.Patience):
+			t.Fatalf("%s: no span", name)
 		}
 	}
 }
