@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -319,4 +321,36 @@ func ExampleKeeper() {
 	// <nil>
 	// denied true retry in 1h0m0s
 	// denied false retry in 0s
+}
+
+// TestInBubble guards what docs/library.md says of tests with package synctest: a Memory and Wait
+// take the bubble's clock, and a Redis leaves no goroutine behind, which would make Test panic.
+func TestInBubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mail := limiter.Limiter{Store: limiter.NewMemory(), Limit: limiter.Every(time.Hour)}
+		start := time.Now()
+		for range 3 {
+			if err := mail.Wait(t.Context(), "alex"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if waited := time.Since(start); waited != 2*time.Hour {
+			t.Errorf("three mails took %v", waited)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		store, err := limiter.NewRedis(limiter.RedisOptions{Addresses: []string{"127.0.0.1:1"}, Fallback: limiter.NewMemory()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		api := limiter.Limiter{Store: store, Limit: limiter.PerMinute(1)}
+		for _, denied := range []bool{false, true} {
+			if d, err := api.Allow(t.Context(), "alex"); err != nil || d.Denied != denied {
+				t.Errorf("got %v, %v, want %t", d.Denied, err, denied)
+			}
+		}
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }

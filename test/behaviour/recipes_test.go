@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -126,7 +127,9 @@ func TestRecipes(t *testing.T) {
 		"An allow list":                         recipeAllowList,
 		"Plans that change without a reload":    recipePlans,
 		"Scanners":                              recipeScanners,
-		"WordPress":                             recipeWordPress,
+		"Logins of applications":                recipeApplications,
+		"Errors that cost more":                 recipeWeights,
+		"A challenge instead of a denial":       recipeChallenge,
 		"gRPC":                                  recipeGRPC,
 		"Scrapers":                              recipeScrapers,
 		"JSON for denied requests":              recipeProblem,
@@ -442,12 +445,127 @@ func recipeScanners(r recipe) {
 	r.want("what comes then", s.Statuses(3, "GET", "/"), "map[429:3]")
 }
 
-func recipeWordPress(r recipe) {
-	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
-	r.want("right passwords", s.Statuses(10, "POST", "/wp-login.php?status=302"), "map[302:10]")
-	r.want("the form", s.Statuses(10, "GET", "/wp-login.php"), "map[200:10]")
-	r.want("wrong passwords", s.Statuses(7, "POST", "/wp-login.php"), "map[200:5 429:2]")
-	r.want("the page by another path", s.Statuses(3, "POST", "/wp-login.php/x"), "map[429:3]")
+// recipeApplications sends what the programs' own clients send, to stand-ins that answer as the
+// programs do.
+func recipeApplications(r recipe) {
+	const password = "Authorization: Basic YWxpY2U6Z3Vlc3M="
+	for _, tc := range []struct {
+		host, method, path string
+		header             []string
+		wrong, right       string // what the stand-in answers: a status and a Location
+		guesses            string
+		steps              string // of ten right ones
+	}{
+		{"vault", "POST", "/identity/connect/token", nil, "400", "200", "map[400:10 429:2]", "map[200:10]"},
+		{"cloud", "POST", "/login", nil, "303 /login?user=alice&direct=1", "303 /apps/dashboard/", "map[303:10 429:2]", "map[303:10]"},
+		{"cloud", "POST", "/index.php/login", nil, "303 http://cloud/index.php/login?user=alice", "303 /login/challenge/totp", "map[303:10 429:2]", "map[303:10]"},
+		{"cloud", "PROPFIND", "/remote.php/dav/files/alice/", []string{password}, "401", "207", "map[401:12]", "map[207:10]"},
+		{"media", "POST", "/users/authenticatebyname", nil, "401", "200", "map[401:10 429:2]", "map[200:10]"},
+		{"git", "POST", "/user/login", nil, "200", "303 /", "map[200:10 429:2]", "map[303:10]"},
+		{"git", "GET", "/alice/x.git/info/refs", []string{password}, "401", "200", "map[401:12]", "map[200:10]"},
+		{"home", "POST", "/auth/login_flow/1f", nil, "200", "200", "map[429:12]", "map[200:10]"},
+		{"blog", "POST", "/wp-login.php", nil, "200", "302 /wp-admin/", "map[200:5 429:7]", "map[302:10]"},
+	} {
+		r.sub(tc.host+tc.path, func(r recipe) {
+			var answer atomic.Value
+			upstream := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, _ *http.Request) {
+				status, location, redirects := strings.Cut(answer.Load().(string), " ")
+				if redirects {
+					w.Header().Set("Location", location)
+				}
+				n, _ := strconv.Atoi(status)
+				w.WriteHeader(n)
+			})
+			s := sitetest.StartConfig(r.t, siteAt(r, tc.host+".example.com", upstream))
+			s.Client.CheckRedirect = stayHere
+			answer.Store(tc.right)
+			r.want("the right password", s.Statuses(10, tc.method, tc.path, tc.header...), tc.steps)
+			answer.Store(tc.wrong)
+			r.want("wrong ones", s.Statuses(12, tc.method, tc.path, tc.header...), tc.guesses)
+			if tc.header != nil {
+				r.want("clients that have sent no password yet", s.Statuses(60, tc.method, tc.path), "map[401:60]")
+				r.want("more wrong ones", s.Statuses(39, tc.method, tc.path, tc.header...), "map[401:38 429:1]")
+			}
+			answer.Store("200")
+			r.want("the rest of the site", s.Statuses(20, "GET", "/"), "map[200:20]")
+		})
+	}
+}
+
+// stayHere makes a client show redirects instead of following them.
+func stayHere(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// siteAt returns the site with an address, of a recipe that has several.
+func siteAt(r recipe, address, upstream string) sitetest.Config {
+	r.t.Helper()
+	_, rest, found := strings.Cut(r.config(1).Site, address+" {\n")
+	site, _, _ := strings.Cut(rest, "\n}\n")
+	if !found {
+		r.t.Fatalf("there is no site %s", address)
+	}
+	return sitetest.Config{Site: regexp.MustCompile(`localhost:\d+`).ReplaceAllLiteralString(site, upstream)}
+}
+
+func recipeWeights(r recipe) {
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind), "reverse_proxy 127", "respond /own 401\nreverse_proxy 127")
+	for query, want := range map[string]string{
+		"status=401": "map[401:15 429:5]", "status=403": "map[403:15 429:5]", "status=404": "map[404:60 429:5]",
+		"": "map[200:300 429:5]", "status=500": "map[429:5 500:300]",
+	} {
+		n := 0
+		for _, count := range regexp.MustCompile(`:(\d+)`).FindAllStringSubmatch(want, -1) {
+			times, _ := strconv.Atoi(count[1])
+			n += times
+		}
+		r.want(query, s.Statuses(n, "GET", "/?"+query), want)
+		s.Clock.Advance(time.Hour)
+	}
+	r.want("what Caddy responds itself", s.Statuses(20, "GET", "/own"), "map[401:20]")
+	r.want("its units", levelOf(r.t, "site", "127.0.0.1").Units, 20)
+}
+
+func recipeChallenge(r recipe) {
+	const solved = "Cookie: solved=1"
+	anubis := sitetest.NewUpstream(r.t, func(w http.ResponseWriter, req *http.Request) {
+		switch c, _ := req.Cookie("solved"); {
+		case req.URL.Path != "/.within.website/x/cmd/anubis/api/check":
+			fmt.Fprint(w, "challenge for ", req.URL.Query().Get("redir"))
+		case c == nil:
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	r.sub("above the limit", func(r recipe) {
+		s := r.start(1, "localhost:8923", anubis, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+		s.Client.CheckRedirect = stayHere
+		r.want("within the limit", s.Statuses(100, "GET", "/"), "map[200:100]")
+		a := s.Get("/page?a=1&b=2")
+		r.want("above it", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Location")), "302 /.within.website/?redir=%2Fpage%3Fa%3D1%26b%3D2")
+		r.want("the challenge", s.Get(a.Header.Get("Location")).Text, "challenge for /page?a=1&b=2")
+		r.want("after it", s.Statuses(998, "GET", "/", solved), "map[200:998]")
+		r.want("beyond soft", s.Statuses(3, "GET", "/", solved), "map[429:3]")
+		s.Clock.Advance(110 * time.Second)
+		r.want("within the limit again", s.Get("/").StatusCode, 200)
+	})
+	r.sub("under load", func(r recipe) {
+		upstream, arrived, release := blocking(r.t)
+		c := r.config(1, "localhost:8923", anubis, "localhost:9000", upstream, "size 100", "size 10",
+			"vars {http.rate_limit.over} site", "vars {http.rate_limit.over} site\nexpression {http.rate_limit.dry_run} == \"upstream\"")
+		c.Site = strings.Replace(c.Site, "@challenged {", r.config(2, "concurrency auto", "concurrency auto {\nmax 4\n}").Site+"@challenged {", 1)
+		s := sitetest.StartConfig(r.t, c)
+		s.Client.CheckRedirect = stayHere
+		r.want("above the limit while the upstream is idle", s.Statuses(20, "GET", "/"), "map[200:20]")
+		var slow sync.WaitGroup
+		for range 4 {
+			slow.Go(func() { s.Get("/slow", solved) })
+			<-arrived
+		}
+		r.want("above it while it is busy", s.Statuses(5, "GET", "/"), "map[302:5]")
+		r.want("who has solved it", s.Statuses(5, "GET", "/", solved), "map[200:5]")
+		release()
+		slow.Wait()
+		s.Clock.Advance(time.Hour)
+		r.want("within the limit", s.Get("/").StatusCode, 200)
+	})
 }
 
 func recipeGRPC(r recipe) {
