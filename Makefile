@@ -171,7 +171,7 @@ release-check: check dist
 # The tests start Redis servers of their own, the benchmarks a load generator,
 # and the race detector needs a C compiler. All come from the distribution.
 programs:
-	@for p in redis-server wrk gcc; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+	@for p in redis-server wrk gcc jq; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
 		test -z "$$missing" || { apt-get update && \
 			apt-get install -y --no-install-recommends $$missing libc6-dev; }
 

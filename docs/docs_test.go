@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -187,8 +188,9 @@ func validateShell(t *testing.T, code string) error {
 		if _, err := os.Stat(dir); err != nil {
 			return err
 		}
-		// The last six prepare the unit, see TestUnit in test/operation, or Debian's package.
-		known := []string{"make", "xcaddy", "cd", "go", "caddy", "install", "groupadd", "useradd", "systemctl", "dpkg-divert", "update-alternatives"}
+		// The last six prepare the unit, see TestUnit in test/operation, or Debian's package; of jq
+		// see TestDeniedInAccessLog.
+		known := []string{"make", "xcaddy", "cd", "go", "caddy", "jq", "install", "groupadd", "useradd", "systemctl", "dpkg-divert", "update-alternatives"}
 		if !slices.Contains(known, words[0]) {
 			return fmt.Errorf("no test knows the command %s", words[0])
 		}
@@ -214,6 +216,27 @@ func validateGo(t *testing.T, code string) error {
 		return errors.New("it is not part of example_test.go of limiter or httplimit")
 	}
 	return nil
+}
+
+// TestDeniedInAccessLog guards the command in docs/going-live.md that counts denials by limit and
+// client: it finds those of the site above it in its access log.
+func TestDeniedInAccessLog(t *testing.T) {
+	blocks := doctest.Blocks(t, "docs/going-live.md")
+	site, ok := strings.CutPrefix(blocks[0].Code, "example.com {\n\tlog\n")
+	if !ok {
+		t.Fatalf("the site is another one:\n%s", blocks[0].Code)
+	}
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) })
+	s := sitetest.Start(t, strings.ReplaceAll(strings.TrimSuffix(site, "}\n"), "localhost:9000", upstream))
+	for range 103 {
+		s.Get("/")
+	}
+	s.Entries()
+	command := strings.NewReplacer("access.log", s.LogPath, "T15", "T").Replace(blocks[1].Code)
+	out, err := exec.Command("sh", "-c", command).CombinedOutput()
+	if want := regexp.MustCompile(`^ *3 \d{4}-\d\d-\d\dT\d\d\tsite\t127\.0\.0\.1\n$`); err != nil || !want.Match(out) {
+		t.Errorf("got %q, %v, want three denials by site", out, err)
+	}
 }
 
 // TestDocumentedSyntax guards that the summary of the directive's syntax has the

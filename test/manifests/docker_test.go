@@ -29,7 +29,7 @@ func TestDockerfiles(t *testing.T) {
 	released := submatch(read(t, root, "CHANGELOG.md"), `(?m)^## (\d+\.\d+\.\d+)`)
 
 	for name, want := range map[string]string{
-		"Dockerfile": "RUN XCADDY_SETCAP=0 xcaddy build " + caddy + " --with " + module + "@v" + released,
+		"Dockerfile": "RUN XCADDY_SETCAP=0 xcaddy build " + caddy + " $PLUGINS --with " + module + "@v" + released,
 		"checkout.Dockerfile": "go tool -modfile=tools/go.mod xcaddy " +
 			strings.NewReplacer("$(CADDY_VERSION)", caddy, "$(COMMIT)", "v0.0.0", "./caddy", "/usr/bin/caddy").Replace(build),
 	} {
@@ -53,7 +53,7 @@ func TestDockerfiles(t *testing.T) {
 				if from, ok := strings.CutPrefix(f[1], "--from="); ok && !stages[from] {
 					t.Errorf("%s: there is no stage %s", name, from)
 				}
-			case "ENV", "WORKDIR":
+			case "ARG", "ENV", "WORKDIR":
 			default:
 				t.Errorf("%s: no test knows the instruction %s", name, f[0])
 			}
