@@ -233,7 +233,7 @@ func TestDeniedInAccessLog(t *testing.T) {
 	}
 	s.Entries()
 	command := strings.NewReplacer("access.log", s.LogPath, "T15", "T").Replace(blocks[1].Code)
-	out, err := exec.Command("sh", "-c", command).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", command).CombinedOutput()
 	if want := regexp.MustCompile(`^ *3 \d{4}-\d\d-\d\dT\d\d\tsite\t127\.0\.0\.1\n$`); err != nil || !want.Match(out) {
 		t.Errorf("got %q, %v, want three denials by site", out, err)
 	}

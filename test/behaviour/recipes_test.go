@@ -477,7 +477,7 @@ func recipeApplications(r recipe) {
 				w.WriteHeader(n)
 			})
 			s := sitetest.StartConfig(r.t, siteAt(r, tc.host+".example.com", upstream))
-			s.Client.CheckRedirect = stayHere
+			s.Client.CheckRedirect = noRedirects
 			answer.Store(tc.right)
 			r.want("the right password", s.Statuses(10, tc.method, tc.path, tc.header...), tc.steps)
 			answer.Store(tc.wrong)
@@ -492,8 +492,8 @@ func recipeApplications(r recipe) {
 	}
 }
 
-// stayHere makes a client show redirects instead of following them.
-func stayHere(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+// noRedirects makes a client show redirects instead of following them.
+func noRedirects(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // siteAt returns the site with an address, of a recipe that has several.
 func siteAt(r recipe, address, upstream string) sitetest.Config {
@@ -536,7 +536,7 @@ func recipeChallenge(r recipe) {
 	})
 	r.sub("above the limit", func(r recipe) {
 		s := r.start(1, "localhost:8923", anubis, "localhost:9000", sitetest.NewUpstream(r.t, behind))
-		s.Client.CheckRedirect = stayHere
+		s.Client.CheckRedirect = noRedirects
 		r.want("within the limit", s.Statuses(100, "GET", "/"), "map[200:100]")
 		a := s.Get("/page?a=1&b=2")
 		r.want("above it", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Location")), "302 /.within.website/?redir=%2Fpage%3Fa%3D1%26b%3D2")
@@ -552,7 +552,7 @@ func recipeChallenge(r recipe) {
 			"vars {http.rate_limit.over} site", "vars {http.rate_limit.over} site\nexpression {http.rate_limit.dry_run} == \"upstream\"")
 		c.Site = strings.Replace(c.Site, "@challenged {", r.config(2, "concurrency auto", "concurrency auto {\nmax 4\n}").Site+"@challenged {", 1)
 		s := sitetest.StartConfig(r.t, c)
-		s.Client.CheckRedirect = stayHere
+		s.Client.CheckRedirect = noRedirects
 		r.want("above the limit while the upstream is idle", s.Statuses(20, "GET", "/"), "map[200:20]")
 		var slow sync.WaitGroup
 		for range 4 {
