@@ -11,12 +11,16 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
+
+// checked returns l as a store gets it, which does not check it again.
+func checked(l limiter.Limit) limiter.Limit { return limiter.Limit(bucket.Limit(l).Checked()) }
 
 // Guards what limit each algorithm makes of its options, through the whole
 // configuration.
@@ -76,8 +80,9 @@ func TestAlgorithms(t *testing.T) {
 			}
 			defer q.Release()
 			got := q.Entries()
-			if len(got) != 1 || got[0].Query.Limit != tc.want || got[0].Query.Cost != 1 {
-				t.Errorf("got %+v, want %+v", got, tc.want)
+			want := checked(tc.want)
+			if len(got) != 1 || got[0].Query.Limit != want || got[0].Query.Cost != 1 {
+				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
 	}
@@ -124,8 +129,9 @@ func TestRates(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(got) != 1 || got[0].Limit != tc.want || !strings.HasPrefix(got[0].Name, "default@") || got[0].Cost != 1 {
-				t.Errorf("got %+v, want %+v", got, tc.want)
+			want := checked(tc.want)
+			if len(got) != 1 || got[0].Limit != want || !strings.HasPrefix(got[0].Name, "default@") || got[0].Cost != 1 {
+				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
 	}
