@@ -190,7 +190,8 @@ func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers bucket.Li
 		size := numbers.Size
 		numbers = bucket.Limit(b.Period.Limit(size, now))
 		numbers.CountDenied = b.Limit.CountDenied
-		return numbers, false, nil
+		numbers, err = b.checked(numbers)
+		return numbers, false, err
 	}
 	b.setAlgorithm(&numbers)
 	if numbers.DripInterval, err = b.Rate.At(repl); err != nil {
