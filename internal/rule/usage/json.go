@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"math/bits"
+	"strings"
 )
 
 // scanner finds numbers in JSON texts that follow one another. It takes them in pieces of any
@@ -20,8 +21,10 @@ type scanner struct {
 	skip   int                 // how many objects and arrays are open that no path leads through
 	at     *node               // of the value that comes next; nil if no path leads there
 	escape bool                // whether the last character of a string was a backslash
-	text   [maxText]byte       // of a name or a number
+	text   [maxText]byte       // of a name or a word
 	length int                 // of it; more than fits if it is too long to matter
+	number value               // at at, which counts if JSON goes on behind it
+	behind behind              // what was read behind a value
 }
 
 // state is what the next byte belongs to.
@@ -31,9 +34,18 @@ const (
 	inValue   state = iota // a value, or what is before it
 	inObject               // what is before a name or the end of an object
 	inName                 // a name of an object that a path leads through
-	inNumber               // a number that is wanted
+	inWord                 // a value that is wanted: a number, if it is one
 	inString               // any other string
 	inSkipped              // an object or array that no path leads through
+)
+
+// behind is what is between a value of an object and what comes next there.
+type behind uint8
+
+const (
+	nothing behind = iota
+	comma
+	other // which JSON does not have there
 )
 
 const (
@@ -54,6 +66,7 @@ func newScanner(p *Plan) scanner {
 // reset prepares for the next text, also if the last one has not ended.
 func (s *scanner) reset() {
 	s.state, s.depth, s.array, s.skip, s.at, s.escape = inValue, 0, false, 0, &s.plan.root, false
+	s.number.found, s.behind = false, nothing
 }
 
 // write scans more.
@@ -69,8 +82,8 @@ func (s *scanner) write(b []byte) {
 			n = s.name(b)
 		case inString:
 			n = s.string(b)
-		case inNumber:
-			n = s.number(b)
+		case inWord:
+			n = s.word(b)
 		case inSkipped:
 			n = s.skipped(b)
 		}
@@ -83,7 +96,7 @@ func (s *scanner) write(b []byte) {
 func (s *scanner) value(b []byte) int {
 	for i, c := range b {
 		switch {
-		case c <= ' ', c == ':':
+		case isSpace(c), c == ':':
 			continue
 		case c == '"':
 			s.state = inString
@@ -98,8 +111,8 @@ func (s *scanner) value(b []byte) int {
 			continue
 		case c == '{', c == '[':
 			s.skip, s.state = 1, inSkipped
-		case s.at != nil && len(s.at.counters) > 0 && isNumeric(c):
-			s.length, s.state = 0, inNumber
+		case s.at != nil && len(s.at.counters) > 0:
+			s.length, s.state = 0, inWord
 			return i
 		case s.depth == 0:
 			continue // between texts, or an element that is no object
@@ -124,17 +137,36 @@ func (s *scanner) ended() {
 // object looks for the next name, or the end of the object.
 func (s *scanner) object(b []byte) int {
 	for i, c := range b {
-		switch c {
-		case '"':
+		switch {
+		case c == '"':
+			s.settle(comma)
 			s.length, s.state = 0, inName
 			return i + 1
-		case '}':
+		case c == '}':
+			s.settle(nothing)
 			s.depth--
 			s.ended()
 			return i + 1
+		case c == ',' && s.behind == nothing:
+			s.behind = comma
+		case !isSpace(c):
+			s.behind = other
 		}
 	}
 	return len(b)
+}
+
+// settle counts the number that was read last, if that is followed by what JSON has there:
+// 1,000 is none.
+func (s *scanner) settle(want behind) {
+	if s.number.found && s.behind == want {
+		for _, i := range s.at.counters {
+			if v := &s.values[i]; !v.found || s.number.digits > 0 { // APIs that repeat numbers may send 0 for those that they have sent
+				*v = s.number
+			}
+		}
+	}
+	s.number.found, s.behind = false, nothing
 }
 
 // name goes on to the end of a name, or of b.
@@ -188,20 +220,15 @@ func (s *scanner) escapes(b []byte) bool {
 	return odd != (n == 0 && s.escape)
 }
 
-// number goes on to the end of a number, or of b.
-func (s *scanner) number(b []byte) int {
-	n := bytes.IndexFunc(b, func(c rune) bool { return c > 'z' || !isNumeric(byte(c)) })
+// word goes on to the end of a value that is no string, object or array, or of b.
+func (s *scanner) word(b []byte) int {
+	n := bytes.IndexFunc(b, endsWord)
 	if n < 0 {
 		s.keep(b)
 		return len(b)
 	}
-	s.keep(b[:n])
-	if d, ok := parseDecimal(string(s.kept())); ok {
-		for _, i := range s.at.counters {
-			if v := &s.values[i]; !v.found || d.digits > 0 { // APIs that repeat numbers may send 0 for those that they have sent
-				*v = value{d, true}
-			}
-		}
+	if s.keep(b[:n]); s.length <= maxText {
+		s.number.decimal, s.number.found = parseDecimal(string(s.text[:s.length]))
 	}
 	s.ended()
 	return n
@@ -252,7 +279,7 @@ func structural(b []byte) int {
 	return i
 }
 
-// keep keeps more of a name or number.
+// keep keeps more of a name or a word.
 func (s *scanner) keep(b []byte) {
 	if s.length < maxText {
 		copy(s.text[s.length:], b)
@@ -260,7 +287,7 @@ func (s *scanner) keep(b []byte) {
 	s.length += len(b)
 }
 
-// kept returns the name or number that was kept, or nothing if it is too long.
+// kept returns the name that was kept, or nothing if it is too long.
 func (s *scanner) kept() []byte {
 	if s.length > maxText {
 		return nil
@@ -276,7 +303,8 @@ func (s *scanner) kept() []byte {
 	return text
 }
 
-// isNumeric reports whether c may be a part of a number.
-func isNumeric(c byte) bool {
-	return '0' <= c && c <= '9' || c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E'
-}
+// endsWord reports whether c ends a value that is no string, object or array.
+func endsWord(c rune) bool { return strings.ContainsRune(" \t\r\n,:\"{}[]", c) }
+
+// isSpace reports whether c may be between the parts of a text.
+func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }

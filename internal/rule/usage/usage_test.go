@@ -102,6 +102,10 @@ func TestCost(t *testing.T) {
 		{"json a", `{"a":1e400}`, 1<<63 - 1},
 		{"json a", `{"a":1e-99999999999999999999}`, 1},
 		{"json a", `{"a":1e}`, -1},
+		{"json a", `{"a":0x10}`, -1},
+		{"json a", `{"a":1,000}`, -1},
+		{"json a", `{"a":7}{"a":1,}{"a":1 "b":2}{"a":`, 7},
+		{"json a", `{"a":1,"b":{"c":2},"b":[],"b":"", "a": 3 , "c":true}`, 3},
 		{"json a", `{"a":` + strings.Repeat("9", 100) + `}`, 1<<63 - 1},
 		{"json a", `{"a":` + strings.Repeat("9", maxText+1) + `}`, -1},
 		{"json a", `{"` + strings.Repeat("x", 5000) + `":1,"a":2}`, 2},
@@ -131,6 +135,40 @@ func TestCost(t *testing.T) {
 				t.Errorf("%s of %.60q in pieces of %d: got %d, %t, want %d", tc.says, tc.body, size, got, found, tc.want)
 			}
 		}
+	}
+}
+
+// TestNumbersAreThoseOfJSON guards that what JSON does not take for a number is none, rather than
+// the part of it that is: 0x10, 1_000, 1,000, +1 and whatever else there is of a few characters.
+func TestNumbersAreThoseOfJSON(t *testing.T) {
+	t.Parallel()
+	const characters = "019+-.eExn_', \t\\\x01"
+	cost := costOf(t, "json a")
+	valid := 0
+	var form func(text string)
+	form = func(text string) {
+		for _, body := range []string{`{"a":` + text + `}`, `{"a":` + text + `,"b":1}`} {
+			b := cost.Plan().NewBody(nil)
+			b.Write([]byte(body))
+			_, found := cost.In(b)
+			if want := json.Valid([]byte(body)) && !strings.HasPrefix(strings.TrimLeft(text, " \t"), "-"); found != want {
+				t.Errorf("%q: found %t, want %t", body, found, want)
+			} else if want {
+				valid++
+			}
+		}
+		for i := 0; i < len(characters) && len(text) < 4; i++ {
+			form(text + characters[i:i+1])
+		}
+	}
+	for i := range len(characters) {
+		form(characters[i : i+1])
+	}
+	for _, text := range []string{"0x10", "1_000", "1'000", "1 000", "1,000", "1, 000", "NaN", "Infinity", "1e5.5", "1.2.3", "10 tokens", "1/*x*/", "１", "1\u00a0", "1;"} {
+		form("  " + text)
+	}
+	if valid == 0 {
+		t.Error("there is no number")
 	}
 }
 
