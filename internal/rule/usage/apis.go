@@ -33,5 +33,21 @@ var apis = []struct{ name, says string }{
 	{"llama.cpp", "tokens_evaluated tokens_predicted"},
 }
 
+// lastTexts are names at the top of the last text of a stream, and their values there. Clients
+// need not wait for the end of the stream behind it, and most do not. Gemini has none.
+var lastTexts = map[string][]string{
+	"type": {
+		"response.completed", "response.incomplete", "response.failed", // OpenAI's Responses API
+		"image_generation.completed", "image_edit.completed", "speech.audio.done", "transcript.text.done",
+		"message_stop", // Anthropic
+		"message-end",  // Cohere
+	},
+	"done": {"true"}, // Ollama
+	"stop": {"true"}, // llama.cpp
+}
+
+// doneData are the data of the last event of a stream of OpenAI and of what is compatible with it.
+const doneData = "[DONE]"
+
 // inNames are parts of all their names that are rare in other text, by their first letter too.
 var inNames = []string{"ken", "_count"}

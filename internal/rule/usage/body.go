@@ -13,6 +13,7 @@ type Body struct {
 	events events
 	form   form
 	stream bool  // whether its type is that of events: other text may look like some
+	single bool  // whether its type is that of one JSON text
 	size   int64 // of what was read, decoded
 
 	received atomic.Int64 // bytes, as they were sent
@@ -44,6 +45,8 @@ func (p *Plan) NewBody(h http.Header) *Body {
 	b.events.json = &b.json
 	kind := strings.ToLower(strings.TrimSpace(h.Get("Content-Type")))
 	b.stream = strings.HasPrefix(kind, "text/event-stream")
+	plain, _, _ := strings.Cut(kind, ";")
+	b.single = strings.TrimSpace(plain) == "application/json"
 	for _, prefix := range binaryTypes {
 		if strings.HasPrefix(kind, prefix) {
 			b.why = "bodies of type " + kind + " can't be read: " + remedyMatch
@@ -94,7 +97,7 @@ func (b *Body) read(p []byte) {
 		case ' ', '\t', '\r', '\n', 0xef, 0xbb, 0xbf: // or a byte order mark
 			p = p[1:]
 		case '{', '[':
-			b.form = isJSON
+			b.form, b.json.single = isJSON, b.single
 		case 'd', 'e', 'i', 'r', ':': // data, event, id, retry, or a comment
 			b.form = isEvents
 		default:
@@ -112,6 +115,10 @@ func (b *Body) read(p []byte) {
 
 // Whole reports whether all was read that came. If not, there may be other numbers in the rest.
 func (b *Body) Whole() bool { return b.whole }
+
+// SaysEnd reports whether the last text that came says that nothing comes behind it. Whoever closes
+// the connection then has not left early, and what may be missing of a compressed body is no text.
+func (b *Body) SaysEnd() bool { return b.json.whole }
 
 // bytesPerToken is how many bytes of text a token has about.
 const bytesPerToken = 4

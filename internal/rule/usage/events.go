@@ -10,6 +10,7 @@ type events struct {
 	n     int                  // of field
 	cr    bool                 // whether the last byte was a carriage return, which a line feed may follow
 	data  bool                 // whether the event has data
+	done  int                  // how many bytes of doneData its data begin with; -1 if they have others
 	size  int64                // of all data
 }
 
@@ -53,6 +54,7 @@ func (e *events) write(b []byte) {
 		}
 		if e.state == inData {
 			e.size += int64(len(line))
+			e.matchDone(line)
 			e.json.write(line)
 		}
 		if end == len(b) {
@@ -68,24 +70,47 @@ func (e *events) write(b []byte) {
 func (e *events) between() bool { return e.state == inField && e.n == 0 && !e.data && !e.cr }
 
 // skip skips the events that end in b, if none of them has any of the numbers, as most have none.
+// It leaves the last one with data, which may say that it is the last of all.
 func (e *events) skip(b []byte) []byte {
 	end := bytes.LastIndex(b, []byte("\n\n"))
-	if end < 0 || e.json.plan.mayBeIn(b[:end]) {
+	if end < 0 {
 		return b
 	}
-	for line := range bytes.Lines(b[:end]) {
+	last := bytes.LastIndex(b[:end], []byte("\n"+dataField)) + 1
+	skipped := b[:bytes.LastIndex(b[:last], []byte("\n\n"))+len("\n\n")]
+	if len(skipped) < len("\n\n") || e.json.plan.mayBeIn(skipped) {
+		return b
+	}
+	for line := range bytes.Lines(skipped) {
 		if data, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte(dataField)); ok {
 			e.size += int64(len(bytes.TrimPrefix(data, []byte(" "))))
 		}
 	}
-	return b[end+2:]
+	return b[len(skipped):]
+}
+
+// matchDone goes on with comparing the data of an event with doneData, with which they have to begin.
+func (e *events) matchDone(data []byte) {
+	for _, c := range data {
+		switch {
+		case e.done < 0 || e.done == len(doneData):
+			return
+		case c == doneData[e.done]:
+			e.done++
+		default:
+			e.done = -1
+		}
+	}
 }
 
 // endLine ends a line. An empty one ends the event.
 func (e *events) endLine(empty bool) {
 	switch {
 	case empty && e.data:
-		e.data = false
+		if e.done == len(doneData) {
+			e.json.whole = true
+		}
+		e.data, e.done = false, 0
 		e.json.reset()
 	case e.state == inData:
 		e.json.write([]byte{'\n'}) // the next line goes on with the text

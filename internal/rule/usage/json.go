@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"math/bits"
+	"slices"
 	"strings"
 )
 
@@ -21,10 +22,13 @@ type scanner struct {
 	skip   int                 // how many objects and arrays are open that no path leads through
 	at     *node               // of the value that comes next; nil if no path leads there
 	escape bool                // whether the last character of a string was a backslash
-	text   [maxText]byte       // of a name or a word
+	text   [maxText]byte       // of a name, a mark or a word
 	length int                 // of it; more than fits if it is too long to matter
 	number value               // at at, which counts if JSON goes on behind it
 	behind behind              // what was read behind a value
+	single bool                // whether there is one text only
+	last   bool                // whether the text says that it is the last one
+	whole  bool                // whether nothing comes behind the texts that have ended
 }
 
 // state is what the next byte belongs to.
@@ -34,6 +38,7 @@ const (
 	inValue   state = iota // a value, or what is before it
 	inObject               // what is before a name or the end of an object
 	inName                 // a name of an object that a path leads through
+	inMark                 // a string that may say that the text is the last one
 	inWord                 // a value that is wanted: a number, if it is one
 	inString               // any other string
 	inSkipped              // an object or array that no path leads through
@@ -78,7 +83,7 @@ func (s *scanner) write(b []byte) {
 			n = s.value(b)
 		case inObject:
 			n = s.object(b)
-		case inName:
+		case inName, inMark:
 			n = s.name(b)
 		case inString:
 			n = s.string(b)
@@ -98,20 +103,26 @@ func (s *scanner) value(b []byte) int {
 		switch {
 		case isSpace(c), c == ':':
 			continue
+		case c == '"' && s.at != nil && len(s.at.marks) > 0:
+			s.length, s.state = 0, inMark
 		case c == '"':
 			s.state = inString
 		case c == '{' && s.at != nil && len(s.at.children) > 0:
+			if s.depth == 0 {
+				s.begin()
+			}
 			s.open[s.depth], s.state = s.at, inObject
 			s.depth++
 		case c == '[' && s.depth == 0 && !s.array:
+			s.begin()
 			s.array = true
 			continue
 		case c == ']' && s.depth == 0:
-			s.array = false
+			s.array, s.whole = false, s.whole || s.single
 			continue
 		case c == '{', c == '[':
 			s.skip, s.state = 1, inSkipped
-		case s.at != nil && len(s.at.counters) > 0:
+		case s.at != nil && len(s.at.counters)+len(s.at.marks) > 0:
 			s.length, s.state = 0, inWord
 			return i
 		case s.depth == 0:
@@ -123,6 +134,12 @@ func (s *scanner) value(b []byte) int {
 		return i + 1
 	}
 	return len(b)
+}
+
+// begin begins a text, or an element of one that is an array.
+func (s *scanner) begin() {
+	s.single = s.single && !s.whole
+	s.last, s.whole = false, false
 }
 
 // ended is called behind each value.
@@ -144,7 +161,9 @@ func (s *scanner) object(b []byte) int {
 			return i + 1
 		case c == '}':
 			s.settle(nothing)
-			s.depth--
+			if s.depth--; s.depth == 0 {
+				s.whole = s.last || s.single && !s.array
+			}
 			s.ended()
 			return i + 1
 		case c == ',' && s.behind == nothing:
@@ -169,14 +188,24 @@ func (s *scanner) settle(want behind) {
 	s.number.found, s.behind = false, nothing
 }
 
-// name goes on to the end of a name, or of b.
+// name goes on to the end of a name or a mark, or of b.
 func (s *scanner) name(b []byte) int {
 	end := s.endOfString(b)
 	if s.keep(b[:end]); end == len(b) {
 		return end
 	}
+	if s.state == inMark {
+		s.mark(s.kept())
+		s.ended()
+		return end + 1
+	}
 	s.at, s.state = s.open[s.depth-1].child(s.kept()), inValue
 	return end + 1
+}
+
+// mark notes if the value at at says that the text is the last one.
+func (s *scanner) mark(value []byte) {
+	s.last = s.last || slices.Contains(s.at.marks, string(value))
 }
 
 // string goes on to the end of any other string, or of b.
@@ -228,6 +257,7 @@ func (s *scanner) word(b []byte) int {
 		return len(b)
 	}
 	if s.keep(b[:n]); s.length <= maxText {
+		s.mark(s.text[:s.length])
 		s.number.decimal, s.number.found = parseDecimal(string(s.text[:s.length]))
 	}
 	s.ended()
@@ -279,7 +309,7 @@ func structural(b []byte) int {
 	return i
 }
 
-// keep keeps more of a name or a word.
+// keep keeps more of a name, a mark or a word.
 func (s *scanner) keep(b []byte) {
 	if s.length < maxText {
 		copy(s.text[s.length:], b)
@@ -287,7 +317,7 @@ func (s *scanner) keep(b []byte) {
 	s.length += len(b)
 }
 
-// kept returns the name that was kept, or nothing if it is too long.
+// kept returns the name or mark that was kept, or nothing if it is too long.
 func (s *scanner) kept() []byte {
 	if s.length > maxText {
 		return nil

@@ -46,7 +46,8 @@ func (p *Plan) mayBeIn(text []byte) bool {
 type node struct {
 	names    []string
 	children []*node
-	counters []int // that the number here belongs to
+	counters []int    // that the number here belongs to
+	marks    []string // values that say that the text is the last one
 }
 
 // child returns the node of a name, or nil if no path leads there.
@@ -86,6 +87,9 @@ func IsCost(text string) bool {
 // of the option actual_cost.
 func (p *Plan) Parse(text string) (*Cost, error) {
 	c := &Cost{plan: p}
+	for name, values := range lastTexts {
+		p.at([]string{name}).marks = values
+	}
 	if text == Tokens {
 		for _, part := range inNames {
 			p.hint(part)
@@ -145,19 +149,13 @@ func (p *Plan) counter(paths string) (int, error) {
 		return i, nil
 	}
 	for path := range strings.SplitSeq(paths, "|") {
-		at := &p.root
 		names := strings.Split(path, ".")
 		for _, name := range names {
 			if name == "" || len(name) > maxText/2 || len(names) > maxNames || strings.ContainsFunc(name, notInName) {
 				return 0, option.Bad(optionName, path, "at most 8 names with dots between them, such as usage.total_tokens: it can't be in an array, nor below $")
 			}
-			next := at.child([]byte(name))
-			if next == nil {
-				next = new(node)
-				at.names, at.children = append(at.names, name), append(at.children, next)
-			}
-			at = next
 		}
+		at := p.at(names)
 		at.counters = append(at.counters, p.size)
 		p.hint(names[len(names)-1])
 	}
@@ -167,6 +165,20 @@ func (p *Plan) counter(paths string) (int, error) {
 	p.counters[paths] = p.size
 	p.size++
 	return p.size - 1, nil
+}
+
+// at returns the node of a path, which it makes if there is none.
+func (p *Plan) at(names []string) *node {
+	at := &p.root
+	for _, name := range names {
+		next := at.child([]byte(name))
+		if next == nil {
+			next = new(node)
+			at.names, at.children = append(at.names, name), append(at.children, next)
+		}
+		at = next
+	}
+	return at
 }
 
 // notInName reports whether c can't be in a name of a path. Some of these mean something in

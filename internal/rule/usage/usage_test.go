@@ -138,6 +138,61 @@ func TestCost(t *testing.T) {
 	}
 }
 
+// TestSaysEnd guards which bodies say that nothing comes behind what has come: what a client knows
+// too, which then may leave. What comes nevertheless counts.
+func TestSaysEnd(t *testing.T) {
+	t.Parallel()
+	const sse, lines, whole = "text/event-stream", "application/x-ndjson", "application/json; charset=utf-8"
+	for _, tc := range []struct {
+		kind, body string
+		want       bool
+	}{
+		{sse, "data: {\"a\":1}\n\n", false},
+		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\n", true},
+		{"text/plain", "data:{\"a\":1}\r\n\r\ndata:[DONE]\r\n\r\n: bye\r\n\r\n", true},
+		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\nevent: x\n\n: x\n\n", true},
+		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata: {\"a\":2}\n\n", false},
+		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata: {", false},
+		{sse, "data: [DONE]", false},
+		{sse, "data: [DONE]\n", false},
+		{sse, "data: [DON]\n\n", false},
+		{sse, "data:  [DONE]\n\n", false},
+		{sse, "event: [DONE]\n\n", false},
+		{sse, "data: {\"text\":\"data: [DONE]\"}\n\n", false},
+		{sse, "event: message_stop\ndata: {\"type\":\"message_stop\"}", true},
+		{sse, "data: {\"type\": \"message\\u005fstop\"", false},
+		{sse, "data: {\"type\": \"message\\u005fstop\"}\n\n", true},
+		{sse, "data: {\"type\":\"content_block_stop\"}\n\n", false},
+		{sse, "data: {\"x\":{\"type\":\"message_stop\"},\"y\":[{\"type\":\"message_stop\"}],\"z\":\"\\\"type\\\":\\\"message_stop\\\"\"}\n\n", false},
+		{sse, "data: {\"type\":\"message_stop\"}\n\ndata: {\"type\":\"ping\"}\n\n", false},
+		{sse, "data: {\"type\":\"response.completed\",\"response\":{\"a\":1}", false},
+		{sse, "data: {\"type\":\"response.completed\",\"response\":{\"a\":1}}", true},
+		{sse, "data: {\"index\":0,\"stop\":false}\n\n", false},
+		{sse, "data: {\"index\":0,\"stop\":true}\n\n", true},
+		{lines, "{\"done\":false}\n{\"done\":true", false},
+		{lines, "{\"done\":false}\n{\"done\":true}", true},
+		{lines, "{\"done\":true,\"a\":1}\n{\"done\":false}\n", false},
+		{lines, "{\"done\":truely}\n{\"done\":[true]}\n{\"done\":{\"done\":true}}", false},
+		{lines, "{\"a\":1}", false},
+		{whole, "{\"a\":1", false},
+		{whole, "{\"a\":{\"b\":[]}}", true},
+		{whole, "{\"a\":1}\n{\"a\":2}\n", false}, // no such text after all
+		{whole, "[{\"a\":1},{\"a\":2}", false},
+		{whole, "[{\"a\":1},{\"a\":2}]", true},
+		{whole, "data: {\"a\":1}\n\n", false},
+		{whole, "", false},
+	} {
+		for _, says := range []string{Tokens, "json a", "json done stop type"} {
+			for _, size := range []int{1, 2, 7, 1 << 20} {
+				_, _, b := read(costOf(t, says), http.Header{"Content-Type": {tc.kind}}, []byte(tc.body), size)
+				if b.SaysEnd() != tc.want {
+					t.Errorf("%s of %s %q in pieces of %d: got %t", says, tc.kind, tc.body, size, b.SaysEnd())
+				}
+			}
+		}
+	}
+}
+
 // TestNumbersAreThoseOfJSON guards that what JSON does not take for a number is none, rather than
 // the part of it that is: 0x10, 1_000, 1,000, +1 and whatever else there is of a few characters.
 func TestNumbersAreThoseOfJSON(t *testing.T) {
@@ -312,10 +367,11 @@ func FuzzJSON(f *testing.F) {
 	}
 	cost := costOf(f, "json a b.c usage.total_tokens")
 	f.Fuzz(func(t *testing.T, body []byte, size uint8) {
-		whole, foundWhole, _ := read(cost, nil, body, len(body)+1)
-		got, found, _ := read(cost, nil, body, int(size)+1)
-		if got != whole || found != foundWhole {
-			t.Fatalf("in pieces of %d: got %d, %t, and %d, %t whole", int(size)+1, got, found, whole, foundWhole)
+		whole, foundWhole, atOnce := read(cost, nil, body, len(body)+1)
+		got, found, pieces := read(cost, nil, body, int(size)+1)
+		if got != whole || found != foundWhole || pieces.SaysEnd() != atOnce.SaysEnd() {
+			t.Fatalf("in pieces of %d: got %d, %t, and %d, %t whole; one says that it ends: %t, %t",
+				int(size)+1, got, found, whole, foundWhole, pieces.SaysEnd(), atOnce.SaysEnd())
 		}
 		text := bytes.TrimLeft(body, " \t\r\n")
 		if len(text) == 0 || text[0] != '{' && text[0] != '[' || !json.Valid(body) || repeats(body) {
