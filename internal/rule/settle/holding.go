@@ -156,7 +156,7 @@ func (h *Holding) usageIn(r *http.Request, res *response) (charge int64, why str
 	switch {
 	case !found && res.status >= 400:
 		return 0, "", true
-	case found && res.body.Whole() && (res.state == complete || res.sentWhole()):
+	case found && (res.body.SaysEnd() || res.body.Whole() && (res.state == complete || res.sentWhole())):
 		return n, "", true
 	}
 	charge = max(h.Cost, n, res.body.Estimate(res.length)) // or leaving out the number would buy streams of any length
