@@ -415,6 +415,82 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 	}
 }
 
+// TestTokensOfClientsThatLeave guards what is charged if a client leaves a stream which the upstream
+// holds open, over each version of HTTP and however it is compressed: what the stream has said once
+// it has said that it ends, and until then what was estimated.
+func TestTokensOfClientsThatLeave(t *testing.T) {
+	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := os.ReadFile(apiBodies + filepath.Base(r.URL.Path))
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		if strings.HasSuffix(r.URL.Path, ".ndjson") {
+			w.Header().Set("Content-Type", "application/x-ndjson")
+		}
+		out, flush := io.Writer(w), http.NewResponseController(w).Flush
+		if z := newEncoder(r.URL.Query().Get("encoding"), w); z != nil {
+			w.Header().Set("Content-Encoding", r.URL.Query().Get("encoding"))
+			out, flush = z, func() error { _ = z.Flush(); return http.NewResponseController(w).Flush() }
+		}
+		n, _ := strconv.Atoi(r.URL.Query().Get("n"))
+		for sent := 0; sent < n; sent += 100 {
+			_, _ = out.Write(body[sent:min(sent+100, n)])
+			_ = flush()
+		}
+		<-r.Context().Done()
+	})
+	const estimate = 20_000 // more than any of them
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2c\n}",
+		Site:   strings.Replace(tokenLimit("tokens", "tokens"), "cost 50", fmt.Sprint("cost ", estimate), 1) + "reverse_proxy " + upstream,
+	})
+	h2 := &http.Transport{Protocols: new(http.Protocols), DisableCompression: true}
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	transports := []*http.Transport{{DisableCompression: true, DisableKeepAlives: true}, h2}
+	files, _ := filepath.Glob(apiBodies + "*stream*")
+	if len(files) < 15 {
+		t.Fatalf("there are %d streams", len(files))
+	}
+	for _, file := range files {
+		body, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, end := filepath.Base(file), bytes.LastIndexByte(body, '}')+1
+		says, _ := strconv.ParseInt(strings.TrimSuffix(name[strings.LastIndexByte(name, '-')+1:], filepath.Ext(name)), 10, 64)
+		switch {
+		case bytes.HasSuffix(body, []byte("[DONE]\n\n")):
+			end = len(body)
+		case strings.HasPrefix(name, "gemini"), strings.HasPrefix(name, "code-assist"):
+			end = len(body) + 1 // they do not say it
+		}
+		points := []int{len(body), min(end, len(body)), end - 1, 1 + rand.IntN(end-2), 1 + rand.IntN(end-2)}
+		for i, n := range points {
+			for j, encoding := range []string{"", "gzip", "zstd", "br"} {
+				path := fmt.Sprintf("/%d/%d/%s", i, j, name)
+				req, _ := http.NewRequestWithContext(t.Context(), "GET", s.URL(fmt.Sprintf("%s?n=%d&encoding=%s", path, n, encoding)), nil)
+				res, err := transports[(i+j)%2].RoundTrip(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := io.ReadFull(decodedBody(t, res), make([]byte, n)); err != nil {
+					t.Fatal(path, n, err)
+				}
+				res.Body.Close()
+				want := int64(estimate)
+				if n >= end {
+					want = says
+				}
+				sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
+				if got := levelOf(t, "tokens", path).Units; got != want {
+					t.Errorf("%s, %d of %d bytes, %q: charged %d, want %d", path, n, len(body), encoding, got, want)
+				}
+			}
+		}
+	}
+}
+
 // TestTokensThatAreNotSaid guards what is charged for responses that do not say it, and that
 // there is one warning with a remedy.
 func TestTokensThatAreNotSaid(t *testing.T) {

@@ -53,18 +53,17 @@ func (p *Plan) NewBody(h http.Header) *Body {
 			return b
 		}
 	}
-	encoding := encodingOf(h)
-	open := decoders[encoding]
+	codings := codingsOf(h)
 	switch {
-	case encoding == "":
+	case len(codings) == 0:
 		b.whole = true
-	case open == nil:
-		b.why = "bodies encoded as " + encoding + ` can't be read: have the upstream use gzip, zstd or br, by "header_up Accept-Encoding gzip"`
+	case !canDecode(codings):
+		b.why = "bodies encoded as " + strings.Join(codings, ", ") + ` can't be read: have the upstream use gzip, zstd or br, by "header_up Accept-Encoding gzip"`
 	default:
 		var r *io.PipeReader
 		r, b.pipe = io.Pipe()
 		b.decoded = make(chan struct{})
-		go b.decode(r, open)
+		go b.decode(r, codings)
 	}
 	return b
 }
@@ -89,16 +88,16 @@ func (b *Body) End() {
 }
 
 // read reads more of the decoded text. Which form it has is seen from its first character, as
-// servers call events anything.
+// servers call events anything, and what they call events may be JSON.
 func (b *Body) read(p []byte) {
 	b.size += int64(len(p))
 	for b.form == undecided && len(p) > 0 {
-		switch c := p[0]; c {
-		case ' ', '\t', '\r', '\n', 0xef, 0xbb, 0xbf: // or a byte order mark
+		switch c := p[0]; {
+		case isSpace(c), c == 0xef, c == 0xbb, c == 0xbf: // or a byte order mark
 			p = p[1:]
-		case '{', '[':
+		case c == '{', c == '[':
 			b.form, b.json.single = isJSON, b.single
-		case 'd', 'e', 'i', 'r', ':': // data, event, id, retry, or a comment
+		case b.stream, strings.IndexByte("deir:", c) >= 0: // data, event, id, retry, or a comment
 			b.form = isEvents
 		default:
 			b.form = isText

@@ -3,9 +3,11 @@ package usage
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,27 +19,46 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
+// encoder is what compresses a body.
+type encoder interface {
+	io.WriteCloser
+	Flush() error
+}
+
+// newEncoder returns an encoder that writes to b.
+func newEncoder(encoding string, b *bytes.Buffer) (w encoder) {
+	switch encoding {
+	case "gzip", "x-gzip":
+		w = gzip.NewWriter(b)
+	case "deflate":
+		w = zlib.NewWriter(b)
+	case "raw deflate":
+		w, _ = flate.NewWriter(b, 6)
+	case "br":
+		w = brotli.NewWriterLevel(b, 4)
+	case "zstd":
+		w, _ = zstd.NewWriter(b, zstd.WithEncoderConcurrency(1))
+	}
+	return w
+}
+
+// encodeAndFlush returns body as it is sent before more of it comes.
+func encodeAndFlush(t testing.TB, encoding string, body []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := newEncoder(encoding, &b)
+	_, err := w.Write(body)
+	if err = errors.Join(err, w.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
 // encode returns body as real encoders write it, flushed now and then.
 func encode(t testing.TB, encoding string, body []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	type writer interface {
-		io.WriteCloser
-		Flush() error
-	}
-	var w writer
-	switch encoding {
-	case "gzip", "x-gzip":
-		w = gzip.NewWriter(&b)
-	case "deflate":
-		w = zlib.NewWriter(&b)
-	case "raw deflate":
-		w, _ = flate.NewWriter(&b, 6)
-	case "br":
-		w = brotli.NewWriterLevel(&b, 4)
-	case "zstd":
-		w, _ = zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1))
-	}
+	w := newEncoder(encoding, &b)
 	for part := range bytes.Lines(body) {
 		if _, err := w.Write(part); err != nil {
 			t.Fatal(err)
@@ -73,6 +94,14 @@ func TestEncodings(t *testing.T) {
 		{"br", encode(t, "br", stream), true},
 		{"zstd", encode(t, "zstd", stream), true},
 		{"identity", stream, true},
+		{"gzip, identity", encode(t, "gzip", stream), true},
+		{" ,, Identity\t,x-gzip,", encode(t, "gzip", stream), true},
+		{"identity, identity", stream, true},
+		{"gzip, br", encode(t, "br", encode(t, "gzip", stream)), true},
+		{"br, deflate,zstd", encode(t, "zstd", encode(t, "deflate", encode(t, "br", stream))), true},
+		{"gzip, gzip, gzip, gzip", stream, false},
+		{"gzip, br", encode(t, "gzip", stream), false},
+		{"gzip, compress", encode(t, "gzip", stream), false},
 		{"gzip, br", stream, false},
 		{"compress", stream, false},
 		{"gzip", stream, false}, // it is not
@@ -89,7 +118,7 @@ func TestEncodings(t *testing.T) {
 				t.Errorf("%s: the estimate is %d, want %d at least", tc.header, b.Estimate(0), want)
 			}
 		}
-		if len(tc.body) > 100 && tc.found && tc.header != "identity" {
+		if len(tc.body) > 100 && tc.found && !bytes.Equal(tc.body, stream) {
 			cut := tc.body[:len(tc.body)-20]
 			if _, _, b := read(costOf(t, Tokens), http.Header{"Content-Encoding": {tc.header}}, cut, 100); b.Whole() {
 				t.Errorf("%s: a body that breaks off is whole", tc.header)
@@ -98,6 +127,96 @@ func TestEncodings(t *testing.T) {
 	}
 	if _, _, b := read(costOf(t, Tokens), http.Header{"Content-Encoding": {"gzip"}}, nil, 1); !b.Whole() {
 		t.Error("an empty body is not whole")
+	}
+}
+
+// frameOf returns a frame of zstd with a window of some size.
+func frameOf(t testing.TB, body []byte, window int, options ...zstd.EOption) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z, err := zstd.NewWriter(&b, append(options, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(window))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := len(body) / 2
+	_, _ = z.Write(body[:half])
+	_ = z.Flush() // or a frame that ends soon has a small window
+	_, _ = z.Write(body[half:])
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// TestFrames guards that a body is read whatever the frames of zstd of which it is made, as far as
+// encoders of HTTP may write them: each may have a window of its own, or be one to skip.
+func TestFrames(t *testing.T) {
+	skip := func(length int) []byte {
+		return append([]byte{0x5a, 0x2a, 0x4d, 0x18, byte(length), byte(length >> 8), 0, 0}, make([]byte, length)...)
+	}
+	segments, _ := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithSingleSegment(true))
+	whole := func(body []byte) []byte { return segments.EncodeAll(body, nil) }
+	begin, end := stream[:len(stream)/2], stream[len(stream)/2:]
+	text := make([]byte, 3<<20) // too much for a narrow window, and not to be compressed
+	for i, x := 0, uint32(1); i < len(text); i++ {
+		x = x*1664525 + 1013904223
+		text[i] = 'a' + byte(x>>28)
+	}
+	large := slices.Concat([]byte("data: {\"a\":\""), text, []byte("\"}\n\n"), stream)
+	var bytewise []byte
+	for i := bytes.LastIndex(stream[:len(stream)-300], []byte("data:")); i < len(stream); i++ {
+		bytewise = append(bytewise, whole(stream[i:i+1])...)
+	}
+	for name, tc := range map[string]struct {
+		body  []byte
+		found bool
+	}{
+		"a small window, then a large one": {slices.Concat(frameOf(t, begin, 1<<10), frameOf(t, end, maxWindow)), true},
+		"a large window, then a small one": {slices.Concat(frameOf(t, begin, maxWindow), frameOf(t, end, 1<<10)), true},
+		"the end in the second frame":      {slices.Concat(frameOf(t, large[:len(large)-len(stream)], maxWindow), frameOf(t, stream, 1<<10)), true},
+		"no checksums":                     {slices.Concat(frameOf(t, begin, 1<<10, zstd.WithEncoderCRC(false)), frameOf(t, end, maxWindow, zstd.WithEncoderCRC(false))), true},
+		"frames to skip":                   {slices.Concat(skip(0), frameOf(t, begin, 1<<10), skip(70), skip(0xffff), frameOf(t, end, 1<<20), skip(1)), true},
+		"empty frames":                     {slices.Concat(whole(nil), frameOf(t, nil, 1<<10), whole(begin), frameOf(t, nil, 1<<10), whole(end), whole(nil)), true},
+		"a frame for each byte":            {bytewise, true},
+		"a large segment":                  {whole(large), true},
+		"repeated bytes":                   {slices.Concat(whole(bytes.Repeat([]byte("\n"), 1<<20)), whole(stream)), true},
+		"a window that is too large":       {slices.Concat(frameOf(t, begin, 1<<10), frameOf(t, end, maxWindow<<1)), false},
+		"a segment that is too large":      {slices.Concat(whole(begin), whole(slices.Concat(text, text, text))), false},
+		"something else behind":            {slices.Concat(whole(stream), []byte("x")), false},
+		"a frame to skip that breaks off":  {slices.Concat(whole(stream), skip(100)[:50]), false},
+		"nothing but one to skip":          {skip(10), true},
+	} {
+		for _, size := range []int{1, 7, 4096, 1 << 20} {
+			if size < 100 && len(tc.body) > 1<<20 {
+				continue
+			}
+			units, found, b := read(costOf(t, Tokens), http.Header{"Content-Encoding": {"zstd"}}, tc.body, size)
+			if b.Whole() != tc.found || tc.found && name != "nothing but one to skip" && (!found || units != 77) {
+				t.Errorf("%s in pieces of %d: got %d, %t, whole %t", name, size, units, found, b.Whole())
+			}
+		}
+	}
+	if n := wide.Load(); n != 0 {
+		t.Errorf("%d decoders have a wide window", n)
+	}
+}
+
+// TestWideFramesAreFew guards that no more decoders than maxWide have a large window at once,
+// whichever of their frames has it.
+func TestWideFramesAreFew(t *testing.T) {
+	body := slices.Concat(frameOf(t, stream, 1<<10), frameOf(t, stream, maxWindow))
+	cost := costOf(t, Tokens)
+	for i := range maxWide + 1 {
+		b := cost.Plan().NewBody(http.Header{"Content-Encoding": {"zstd"}})
+		b.Write(body)
+		defer func() {
+			if b.End(); b.Whole() != (i < maxWide) {
+				t.Errorf("body %d is whole: %t", i, b.Whole())
+			}
+		}()
+		for began := time.Now(); i < maxWide && wide.Load() <= int32(i) && time.Since(began) < 10*time.Second; {
+			time.Sleep(time.Millisecond) // until it has come to the second frame
+		}
 	}
 }
 
@@ -113,6 +232,11 @@ func TestBombs(t *testing.T) {
 			t.Errorf("%s: of %d bytes %d were decoded, want at most %d", encoding, len(sent), b.size, most)
 		}
 		t.Logf("%s: of %d bytes %d were decoded in %v", encoding, len(sent), b.size, time.Since(began))
+	}
+	inner := bytes.Repeat([]byte{0, 0, 0, 255, 255}, 4<<20) // blocks of deflate without text
+	_, _, b := read(costOf(t, Tokens), http.Header{"Content-Encoding": {"deflate, zstd"}}, encode(t, "zstd", inner), 1000)
+	if b.Whole() || b.size > 0 {
+		t.Error("what is within has no bound")
 	}
 	var wide bytes.Buffer
 	w := brotli.NewWriterOptions(&wide, brotli.WriterOptions{Quality: 5, LGWin: 24})

@@ -193,6 +193,63 @@ func TestSaysEnd(t *testing.T) {
 	}
 }
 
+// TestEventsOfAnyFields guards that an event stream is read whatever its first line, if its type says
+// what it is, and that other text is not taken for one.
+func TestEventsOfAnyFields(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"x: 1", "x", "Data: 1", "<p>", "\"", "1", "\x01", "é", "=", " : ", "\r\n\r\nx", "\xef\xbb\xbfx: 1", "data", "event: x", "id", "retry: 1", ":"} {
+		for _, kind := range []string{"text/event-stream", "Text/Event-Stream; charset=utf-8", "text/plain"} {
+			for _, size := range []int{1, 5, 1000} {
+				body := first + "\ndata: {\"usage\":{\"total_tokens\":77}}\n\n"
+				units, found, b := read(costOf(t, Tokens), http.Header{"Content-Type": {kind}}, []byte(body), size)
+				want := kind != "text/plain" || strings.Contains("deir:", strings.TrimSpace(first)[:1])
+				if found != want || found && units != 77 || !b.Whole() {
+					t.Errorf("%q as %s in pieces of %d: got %d, %t", body, kind, size, units, found)
+				}
+			}
+		}
+	}
+}
+
+// TestStreamsSayTheirEnd guards behind which byte the streams of all APIs are known to have ended,
+// also compressed, if that breaks off there.
+func TestStreamsSayTheirEnd(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/*stream*")
+	if err != nil || len(files) < 15 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	cost := costOf(t, Tokens)
+	for _, file := range files {
+		body, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := bytes.LastIndexByte(body, '}') + 1
+		switch {
+		case bytes.HasSuffix(body, []byte("[DONE]\n\n")):
+			end = len(body)
+		case strings.Contains(file, "gemini"), strings.Contains(file, "code-assist"):
+			end = len(body) + 1
+		}
+		for n := range len(body) + 1 {
+			for _, encoding := range []string{"", "gzip", "zstd"} {
+				if far := n < end-20 && n%37 > 0; far || encoding != "" && n != end-1 && n != end && n != len(body) {
+					continue
+				}
+				h := http.Header{"Content-Encoding": {encoding}}
+				sent := body[:n]
+				if encoding != "" {
+					sent = encodeAndFlush(t, encoding, sent)
+				}
+				if _, _, b := read(cost, h, sent, 16); b.SaysEnd() != (n >= end) {
+					t.Errorf("%s: %d of %d bytes, %q: it says its end: %t", file, n, len(body), encoding, b.SaysEnd())
+				}
+			}
+		}
+	}
+}
+
 // TestNumbersAreThoseOfJSON guards that what JSON does not take for a number is none, rather than
 // the part of it that is: 0x10, 1_000, 1,000, +1 and whatever else there is of a few characters.
 func TestNumbersAreThoseOfJSON(t *testing.T) {
@@ -295,6 +352,7 @@ func TestEstimate(t *testing.T) {
 		{"application/json", `{"x":"` + strings.Repeat("y", 393) + `"}`, 400, 200, "the body has no such number"},
 		{"text/event-stream", strings.Repeat(": keep\ndata: 1234\n\n", 10), 0, 10, "stream_options"},
 		{"text/plain", "data: no event" + strings.Repeat("\ntext", 77) + "\n", 0, 100, "no event has the number"},
+		{"text/event-stream", "x: 1\n" + strings.Repeat("data: 1234\n\n", 10), 0, 10, "stream_options"},
 		{"text/html", "<" + strings.Repeat("y", 399), 0, 100, "the body is no JSON"},
 		{"image/png", strings.Repeat("{", 400), 0, 100, "bodies of type image/png"},
 		{"multipart/byteranges; boundary=x", strings.Repeat("{", 400), 0, 100, "bodies of type multipart"},
