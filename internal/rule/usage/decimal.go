@@ -62,6 +62,26 @@ func parseDecimal(text string) (d decimal, ok bool) {
 	return d, true
 }
 
+// plus returns the sum. Of more than 18 digits the rest is rounded up.
+func (d decimal) plus(o decimal) decimal {
+	if d.digits == 0 {
+		return o
+	}
+	if d.exponent < o.exponent {
+		d, o = o, d
+	}
+	for ; d.exponent > o.exponent && d.digits < 1e17; d.exponent-- {
+		d.digits *= 10
+	}
+	for ; d.exponent > o.exponent && o.digits > 1; o.exponent++ {
+		o.digits = (o.digits + 9) / 10
+	}
+	if d.digits += o.digits; d.digits >= 1e18 {
+		d.digits, d.exponent = (d.digits+9)/10, d.exponent+1
+	}
+	return d
+}
+
 // rat returns the number.
 func (d decimal) rat() *big.Rat {
 	power := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(max(d.exponent, -d.exponent))), nil)

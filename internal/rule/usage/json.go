@@ -19,6 +19,8 @@ type scanner struct {
 	open   [maxNames + 1]*node // the open objects that paths lead through
 	depth  int                 // how many of open are in use
 	array  bool                // whether the text is an array, whose elements are texts
+	first  int                 // the number of the first element of the text, which is one if it is no array
+	last   int                 // of the last element so far
 	skip   int                 // how many objects and arrays are open that no path leads through
 	at     *node               // of the value that comes next; nil if no path leads there
 	escape bool                // whether the last character of a string was a backslash
@@ -27,7 +29,7 @@ type scanner struct {
 	number value               // at at, which counts if JSON goes on behind it
 	behind behind              // what was read behind a value
 	single bool                // whether there is one text only
-	last   bool                // whether the text says that it is the last one
+	marked bool                // whether the text says that it is the last one
 	whole  bool                // whether nothing comes behind the texts that have ended
 }
 
@@ -61,7 +63,9 @@ const (
 // value is the last number of a counter.
 type value struct {
 	decimal
-	found bool
+	found   bool
+	element int     // in which it was
+	before  decimal // the sum of those in the elements of the same array before that
 }
 
 func newScanner(p *Plan) scanner {
@@ -110,6 +114,7 @@ func (s *scanner) value(b []byte) int {
 		case c == '{' && s.at != nil && len(s.at.children) > 0:
 			if s.depth == 0 {
 				s.begin()
+				s.last++
 			}
 			s.open[s.depth], s.state = s.at, inObject
 			s.depth++
@@ -138,8 +143,10 @@ func (s *scanner) value(b []byte) int {
 
 // begin begins a text, or an element of one that is an array.
 func (s *scanner) begin() {
-	s.single = s.single && !s.whole
-	s.last, s.whole = false, false
+	if s.single = s.single && !s.whole; !s.array {
+		s.first = s.last + 1
+	}
+	s.marked, s.whole = false, false
 }
 
 // ended is called behind each value.
@@ -162,7 +169,7 @@ func (s *scanner) object(b []byte) int {
 		case c == '}':
 			s.settle(nothing)
 			if s.depth--; s.depth == 0 {
-				s.whole = s.last || s.single && !s.array
+				s.whole = s.marked || s.single && !s.array
 			}
 			s.ended()
 			return i + 1
@@ -180,9 +187,7 @@ func (s *scanner) object(b []byte) int {
 func (s *scanner) settle(want behind) {
 	if s.number.found && s.behind == want {
 		for _, i := range s.at.counters {
-			if v := &s.values[i]; !v.found || s.number.digits > 0 { // APIs that repeat numbers may send 0 for those that they have sent
-				*v = s.number
-			}
+			s.values[i].set(s.number.decimal, s.last, s.first)
 		}
 	}
 	s.number.found, s.behind = false, nothing
@@ -205,7 +210,7 @@ func (s *scanner) name(b []byte) int {
 
 // mark notes if the value at at says that the text is the last one.
 func (s *scanner) mark(value []byte) {
-	s.last = s.last || slices.Contains(s.at.marks, string(value))
+	s.marked = s.marked || slices.Contains(s.at.marks, string(value))
 }
 
 // string goes on to the end of any other string, or of b.
@@ -262,6 +267,19 @@ func (s *scanner) word(b []byte) int {
 	}
 	s.ended()
 	return n
+}
+
+// set sets the number of an element, whose text has first as the first one.
+func (v *value) set(d decimal, element, first int) {
+	switch {
+	case v.found && d.digits == 0:
+		return // APIs that repeat numbers may send 0 for those that they have sent
+	case v.element < first:
+		v.before = decimal{}
+	case v.element < element:
+		v.before = v.before.plus(v.decimal)
+	}
+	v.decimal, v.found, v.element = d, true, element
 }
 
 // skipped goes on to the end of an object or array that no path leads through, or of b.

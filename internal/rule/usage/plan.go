@@ -1,6 +1,6 @@
 // Package usage reads from the bodies of responses, as they pass by, what requests have cost:
 // numbers in JSON, in lines of JSON and in server-sent events, compressed or not. Nothing is
-// buffered, and what it keeps of a body is a few hundred bytes, however large that is.
+// buffered, and what it keeps of a body is about a kilobyte, however large that is.
 package usage
 
 import (
@@ -64,7 +64,13 @@ func (n *node) child(name []byte) *node {
 // counts that finds any number.
 type Cost struct {
 	plan *Plan
-	ways [][]term
+	ways []way
+}
+
+// way is the sum of some counters.
+type way struct {
+	terms   []term
+	repeats bool // whether the elements of an array repeat the number so far, and are no results of their own
 }
 
 // term is a counter, and what one of it costs.
@@ -95,11 +101,11 @@ func (p *Plan) Parse(text string) (*Cost, error) {
 			p.hint(part)
 		}
 		for _, api := range apis {
-			way, err := p.way(strings.Fields(api.says))
+			terms, err := p.terms(strings.Fields(api.says))
 			if err != nil {
 				return nil, err
 			}
-			c.ways = append(c.ways, way)
+			c.ways = append(c.ways, way{terms, api.repeats})
 		}
 		return c, nil
 	}
@@ -110,15 +116,15 @@ func (p *Plan) Parse(text string) (*Cost, error) {
 	case len(words) == 1:
 		return nil, option.Bad(optionName, text, "json and at least one path, such as json usage.total_tokens")
 	}
-	way, err := p.way(words[1:])
-	c.ways = [][]term{way}
+	terms, err := p.terms(words[1:])
+	c.ways = []way{{terms: terms}}
 	return c, err
 }
 
 const optionName = "actual_cost"
 
-// way parses counters.
-func (p *Plan) way(words []string) (way []term, err error) {
+// terms parses counters.
+func (p *Plan) terms(words []string) (terms []term, err error) {
 	for _, word := range words {
 		paths, factor, weighted := strings.Cut(word, "*")
 		weight, ok := decimal{digits: 1}, true
@@ -132,12 +138,12 @@ func (p *Plan) way(words []string) (way []term, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if slices.ContainsFunc(way, func(t term) bool { return t.counter == counter }) {
+		if slices.ContainsFunc(terms, func(t term) bool { return t.counter == counter }) {
 			return nil, option.Bad(optionName, word, "each path once, with the sum of the weights")
 		}
-		way = append(way, term{counter, weight})
+		terms = append(terms, term{counter, weight})
 	}
-	return way, nil
+	return terms, nil
 }
 
 // maxWeight is how many characters a weight may have.
@@ -193,11 +199,17 @@ func (c *Cost) Plan() *Plan { return c.plan }
 func (c *Cost) In(b *Body) (units int64, found bool) {
 	for _, way := range c.ways {
 		sum := new(big.Rat)
-		for _, t := range way {
-			if v := b.json.values[t.counter]; v.found {
-				found = true
-				sum.Add(sum, new(big.Rat).Mul(v.rat(), t.weight.rat()))
+		for _, t := range way.terms {
+			v := &b.json.values[t.counter]
+			if !v.found {
+				continue
 			}
+			found = true
+			n := v.rat()
+			if !way.repeats {
+				n.Add(n, v.before.rat())
+			}
+			sum.Add(sum, n.Mul(n, t.weight.rat()))
 		}
 		if found {
 			return roundUp(sum), true

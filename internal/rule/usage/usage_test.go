@@ -60,7 +60,7 @@ func TestAPIs(t *testing.T) {
 				t.Errorf("%s in pieces of %d: got %d, %t", file, size, got, found)
 			}
 			for i, way := range tokens.ways {
-				if b.json.values[way[0].counter].found {
+				if b.json.values[way.terms[0].counter].found {
 					seen[i] = true
 					break
 				}
@@ -83,6 +83,18 @@ func TestCost(t *testing.T) {
 	}{
 		{"json a", `{"a": 3}`, 3},
 		{"json a", ` [{"a": 3}, {"b": 1}] `, 3},
+		{"json a", `[{"a":300},{"a":2}]`, 302},
+		{"json a", `[{"a":1,"a":3},{"a":0},{"b":9},{},7,[{"a":9}],{"a":null},{"a":2,"a":0},{"a":0.5}]`, 6},
+		{"json a", `[{"a":0},{"a":5},{"a":0},{"a":0}]`, 5},
+		{"json a|b c*2", `[{"a":1,"c":1},{"b":2,"c":1},{"a":3,"b":4}]`, 11},
+		{"json a", `[{"a":1},{"a":2}]` + "\n" + `[{"a":4},{"a":5}]` + "\n", 9}, // lines, of which the last one counts
+		{"json a", `[{"a":1},{"a":2}]{"a":4}`, 4},
+		{"json a", `{"a":1}[{"a":2},{"a":4}`, 6},
+		{"json a", "data: [{\"a\":1},{\"a\":2}]\n\ndata: [{\"a\":4},\ndata: {\"a\":5}]\n\n", 9},
+		{"json a*0.1", `[` + strings.Repeat(`{"a":0.1},`, 1000) + `{"a":1}]`, 11}, // 10.1
+		{"json a", `[{"a":1e99},{"a":1}]`, 1<<63 - 1},
+		{Tokens, `[{"tokens_evaluated":1,"tokens_predicted":10},{"tokens_evaluated":2,"tokens_predicted":20}]`, 33},
+		{Tokens, `[{"usageMetadata":{"totalTokenCount":5}},{"usageMetadata":{"totalTokenCount":9}}]`, 9},
 		{"json a", `{"a":1}` + "\n" + `{"a":2}` + "\n\n" + `{"b":{"a":9}}`, 2},
 		{"json a", "\xef\xbb\xbf{\"a\": 3}", 3},
 		{"json a", `{"x":{"a":1},"y":[{"a":1}],"s":"{\"a\":1}"}`, -1},
@@ -366,22 +378,12 @@ func TestEstimate(t *testing.T) {
 	}
 }
 
-// reference returns the sum of the last numbers of paths in valid JSON texts by a parser that
-// reads them whole.
+// reference returns the sum of the last numbers of paths in valid JSON texts, or the sums of those
+// of the elements of arrays, by a parser that reads them whole.
 func reference(texts []byte, paths ...string) (units int64, found bool) {
-	last := make([]string, len(paths))
+	sums := make([]*big.Rat, len(paths))
 	d := json.NewDecoder(bytes.NewReader(texts))
 	d.UseNumber()
-	var find func(v any, path []string, i int)
-	find = func(v any, path []string, i int) {
-		if o, ok := v.(map[string]any); ok && len(path) > 0 {
-			find(o[path[0]], path[1:], i)
-		} else if n, ok := v.(json.Number); ok && len(path) == 0 && !strings.HasPrefix(n.String(), "-") && len(n) <= maxText {
-			if zero := strings.Trim(strings.FieldsFunc(n.String(), func(c rune) bool { return c == 'e' || c == 'E' })[0], "0.") == ""; !zero || last[i] == "" {
-				last[i] = n.String()
-			}
-		}
-	}
 	for {
 		var v any
 		if d.Decode(&v) != nil {
@@ -391,22 +393,69 @@ func reference(texts []byte, paths ...string) (units int64, found bool) {
 		if !ok {
 			all = []any{v}
 		}
-		for _, v := range all {
-			for i, path := range paths {
-				find(v, strings.Split(path, "."), i)
+		for i, path := range paths {
+			var sum *big.Rat // nil without any number, or any but 0 if there was one before
+			for _, v := range all {
+				if n := numberAt(v, strings.Split(path, ".")); n != nil && (n.Sign() > 0 || sums[i] == nil && sum == nil) {
+					if sum == nil {
+						sum = new(big.Rat)
+					}
+					sum.Add(sum, n)
+				}
+			}
+			if sum != nil {
+				sums[i] = sum
 			}
 		}
 	}
 	sum := new(big.Rat)
-	for _, text := range last {
-		if text == "" {
-			continue
+	for _, n := range sums {
+		if n != nil {
+			found = true
+			sum.Add(sum, n)
 		}
-		found = true
-		n, _ := parseDecimal(text)
-		sum.Add(sum, n.rat())
 	}
 	return roundUp(sum), found
+}
+
+// numberAt returns the number at a path in a value, or nil.
+func numberAt(v any, path []string) *big.Rat {
+	for _, name := range path {
+		object, _ := v.(map[string]any)
+		v = object[name]
+	}
+	if n, ok := v.(json.Number); ok && len(n) <= maxText {
+		if d, ok := parseDecimal(n.String()); ok {
+			return d.rat()
+		}
+	}
+	return nil
+}
+
+// TestDecimalSums guards that sums of numbers are exact, and those of more digits than are kept
+// hardly more.
+func TestDecimalSums(t *testing.T) {
+	t.Parallel()
+	for _, terms := range []string{
+		"1 2 3", "0 0", "0 7", "7 0", "0.1 0.2", "1e17 1", "999999999999999999 1", "1e100 1e-100", "1e-100 1e100", "5 1e-100", "0.07 100 0.001",
+		strings.Repeat("0.1 ", 1000), strings.Repeat("999999999999999999 ", 100), strings.Repeat("123456789e-9 1 ", 50),
+	} {
+		var sum decimal
+		want := new(big.Rat)
+		for text := range strings.FieldsSeq(terms) {
+			n, ok := parseDecimal(text)
+			if !ok {
+				t.Fatal(text)
+			}
+			sum = sum.plus(n)
+			want.Add(want, n.rat())
+		}
+		most := new(big.Rat).Mul(want, big.NewRat(1e15+1, 1e15))
+		exact := want.Sign() == 0 || len(want.Num().String())+len(want.Denom().String()) < 18
+		if got := sum.rat(); got.Cmp(want) < 0 || got.Cmp(most) > 0 || exact && got.Cmp(want) != 0 {
+			t.Errorf("%.40s: got %s, want %s", terms, got, want)
+		}
+	}
 }
 
 // FuzzJSON guards that the numbers of a body are those that encoding/json finds in it, whatever
