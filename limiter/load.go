@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -30,13 +31,9 @@ func (m *Memory) Load(r io.Reader) (Saved, error) {
 	case format != SavedFormat:
 		return Saved{}, fmt.Errorf("%w of format %d, but of %d", ErrNotSaved, SavedFormat, format)
 	}
-	body, err := io.ReadAll(r)
+	body, err := readPieces(r, crc32.Checksum(head, castagnoli))
 	if err != nil {
 		return Saved{}, err
-	}
-	end := len(body) - 4
-	if end < 0 || crc32.Update(crc32.Checksum(head, castagnoli), castagnoli, body[:end]) != binary.LittleEndian.Uint32(body[end:]) {
-		return Saved{}, fmt.Errorf("%w: the checksum is wrong", ErrNotSaved)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -62,6 +59,52 @@ func (m *Memory) Load(r io.Reader) (Saved, error) {
 	m.savedClear.Store(l.clear)
 	m.directory.Store(n.directory.Load())
 	return Saved{buckets, l.at}, nil
+}
+
+var errDamaged = fmt.Errorf("%w: the checksum is wrong", ErrNotSaved)
+
+// readPieces reads what is in pieces behind a head with a checksum, as far as they are right.
+func readPieces(r io.Reader, sum uint32) (all []byte, err error) {
+	for {
+		length, err := read32(r)
+		if err != nil || length > savedPiece {
+			return nil, cmp.Or(err, errDamaged)
+		}
+		begin := len(all)
+		all = append(all, make([]byte, length)...)
+		if _, err := io.ReadFull(r, all[begin:]); err != nil {
+			return nil, damaged(err)
+		}
+		sum = crc32.Update(sum, castagnoli, all[begin:])
+		if want, err := read32(r); err != nil || sum != want {
+			return nil, cmp.Or(err, errDamaged)
+		}
+		if length > 0 {
+			continue
+		}
+		switch n, err := r.Read(make([]byte, 1)); {
+		case n > 0:
+			return nil, errDamaged
+		case err != nil && !errors.Is(err, io.EOF):
+			return nil, err
+		}
+		return all, nil
+	}
+}
+
+// read32 reads a number.
+func read32(r io.Reader) (uint32, error) {
+	var b [4]byte
+	_, err := io.ReadFull(r, b[:])
+	return binary.LittleEndian.Uint32(b[:]), damaged(err)
+}
+
+// damaged returns errDamaged in place of an error that says that what is read ends too early.
+func damaged(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errDamaged
+	}
+	return err
 }
 
 // loader reads what a saver has written.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
@@ -12,6 +13,11 @@ import (
 // What Save writes, in little-endian order. Times are in µs.
 //
 //	"rlbucket", the format (4 bytes), the key of the hashes of buckets (16)
+//	pieces of what follows: the length (4), so many bytes, the CRC-32C of all bytes so far (4)
+//	the last piece, which has no bytes
+//
+// In the pieces:
+//
 //	for each limit that has buckets:
 //	    1 (1 byte), the limit, see saver.limit
 //	    for each of its tables that has some: their number (4), and for each bucket
@@ -20,13 +26,14 @@ import (
 //	            the window (8), the time that entries count from (8), the entries (8 each)
 //	    0 (4)
 //	0 (1)
-//	how long Save took (8), the time of day at its end (8), the CRC-32C of all before (4)
+//	how long Save took (8), the time of day at its end (8)
 //
-// Times left and those of logs count from when Save began.
+// Who reads it ends at the first piece that is damaged, however long a file is. Times left and those of logs count from when Save began.
 const (
 	savedMagic  = "rlbucket"
 	savedHead   = len(savedMagic) + 4 + 16
-	savedTail   = 8 + 8 + 4
+	savedPiece  = 1 << 16 // the longest
+	savedTail   = 8 + 8
 	savedBucket = 8 + 8 + 8
 )
 
@@ -53,6 +60,7 @@ func (m *Memory) Save(w io.Writer) (Saved, error) {
 	s.put32(SavedFormat)
 	s.put64(int64(m.key[0]))
 	s.put64(int64(m.key[1]))
+	s.head()
 	buckets := 0
 	for _, p := range m.directory.Load().all { // in this order, they are made anew as they are
 		buckets += s.partition(p)
@@ -64,8 +72,7 @@ func (m *Memory) Save(w io.Writer) (Saved, error) {
 	s.put64(end - s.begun)
 	s.put64(unix)
 	s.flush()
-	s.put32(s.sum)
-	s.flush()
+	s.piece(nil)
 	return Saved{buckets, time.UnixMicro(unix)}, s.err
 }
 
@@ -104,13 +111,34 @@ type saver struct {
 func (s *saver) put32(v uint32) { s.buf = binary.LittleEndian.AppendUint32(s.buf, v) }
 func (s *saver) put64(v int64)  { s.buf = binary.LittleEndian.AppendUint64(s.buf, uint64(v)) }
 
-// flush writes what is in the buffer.
+// head writes what is in the buffer as it is.
+func (s *saver) head() {
+	s.sum = crc32.Checksum(s.buf, castagnoli)
+	s.write(s.buf)
+	s.buf = s.buf[:0]
+}
+
+// flush writes what is in the buffer, in pieces.
 func (s *saver) flush() {
-	s.sum = crc32.Update(s.sum, castagnoli, s.buf)
-	if s.err == nil {
-		_, s.err = s.w.Write(s.buf)
+	for piece := range slices.Chunk(s.buf, savedPiece) {
+		s.piece(piece)
 	}
 	s.buf = s.buf[:0]
+}
+
+// piece writes a piece.
+func (s *saver) piece(b []byte) {
+	s.sum = crc32.Update(s.sum, castagnoli, b)
+	s.write(binary.LittleEndian.AppendUint32(nil, uint32(len(b)))) //nolint:gosec // at most savedPiece
+	s.write(b)
+	s.write(binary.LittleEndian.AppendUint32(nil, s.sum))
+}
+
+// write writes b, unless an earlier write has failed.
+func (s *saver) write(b []byte) {
+	if s.err == nil {
+		_, s.err = s.w.Write(b)
+	}
 }
 
 // partition adds the buckets of p that have not drained, and returns how many there are.

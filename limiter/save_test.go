@@ -3,7 +3,6 @@ package limiter
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -457,13 +456,58 @@ func TestMemoryLoadsNothingDamaged(t *testing.T) {
 	}
 }
 
+// Guards that of what was damaged no more is read than the piece where that is, however much follows:
+// a file with a hole may seem to have any size.
+func TestMemoryLoadEndsWhereDamaged(t *testing.T) {
+	t.Parallel()
+	m := NewMemory()
+	for i := range 20_000 {
+		taken(m, Bucket{Name: "a", Key: fmt.Sprint(i), Limit: Per(60, time.Hour), Cost: 1})
+	}
+	var file bytes.Buffer
+	if _, err := m.Save(&file); err != nil || file.Len() < 6*savedPiece {
+		t.Fatal(file.Len(), err)
+	}
+	whole := file.Bytes()
+	for _, right := range []int{savedHead, savedHead + 4, savedHead + 1000, 3 * savedPiece, len(whole) - 9, len(whole) - 4, len(whole)} {
+		for _, fill := range []byte{0, 1, 0xff} {
+			r := &endless{right: whole[:right], fill: fill}
+			_, err := NewMemory().Load(r)
+			if !errors.Is(err, ErrNotSaved) || r.read > right+2*savedPiece {
+				t.Errorf("%d bytes are right, then all are %d: %d were read, %v", right, fill, r.read, err)
+			}
+		}
+	}
+}
+
+// endless reads some bytes, and then the same one for ever.
+type endless struct {
+	right []byte
+	fill  byte
+	read  int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n := copy(p, e.right)
+	e.right = e.right[n:]
+	for i := range p[n:] {
+		p[n+i] = e.fill
+	}
+	e.read += len(p)
+	return len(p), nil
+}
+
 // Guards that no contents can do harm that have the right checksum: what is loaded is used, swept
 // and saved without a panic.
 func TestMemoryLoadsAnything(t *testing.T) {
 	t.Parallel()
 	racetest.SingleGoroutine(t)
-	original, loaded, refused := savedAll(t, 0), 0, 0
-	original = original[:len(original)-4]
+	file, loaded, refused := savedAll(t, 0), 0, 0
+	rest, err := readPieces(bytes.NewReader(file[savedHead:]), crc32.Checksum(file[:savedHead], castagnoli))
+	if err != nil {
+		t.Fatal(err)
+	}
+	original := slices.Concat(file[:savedHead], rest)
 	limits := limitsToSave()
 	for range max(1000, *minTraces) {
 		b := bytes.Clone(original)
@@ -482,9 +526,14 @@ func TestMemoryLoadsAnything(t *testing.T) {
 			}
 		}
 		copy(b[12:28], original[12:28]) // the key, with which buckets are found
-		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+		var file bytes.Buffer
+		s := saver{w: &file, buf: b[:savedHead:savedHead]}
+		s.head()
+		s.buf = b[savedHead:]
+		s.flush()
+		s.piece(nil)
 		m := NewMemory()
-		if _, err := m.Load(bytes.NewReader(b)); err != nil {
+		if _, err := m.Load(&file); err != nil {
 			refused++
 			continue
 		}
