@@ -181,7 +181,7 @@ func (f *File) own() bool {
 		f.warn("the file of buckets can't be locked, so they will not survive a restart", err)
 	case !locked:
 		_ = lock.Close()
-		f.warn("another process writes the file of buckets: those of this one will not survive a restart before that one ends", nil)
+		f.warn("another process writes the file of buckets: what it has charged since it wrote that is unknown here, and buckets of this one will not survive a restart before it ends", nil)
 	default:
 		f.lock = lock
 	}

@@ -115,7 +115,7 @@ func (p *process) wantUnits(key string, want int64) {
 const (
 	loaded  = "INFO buckets are as they were before the restart"
 	again   = "INFO the file of buckets is written from now on"
-	another = "WARN another process writes the file of buckets: those of this one will not survive a restart before that one ends"
+	another = "WARN another process writes the file of buckets: what it has charged since it wrote that is unknown here"
 	cantUse = "WARN the file of buckets can't be used"
 )
 
@@ -405,10 +405,12 @@ func TestTwoProcesses(t *testing.T) {
 	a.use(path, false)
 	a.take("before", 1)
 	a.tick(31 * time.Second)
+	a.take("since", 1)
 	b := start(t, clock)
 	b.use(path, false)
 	b.wantLogged(another, loaded)
 	b.wantUnits("before", 1)
+	b.wantUnits("since", 0) // as the line says
 	b.take("b", 2)
 	b.tick(5 * time.Minute)
 	b.wantLogged()
