@@ -136,7 +136,7 @@ fuzz: fuzz-small
 	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
 	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/admin/adminapi
 	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/cli/convert
-	$(call FUZZ,30000) '^FuzzJSON$$' ./internal/rule/usage
+	for f in FuzzJSON FuzzEncoded; do $(call FUZZ,30000) "^$$f$$" ./internal/rule/usage || exit; done
 
 fuzz-small:
 	$(call FUZZ,10000) '^FuzzReply$$' ./limiter

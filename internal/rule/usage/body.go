@@ -85,6 +85,7 @@ func (b *Body) End() {
 		_ = b.pipe.Close()
 		<-b.decoded
 	}
+	b.events.end()
 }
 
 // read reads more of the decoded text. Which form it has is seen from its first character, as

@@ -256,6 +256,45 @@ func TestBombs(t *testing.T) {
 	}
 }
 
+// FuzzEncoded guards that bodies which are encoded in any way, or damaged, are read the same in pieces
+// of any size and without harm, and that of zstd all frames are read as by its decoder.
+func FuzzEncoded(f *testing.F) {
+	encodings := []string{"gzip", "deflate", "br", "zstd", "gzip, zstd", "br, deflate"}
+	few := stream[len(stream)-200:]
+	for i, encoding := range encodings {
+		body := few
+		for coding := range strings.SplitSeq(encoding, ", ") {
+			body = encode(f, coding, body)
+		}
+		f.Add(uint8(i), body, uint8(i))
+	}
+	f.Add(uint8(3), slices.Concat(encode(f, "zstd", few), []byte("\x50\x2a\x4d\x18\x01\x00\x00\x00x"), encode(f, "zstd", few)), uint8(9))
+	cost := costOf(f, Tokens)
+	f.Fuzz(func(t *testing.T, encoding uint8, body []byte, size uint8) {
+		h := http.Header{"Content-Encoding": {encodings[int(encoding)%len(encodings)]}}
+		want, wantFound, atOnce := read(cost, h, body, len(body)+1)
+		got, found, pieces := read(cost, h, body, int(size)+1)
+		if atOnce.size > minText { // where a bomb ends depends on the pieces
+			return
+		}
+		if got != want || found != wantFound || atOnce.Whole() != pieces.Whole() || atOnce.SaysEnd() != pieces.SaysEnd() {
+			t.Fatalf("in pieces of %d: got %d, %t, whole %t, and %d, %t, whole %t at once", int(size)+1, got, found, pieces.Whole(), want, wantFound, atOnce.Whole())
+		}
+		if h.Get("Content-Encoding") != "zstd" {
+			return
+		}
+		r, err := zstd.NewReader(bytes.NewReader(body), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		n, err := io.Copy(io.Discard, io.LimitReader(r, minText))
+		if n < minText && (atOnce.Whole() != (err == nil) || err == nil && atOnce.size != n) {
+			t.Errorf("%x: read %d, whole %t; a decoder reads %d, %v", body, atOnce.size, atOnce.Whole(), n, err)
+		}
+	})
+}
+
 // TestDecoderPanics guards that a decoder which panics ends no more than what it decodes.
 func TestDecoderPanics(t *testing.T) {
 	decoders["panics"] = func(r *bufio.Reader) (io.Reader, error) {

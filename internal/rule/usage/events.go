@@ -12,6 +12,7 @@ type events struct {
 	data  bool                 // whether the event has data
 	done  int                  // how many bytes of doneData its data begin with; -1 if they have others
 	size  int64                // of all data
+	kept  []byte               // the last event with data, if that was skipped
 }
 
 // eventState is what the next byte of events belongs to.
@@ -26,9 +27,27 @@ const (
 
 const dataField = "data:"
 
+// maxKept is how long an event is at most that is kept, as it may say that it is the last one. To
+// read them as they come would take ten times as long as to skip them.
+const maxKept = 512
+
 // write reads more.
-func (e *events) write(b []byte) {
-	for skipped := false; len(b) > 0; {
+func (e *events) write(b []byte) { e.read(b, false) }
+
+// end reads what was kept, when nothing more comes.
+func (e *events) end() {
+	if len(e.kept) > 0 {
+		size := e.size
+		e.json.reset()
+		e.state, e.n, e.data, e.done, e.cr = inField, 0, false, 0, false
+		e.read(e.kept, true)
+		e.size = size
+	}
+}
+
+// read reads more. It skips events unless it has done so.
+func (e *events) read(b []byte, skipped bool) {
+	for len(b) > 0 {
 		if !skipped && e.between() {
 			skipped, b = true, e.skip(b)
 			continue
@@ -45,7 +64,7 @@ func (e *events) write(b []byte) {
 			e.field[e.n], line = line[0], line[1:]
 			if e.n++; e.n == len(dataField) {
 				if e.state = inOtherLine; string(e.field[:]) == dataField {
-					e.state, e.data = beforeData, true
+					e.state, e.data, e.json.whole, e.kept = beforeData, true, false, e.kept[:0]
 				}
 			}
 		}
@@ -70,23 +89,45 @@ func (e *events) write(b []byte) {
 func (e *events) between() bool { return e.state == inField && e.n == 0 && !e.data && !e.cr }
 
 // skip skips the events that end in b, if none of them has any of the numbers, as most have none.
-// It leaves the last one with data, which may say that it is the last of all.
 func (e *events) skip(b []byte) []byte {
 	end := bytes.LastIndex(b, []byte("\n\n"))
-	if end < 0 {
+	if end < 0 || bytes.IndexByte(b, '\r') >= 0 {
 		return b
 	}
-	last := bytes.LastIndex(b[:end], []byte("\n"+dataField)) + 1
-	skipped := b[:bytes.LastIndex(b[:last], []byte("\n\n"))+len("\n\n")]
-	if len(skipped) < len("\n\n") || e.json.plan.mayBeIn(skipped) {
+	end += len("\n\n")
+	last, before, size := lastEvent(b[:end])
+	switch {
+	case e.json.plan.mayBeIn(b[:last]):
 		return b
+	case end-last > maxKept, e.json.plan.mayBeIn(b[last:end]):
+		e.size += before
+		return b[last:]
+	case last < end:
+		e.kept, e.json.whole = append(e.kept[:0], b[last:end]...), false
 	}
-	for line := range bytes.Lines(skipped) {
-		if data, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte(dataField)); ok {
-			e.size += int64(len(bytes.TrimPrefix(data, []byte(" "))))
+	e.size += size
+	return b[end:]
+}
+
+// lastEvent returns the index of the last event with data in b, which consists of whole events, or
+// the length of b without any; and how long the data are before it, and of all.
+func lastEvent(b []byte) (index int, before, size int64) {
+	index = len(b)
+	begin, end, data := 0, 0, int64(-1) // of an event
+	for line := range bytes.Lines(b) {
+		end += len(line)
+		if text, ok := bytes.CutPrefix(line, []byte(dataField)); ok {
+			data = max(data, 0) + int64(len(bytes.TrimPrefix(bytes.TrimSuffix(text, []byte("\n")), []byte(" "))))
 		}
+		if len(line) > 1 {
+			continue
+		}
+		if data >= 0 {
+			index, before, size = begin, size, size+data
+		}
+		begin, data = end, -1
 	}
-	return b[len(skipped):]
+	return index, before, size
 }
 
 // matchDone goes on with comparing the data of an event with doneData, with which they have to begin.

@@ -163,6 +163,11 @@ func TestSaysEnd(t *testing.T) {
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\n", true},
 		{"text/plain", "data:{\"a\":1}\r\n\r\ndata:[DONE]\r\n\r\n: bye\r\n\r\n", true},
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\nevent: x\n\n: x\n\n", true},
+		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata: 1\n\n", false},
+		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata:", false},
+		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\n: x", true},
+		{sse, "data: 1\r\n\r\nx\rdata: [DONE]\n\n", true},
+		{sse, "data: {\"x\":\"" + strings.Repeat("x", maxKept) + "\",\"type\":\"message_stop\"}\n\n", true},
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata: {\"a\":2}\n\n", false},
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata: {", false},
 		{sse, "data: [DONE]", false},
@@ -468,17 +473,19 @@ func FuzzJSON(f *testing.F) {
 		}
 	}
 	for _, text := range []string{
+		"data: {\"a\":1}\n\ndata: [DONE]\n\n: x\n\n", "x\rdata: [DONE]\n\ndata: {\"type\":\"message_stop\"}\n\nevent: a\n\n",
 		`{"a":1,"b":{"c":2.5e1,"a":[1,{"a":3}]},"a":4}`, `[{"a":1},[{"a":9}],"x\"",{"b":{"c":0}}]`, `{"a":"\\","b":{"c":7}} {"a":1}`, `{"a":{"a":1},"b":{"b":{"c":3}}}`,
 	} {
 		f.Add([]byte(text), uint8(1))
 	}
 	cost := costOf(f, "json a b.c usage.total_tokens")
 	f.Fuzz(func(t *testing.T, body []byte, size uint8) {
-		whole, foundWhole, atOnce := read(cost, nil, body, len(body)+1)
-		got, found, pieces := read(cost, nil, body, int(size)+1)
-		if got != whole || found != foundWhole || pieces.SaysEnd() != atOnce.SaysEnd() {
-			t.Fatalf("in pieces of %d: got %d, %t, and %d, %t whole; one says that it ends: %t, %t",
-				int(size)+1, got, found, whole, foundWhole, pieces.SaysEnd(), atOnce.SaysEnd())
+		h := http.Header{"Content-Type": {[]string{"", "text/event-stream", "application/json"}[size%3]}}
+		whole, foundWhole, atOnce := read(cost, h, body, len(body)+1)
+		got, found, pieces := read(cost, h, body, int(size)+1)
+		if got != whole || found != foundWhole || pieces.SaysEnd() != atOnce.SaysEnd() || pieces.Estimate(0) != atOnce.Estimate(0) {
+			t.Fatalf("in pieces of %d: got %d, %t, and %d, %t whole; they say that they end: %t, %t; the estimates are %d, %d",
+				int(size)+1, got, found, whole, foundWhole, pieces.SaysEnd(), atOnce.SaysEnd(), pieces.Estimate(0), atOnce.Estimate(0))
 		}
 		text := bytes.TrimLeft(body, " \t\r\n")
 		if len(text) == 0 || text[0] != '{' && text[0] != '[' || !json.Valid(body) || repeats(body) {
