@@ -103,7 +103,7 @@ func (e *events) skip(b []byte) []byte {
 		e.size += before
 		return b[last:]
 	case last < end:
-		e.kept, e.json.whole = append(e.kept[:0], b[last:end]...), false
+		e.kept = append(e.kept[:0], b[last:end]...)
 	}
 	e.size += size
 	return b[end:]

@@ -166,6 +166,7 @@ func TestSaysEnd(t *testing.T) {
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata: 1\n\n", false},
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata:", false},
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\n: x", true},
+		{sse, "data: [DONE]\n\nx\rdata: 1\n\n", false},
 		{sse, "data: 1\r\n\r\nx\rdata: [DONE]\n\n", true},
 		{sse, "data: {\"x\":\"" + strings.Repeat("x", maxKept) + "\",\"type\":\"message_stop\"}\n\n", true},
 		{sse, "data: {\"a\":1}\n\ndata: [DONE]\n\ndata: {\"a\":2}\n\n", false},
@@ -200,7 +201,7 @@ func TestSaysEnd(t *testing.T) {
 		{whole, "", false},
 	} {
 		for _, says := range []string{Tokens, "json a", "json done stop type"} {
-			for _, size := range []int{1, 2, 7, 1 << 20} {
+			for _, size := range []int{1, 2, 7, len("data: [DONE]\n\n"), 1 << 20} {
 				_, _, b := read(costOf(t, says), http.Header{"Content-Type": {tc.kind}}, []byte(tc.body), size)
 				if b.SaysEnd() != tc.want {
 					t.Errorf("%s of %s %q in pieces of %d: got %t", says, tc.kind, tc.body, size, b.SaysEnd())
