@@ -30,6 +30,7 @@ func init() {
 //		on_error   fallback | allow | deny
 //		body       on | off
 //		jitter     <share>
+//		ignore_advice <kind...>
 //		log
 //	}
 func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
@@ -67,6 +68,7 @@ func parseHandler(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, err
 //		on_error    fallback | allow | deny
 //		consistency exact | lease <duration> | eventual <duration>
 //		metrics     on | off
+//		ignore_advice <kind...>
 //	}
 func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	return directive.ParseApp(d, existing)

@@ -101,7 +101,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.noBody = c.Settings.NoBody
 	h.rules = rule.Handler{
 		Limits: limits, Accounting: c.Settings.Accounting, OnError: c.Settings.OnError, Families: c.Settings.Families, Jitter: c.Settings.Jitter, Log: h.Log,
-		Store: app.stores.Store(), Timeout: app.timeout, Process: state.Process.Process, Logger: h.logger,
+		IgnoredAdvice: h.IgnoreAdvice, Store: app.stores.Store(), Timeout: app.timeout, Process: state.Process.Process, Logger: h.logger,
 	}
 	for b := range rule.Buckets(limits) {
 		if b.Limit.Waiting != nil {

@@ -1,8 +1,11 @@
 package advice
 
 import (
+	"net/netip"
 	"net/textproto"
+	"slices"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
@@ -11,25 +14,41 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/faults"
 )
 
-// addresses advises on servers whose clients can choose the address that a limit uses.
-func (c *collector) addresses(order []rule.Module) {
-	sites := routes.Sites[rule.Module](c.HTTP)
-	for _, m := range order {
-		name := sites[m].Server
-		if server := c.HTTP.Servers[name]; server == nil || !believesClients(server) {
-			continue
-		}
-		for b := range rule.Buckets(m.Compiled().Limits) {
-			if !b.Off && b.Limit.Key.Template().Has(placeholder.ClientIP) {
-				c.add(Advice{
-					Kind: AddressChosen, Of: "server", Name: name,
-					Problem: "It takes the leftmost address in X-Forwarded-For, which is what the client has sent if a proxy adds to this field: then it chooses its address, and a fresh bucket for each request.",
-					Remedy:  "Set trusted_proxies_strict with trusted_proxies, unless the proxies replace the field.",
-				})
-				break
-			}
-		}
+// addresses advises on servers whose clients can choose the address that a limit uses, and on those
+// to which all clients of a proxy have one.
+func (c *collector) addresses(h *rule.Handler, around *routes.Around) {
+	server := c.HTTP.Servers[around.Server()]
+	byAddress := false
+	for b := range rule.Buckets(h.Limits) {
+		byAddress = byAddress || !b.Off && b.Limit.Key.Template().Has(placeholder.ClientIP)
 	}
+	switch {
+	case server == nil || !byAddress:
+	case believesClients(server):
+		c.server(around.Server(), Advice{
+			Kind:    AddressChosen,
+			Problem: "It takes the leftmost address in X-Forwarded-For, which is what the client has sent if a proxy adds to this field: then it chooses its address, and a fresh bucket for each request.",
+			Remedy:  "Set trusted_proxies_strict with trusted_proxies, unless the proxies replace the field.",
+		})
+	case !faults.TrustsProxies(server) && onlyLocal(server):
+		c.server(around.Server(), Advice{
+			Kind:    ProxyUntrusted,
+			Problem: "It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
+			Remedy:  "Set the global options servers > trusted_proxies, such as trusted_proxies static 127.0.0.1 ::1, or trusted_proxies_unix for a socket, and trusted_proxies_strict.",
+		})
+	}
+}
+
+// onlyLocal reports whether no other hosts can connect to a server.
+func onlyLocal(s *caddyhttp.Server) bool {
+	return len(s.Listen) > 0 && !slices.ContainsFunc(s.Listen, func(address string) bool {
+		a, err := caddy.ParseNetworkAddress(address)
+		if err != nil || a.IsUnixNetwork() {
+			return err != nil
+		}
+		ip, err := netip.ParseAddr(a.Host)
+		return a.Host != "localhost" && (err != nil || !ip.IsLoopback())
+	})
 }
 
 // believesClients reports whether a server takes the address of a client from a field to which

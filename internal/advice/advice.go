@@ -15,46 +15,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// Kind is what is wrong. A test applies the remedy of each, see TestRemedies.
-type Kind uint8
-
-// The kinds of advice.
-const (
-	KeyPerRequest Kind = iota
-	KeyUnknown
-	KeyShortName
-	KeyUnset
-	KeyText
-	KeyChosen
-	KeyWithoutUser
-	KeyOfProxy
-	NumberChosen
-	SetLater
-	Unreachable
-	UnmatchedPath
-	UnmatchedHost
-	PathForm
-	Uncounted
-	UncountedUser
-	Unnamed
-	ChargedTwice
-	ZonesDiffer
-	ZoneClosed
-	Floodable
-	NeverDenies
-	AddressChosen
-	ProxyUntrusted
-	ProxyExempted
-	BanOfAll
-	OneAtOnce
-	Unprotected
-	ConsistencyUnused
-	Unavailable
-	OfRedis
-
-	Kinds // how many there are
-)
-
 // Advice is something in a config that should be changed.
 type Advice struct {
 	Kind    Kind
@@ -65,8 +25,6 @@ type Advice struct {
 
 	Placeholder string // by its full name; empty if it is about something else
 	Inherited   bool   // whether the limit around it has it too
-	OnCheck     bool   // whether it is no more than a hint, which only check gives
-	Note        bool   // whether it may well be meant, so that check only notes it
 
 	// Whether a client gets other buckets with each request or connection, so that the limit
 	// limits nothing.
@@ -78,24 +36,40 @@ func (a Advice) About() string { return strings.TrimSpace(a.Of + " " + a.Name) }
 
 // MarshalJSON returns what check prints.
 func (a Advice) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]string{"about": a.About(), "problem": a.Problem, "remedy": a.Remedy})
+	return json.Marshal(map[string]any{
+		"kind": a.Kind.String(), "certain": a.Kind.IsCertain(), "about": a.About(), "problem": a.Problem, "remedy": a.Remedy,
+	})
 }
 
 // Config is what advice is given on.
 type Config struct {
-	HTTP  *caddyhttp.App // provisioned; nil if there is none
-	Redis bool           // whether buckets are kept in Redis
+	HTTP    *caddyhttp.App // provisioned; nil if there is none
+	Redis   bool           // whether buckets are kept in Redis
+	Ignored []string       // the kinds that are not reported
 }
 
 // collector collects advice.
 type collector struct {
 	Config
-	found []Advice
+	order  []rule.Module // in the order of the config
+	around map[rule.Module]*routes.Around
+
+	module rule.Module        // that is looked at
+	flawed map[[2]string]bool // by limit and placeholder, what has advice
+	found  []Advice
 }
 
-// add adds advice, unless it was given before.
+// each looks at all modules.
+func (c *collector) each(look func(h *rule.Handler, around *routes.Around)) {
+	for _, c.module = range c.order {
+		look(c.module.Compiled(), c.around[c.module])
+	}
+}
+
+// add adds advice, unless it was given before or is ignored.
 func (c *collector) add(a Advice) {
-	if !slices.Contains(c.found, a) {
+	c.flawed[[2]string{a.Name, a.Placeholder}] = true
+	if !slices.Contains(c.found, a) && !slices.Contains(slices.Concat(c.module.Compiled().IgnoredAdvice, c.Ignored), a.Kind.String()) {
 		c.found = append(c.found, a)
 	}
 }
@@ -106,19 +80,31 @@ func (c *collector) limit(path string, a Advice) {
 	c.add(a)
 }
 
-// On returns advice on a config.
+// server adds advice on a server.
+func (c *collector) server(name string, a Advice) {
+	a.Of, a.Name = "server", name
+	c.add(a)
+}
+
+// On returns advice on a config: what is reported when it is loaded, and then what only check
+// says.
 func On(config Config) []Advice {
-	c := &collector{Config: config}
-	order, around := routes.Arounds[rule.Module](config.HTTP)
-	for _, m := range order {
-		h := m.Compiled()
-		c.handler(h.Limits, around[m])
+	c := &collector{Config: config, flawed: make(map[[2]string]bool)}
+	c.order, c.around = routes.Arounds[rule.Module](config.HTTP)
+	c.each(func(h *rule.Handler, around *routes.Around) {
+		c.handler(h.Limits, around)
 		c.flooded(h)
 		c.unprotected(h.Limits)
 		c.unused(h)
-	}
-	c.sharing(order, around)
-	c.zones(order)
-	c.addresses(order)
+	})
+	c.hosts()
+	c.each(c.names)
+	c.sharing()
+	c.sites()
+	c.zones()
+	c.each(c.addresses)
+	c.each(c.keys)
+	c.each(c.numbers)
+	c.each(c.unavailable)
 	return c.found
 }

@@ -45,10 +45,6 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"$binary_remote_addr", `Its key is the text "$binary_remote_addr", not`, "Write {client_ip}."},
 		{"static", "", ""},
 		{"global", "", ""},
-		{"login", "", ""},
-		{"user", "", ""},
-		{"address", "", ""},
-		{"x-large", "", ""},
 		{"{ip}", "Its key has {ip}, which is not a placeholder of Caddy, so it is empty.", "Use {client_ip}"},
 		{"{remote.host}", "Its key has {remote.host}, which is not a placeholder of Caddy", "Use {client_ip}"},
 		{"{http.request.ip}", "Its key has {http.request.ip}, which is not a placeholder of Caddy", "Use {client_ip}"},
@@ -80,7 +76,14 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"{http.vars.user}", "", ""},
 		{"{json.user}", "", ""},
 		{"cookie:sid", `Its key is the text "cookie:sid", not`, "Write {cookie.sid}."},
-		{"a:b", "", ""},
+		{"{client_ip}/24", "Its key has /24 behind {client_ip}, which is no more than text", "Write key {client_ip}, and ipv4_prefix 24."},
+		{"{remote_host}/64", "Its key has /64 behind {remote_host}, which", "Write key {remote_host}, and ipv6_prefix 64."},
+		{"{header.X-Real-IP}/24", "Its key has /24 behind {http.request.header.X-Real-IP}, which", "Write key"},
+		{"{client_ip}/a", "", ""},
+		{"{client_ip}/240", "", ""},
+		{"{path}/24", "", ""},
+		{"{client_ip}/{path}", "", ""},
+		{"{http.response.header.X-User}", "Its key has {http.response.header.X-User}, which is only known when the response is there", "Use what"},
 		{"header.X-Api-Key", `Its key is the text "header.X-Api-Key", not`, "Write {header.X-Api-Key}."},
 	} {
 		forms := map[string]sitetest.Config{
@@ -90,6 +93,10 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		for name, c := range forms {
 			t.Run(name+" "+tc.key, func(t *testing.T) { wantWarning(t, c, tc.problem, tc.remedy) })
 		}
+	}
+	for _, key := range []string{"login", "address", "none", "per_ip", "x-large", "a:b"} {
+		wantWarning(t, sitetest.Config{Site: "rate_limit a {\nsize 5\nkey " + key + "\n}"}, fmt.Sprintf("Its key is the text %q, not a placeholder", key), "Write {client_ip} for a bucket for each address, or")
+		wantWarning(t, sitetest.Config{Site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\nkey " + key + "\n}\n}"}, "", "") // as in mholt/caddy-ratelimit
 	}
 	for key, want := range map[string]string{
 		"{http.request.host}": "", "{host}": "{http.request.host}", "{header.X-Key}": "{http.request.header.X-Key}",

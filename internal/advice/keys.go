@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"net/textproto"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -114,16 +116,56 @@ func OnKey(k key.Template, around *routes.Around) (found []Advice) {
 			found = append(found, a.of("key", name))
 		}
 	}
-	if len(k) == 1 && !k[0].Placeholder {
-		if meant := MeantBy(k[0].Text); meant != "" {
-			found = append(found, Advice{
-				Kind:    KeyText,
-				Problem: fmt.Sprintf("Its key is the text %q, not a placeholder, so all requests share one bucket.", k[0].Text),
-				Remedy:  "Write {" + meant + "}." + bounding(meant),
-			})
+	for i, part := range k {
+		if part.Placeholder || i == 0 || !prefixLength.MatchString(part.Text) {
+			continue
+		}
+		if of := k[i-1]; of.Placeholder && (placeholder.Addresses[of.Text] != "" || strings.HasPrefix(of.Text, headerPrefix)) {
+			found = append(found, onPrefix(of.Text, part.Text))
 		}
 	}
+	if len(k) == 1 && !k[0].Placeholder {
+		found = append(found, onConstant(k[0].Text)...)
+	}
 	return found
+}
+
+// prefixLength matches how people write to how many bits an address is shortened.
+var prefixLength = regexp.MustCompile(`^/(\d{1,2}|1[01]\d|12[0-8])$`)
+
+// onPrefix returns advice on the length of a prefix behind a placeholder.
+func onPrefix(name, text string) Advice {
+	bits, option := text[1:], "ipv4_prefix"
+	for short, full := range placeholder.Addresses {
+		if name == full && short != full {
+			name = short
+		}
+	}
+	if n, _ := strconv.Atoi(bits); n > 32 {
+		option = "ipv6_prefix"
+	}
+	return Advice{
+		Kind:    KeyPrefix,
+		Problem: fmt.Sprintf("Its key has %s behind {%s}, which is no more than text, so each address has a bucket of its own.", text, name),
+		Remedy:  fmt.Sprintf("Write key {%s}, and %s %s.", name, option, bits),
+	}
+}
+
+// onConstant returns advice on a key that is a text.
+func onConstant(text string) []Advice {
+	a := Advice{
+		Kind:    KeyText,
+		Problem: fmt.Sprintf("Its key is the text %q, not a placeholder, so all requests share one bucket.", text),
+	}
+	switch meant := MeantBy(text); {
+	case meant != "":
+		a.Remedy = "Write {" + meant + "}." + bounding(meant)
+	case !slices.Contains([]string{"all", "static", "global"}, text):
+		a.Kind, a.Remedy = KeyConstant, "Write {client_ip} for a bucket for each address, or, if one for all is meant, all."
+	default:
+		return nil
+	}
+	return []Advice{a}
 }
 
 // Chosen returns the first placeholder of a key whose value clients can choose from arbitrarily
@@ -214,6 +256,22 @@ func onPlaceholder(name string, around *routes.Around) (Advice, bool) {
 	}
 	if later := around.SetLater(name); later != "" {
 		return setLater(name, later), true
+	}
+	if strings.HasPrefix(name, "http.response.") {
+		return Advice{
+			Kind:    KeyUnknown,
+			Problem: "is only known when the response is there, so it is empty",
+			Remedy:  "Use what the request has, such as {client_ip}, and count to count by the response.",
+		}, true
+	}
+	return neverSet(name, around)
+}
+
+// neverSet returns advice on a placeholder that neither Caddy nor the handlers of a site set, by its
+// name, if it is one.
+func neverSet(name string, around *routes.Around) (Advice, bool) {
+	if around.Sets(name) {
+		return Advice{}, false
 	}
 	if a, ok := missingInCaddy(name); ok {
 		ofCaddy := a.Problem == noPlaceholder && (strings.HasPrefix(name, "http.") || strings.HasPrefix(name, "remote"))

@@ -81,7 +81,7 @@ func TestDocumentedFlaws(t *testing.T) {
 func TestForeignKeys(t *testing.T) {
 	t.Parallel()
 	for text, fault := range map[string]bool{
-		"{client_ip}": false, "{remote_host}": false, "{remote_host}/api/auth/pair": false, "static": false, "dynamic_zone": false,
+		"{client_ip}": false, "{remote_host}": false, "{remote_host}/api/auth/pair": false, "static": false,
 		"{path}": false, "{host}": false, "{http.request.remote.host}": false, "{http.request.header.X-Forwarded-For}": false,
 		"{http.request.header.X-Api-Key}": false, "{header.Authorization}": false, "{header.CF-Connecting-IP}": false,
 		"{cookie.session}": false, "{query.id}": false, "{path.id}": true, "{path.0}": false, "{http.vars.uid}": false,

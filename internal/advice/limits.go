@@ -73,6 +73,9 @@ func (c *collector) limits(limits []*rule.Limit, parent *rule.Limit, around *rou
 				if a.Placeholder != "" && a.Placeholder == uncountedUser(l, around) {
 					continue // no order of the directives would help
 				}
+				if a.Kind == KeyConstant && l.Zone != nil {
+					continue // which is how mholt/caddy-ratelimit has one bucket for all
+				}
 				a.Inherited = parent != nil && l.Key == parent.Key
 				c.limit(l.Path, a)
 			}
@@ -91,6 +94,7 @@ func onLimit(l *rule.Limit, around *routes.Around) (found []Advice) {
 	for _, b := range l.Buckets {
 		found = append(found, onNumbers(b, around)...)
 	}
+	found = append(found, onResponses(&l.Settlement, around)...)
 	return append(found, onUnauthorized(l, around)...)
 }
 
@@ -129,8 +133,12 @@ func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
 			}
 		}
 		if name := controlled(n.template, around); name != "" {
+			kind := SizeChosen
+			if n.effect == choosesBucket {
+				kind = RateChosen
+			}
 			found = append(found, Advice{
-				Kind: NumberChosen, OnCheck: n.effect != choosesBucket,
+				Kind:    kind,
 				Problem: fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", n.option, name, n.effect),
 				Remedy:  "Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.",
 			})

@@ -2,6 +2,7 @@ package advice
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"path"
@@ -15,10 +16,11 @@ import (
 )
 
 // onPaths returns advice on paths of matchers that have another form, which many applications
-// answer as they do this one and no path of theirs matches.
+// answer as they do this one and no path of theirs matches: one piece for all of them, with the
+// first. What is known not to answer the other form, such as an error, is no application.
 //
 // A matcher of the directive, which may be on its line, is one pattern.
-func onPaths(sets caddyhttp.MatcherSets, around *routes.Around, ofDirective bool) (found []Advice) {
+func onPaths(sets caddyhttp.MatcherSets, around *routes.Around, ofDirective bool) []Advice {
 	var patterns caddyhttp.MatchPath
 	for _, set := range sets {
 		for _, m := range set {
@@ -27,25 +29,31 @@ func onPaths(sets caddyhttp.MatcherSets, around *routes.Around, ofDirective bool
 			}
 		}
 	}
+	var others []string // patterns that have one
 	for _, pattern := range patterns {
-		form, write := otherForm(pattern)
-		if form == "" || matchesPath(patterns, form) ||
-			around.ObstacleTo(caddyhttp.MatcherSets{{&caddyhttp.MatchPath{strings.ToLower(form)}}}) != nil {
-			continue
-		}
-		a := Advice{
-			Kind: PathForm, OnCheck: true,
-			Problem: "Its path " + pattern + " does not match " + form + ", which many applications answer as they do " + pattern + ", so clients can get around it.",
-			Remedy:  "Write path " + pattern + " " + write + ".",
-		}
-		if ofDirective {
-			a.Remedy = "Write " + withOtherForm(pattern) + "."
-		}
-		if !slices.Contains(found, a) {
-			found = append(found, a)
+		form, _ := otherForm(pattern)
+		if form != "" && !slices.Contains(others, pattern) && unmatchedPath(pattern, patterns).Problem == "" && !matchesPath(patterns, form) &&
+			around.ObstacleTo(caddyhttp.MatcherSets{{&caddyhttp.MatchPath{strings.ToLower(form)}}}) == nil && around.Serves(form) {
+			others = append(others, pattern)
 		}
 	}
-	return found
+	if len(others) == 0 {
+		return nil
+	}
+	pattern := others[0]
+	form, write := otherForm(pattern)
+	a := Advice{
+		Kind:    PathForm,
+		Problem: "Its path " + pattern + " does not match " + form + ", which many applications answer as they do " + pattern + ", so clients can get around it.",
+		Remedy:  "Write path " + pattern + " " + write + ".",
+	}
+	if ofDirective {
+		a.Remedy = "Write " + withOtherForm(pattern) + "."
+	}
+	if n := len(others) - 1; n > 0 {
+		a.Remedy = fmt.Sprintf("%s The same holds for %s.", a.Remedy, strings.Join(others[1:], ", "))
+	}
+	return []Advice{a}
 }
 
 // otherForm returns another form of the path that a pattern matches, if it is only one and an

@@ -65,6 +65,12 @@ func TestRemedies(t *testing.T) {
 		{"text as a key", advice.KeyText, "{client_ip}", [2]sitetest.Config{
 			{Global: strict, Site: limit("key client_ip") + end}, {Global: strict, Site: limit("key {client_ip}") + end},
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
+		{"any text as a key", advice.KeyConstant, "all", [2]sitetest.Config{
+			{Global: strict, Site: limit("key per_ip") + end}, {Global: strict, Site: limit("key all") + end},
+		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 429"}},
+		{"length of a prefix in a key", advice.KeyPrefix, "ipv4_prefix 24", [2]sitetest.Config{
+			{Global: strict, Site: limit("key {client_ip}/24") + end}, {Global: strict, Site: limit("key {client_ip}\nipv4_prefix 24") + end},
+		}, []string{one, two, one, two}, [2]string{"200 200 200 200", "200 200 429 429"}},
 		{"chosen key", advice.KeyChosen, "limit", [2]sitetest.Config{
 			{Site: limit("key {cookie.id}") + end}, {Site: "rate_limit {\n" + within("a", "key {cookie.id}") + address + "}" + end},
 		}, cookies, [2]string{"200 200 200 200 200", "200 200 200 200 429"}},
@@ -87,15 +93,15 @@ func TestRemedies(t *testing.T) {
 		{"address of a proxy", advice.KeyOfProxy, "{client_ip}", [2]sitetest.Config{
 			{Global: strict, Site: limit("key {remote_host}") + end}, {Global: strict, Site: limit("key {client_ip}") + end},
 		}, append(times(3, one), two), [2]string{"200 200 429 429", "200 200 429 200"}},
-		{"chosen drips", advice.NumberChosen, "map", [2]sitetest.Config{
+		{"chosen drips", advice.RateChosen, "map", [2]sitetest.Config{
 			{Site: "rate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {query.n}\n}" + end},
 			{Site: "route {\n" + auth + "map {http.auth.user.id} {n} {\nalice 2\ndefault 1\n}\nrate_limit a {\nsize 2\ndrip_rate 5m\ndrip_size {n}\n}\n}" + end},
 		}, []string{"/?n=1" + alice[1:], "/?n=2" + alice[1:], "/?n=3" + alice[1:]}, [2]string{"200 200 200", "200 200 429"}},
-		{"chosen size by vars", advice.NumberChosen, "vars", [2]sitetest.Config{
+		{"chosen size by vars", advice.SizeChosen, "vars", [2]sitetest.Config{
 			{Site: "vars n {query.n}\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}" + end},
 			{Site: "route {\nvars n 2\nrate_limit a {\nsize {vars.n}\ndrip_rate 5m\n}\n}" + end},
 		}, times(3, "/?n=9"), [2]string{"200 200 200", "200 200 429"}},
-		{"chosen cost", advice.NumberChosen, "map", [2]sitetest.Config{
+		{"chosen cost", advice.SizeChosen, "map", [2]sitetest.Config{
 			{Site: limit("cost {query.n}") + end}, {Site: "map {path} {n} {\n/free 0\ndefault 1\n}\n" + limit("cost {n}") + end},
 		}, append(times(3, "/?n=0"), "/free"), [2]string{"200 200 200 400", "200 200 429 200"}},
 
@@ -116,13 +122,13 @@ func TestRemedies(t *testing.T) {
 		{"behind a rewrite", advice.Unreachable, "route", [2]sitetest.Config{
 			{Site: "rewrite /old /new\nrate_limit /old 2/m" + end}, {Site: "route {\nrate_limit /old* 2/m\nrewrite /old /new\n}" + end},
 		}, times(3, "/old"), [2]string{"200 200 200", "200 200 429"}},
-		{"path without a slash", advice.UnmatchedPath, "/search*", [2]sitetest.Config{
+		{"path without a slash", advice.Unmatched, "/search*", [2]sitetest.Config{
 			{Site: limit("match path search") + end}, {Site: limit("match path /search*") + end},
 		}, times(3, "/search"), [2]string{"200 200 200", "200 200 429"}},
-		{"path with a query", advice.UnmatchedPath, "/i.php*", [2]sitetest.Config{
+		{"path with a query", advice.Unmatched, "/i.php*", [2]sitetest.Config{
 			{Site: limit("match path /i.php?a=b") + end}, {Site: limit("match {\npath /i.php*\nquery a=b\n}") + end},
 		}, times(3, "/i.php?a=b"), [2]string{"200 200 200", "200 200 429"}},
-		{"host with a scheme", advice.UnmatchedHost, "127.0.0.1", [2]sitetest.Config{
+		{"host with a scheme", advice.Unmatched, "127.0.0.1", [2]sitetest.Config{
 			{Site: limit("match host http://127.0.0.1") + end}, {Site: limit("match host 127.0.0.1") + end},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
 		{"path without its other form", advice.PathForm, "path /login /login/", [2]sitetest.Config{
@@ -144,6 +150,24 @@ func TestRemedies(t *testing.T) {
 			{Site: limit("count status 401\nkey {http.auth.user.id}") + auth + end}, {Site: limit("count status 401\nkey {client_ip}") + auth + end},
 		}, times(3, guess), [2]string{"401 401 429", "401 401 429"}},
 
+		{"field that is none", advice.NeverCounts, "count header X-Login", [2]sitetest.Config{
+			{Site: limit("count header X-Login: failed") + end}, {Site: "route {\n" + limit("count header X-Login failed") + "header X-Login failed\nrespond ok\n}"},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
+		{"several paths in one", advice.Unmatched, "path /a* /b*", [2]sitetest.Config{
+			{Site: limit("match path /a*,/b*") + end}, {Site: limit("match path /a* /b*") + end},
+		}, times(3, "/b"), [2]string{"200 200 200", "200 200 429"}},
+		{"several methods in one", advice.Unmatched, "method GET HEAD", [2]sitetest.Config{
+			{Site: limit("match method GET|HEAD") + end}, {Site: limit("match method GET HEAD") + end},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
+		{"matchers in one line", advice.Unmatched, "path /login", [2]sitetest.Config{
+			{Site: "@l method GET path /login*\nrate_limit @l a 2/m" + end}, {Site: "@l {\nmethod GET\npath /login*\n}\nrate_limit @l a 2/m" + end},
+		}, append(times(3, "/"), times(3, "/login")...), [2]string{"200 200 429 429 429 429", "200 200 200 200 200 429"}},
+		{"text of another server in a path", advice.Unmatched, "/users/*", [2]sitetest.Config{
+			{Site: limit("match path /users/{id}") + end}, {Site: limit("match path /users/*") + end},
+		}, times(3, "/users/1"), [2]string{"200 200 200", "200 200 429"}},
+		{"method as a name", advice.MatcherAsName, "match method POST", [2]sitetest.Config{
+			{Site: "rate_limit POST 2/m" + end}, {Site: limit("match method POST") + end},
+		}, times(3, "/"), [2]string{"200 200 429", "200 200 200"}},
 		{"equal without a name", advice.Unnamed, "", [2]sitetest.Config{
 			{Unnamed: true, Site: "rate_limit /a* 2/m\nrate_limit /b* 2/m" + end}, {Unnamed: true, Site: "rate_limit /a* a 2/m\nrate_limit /b* b 2/m" + end},
 		}, []string{"/a", "/a", "/b", "/a"}, [2]string{"200 200 429 429", "200 200 200 429"}},
@@ -195,7 +219,7 @@ func TestRemedies(t *testing.T) {
 		{"denials while redis is down", advice.Unavailable, "on_error fallback", [2]sitetest.Config{
 			{Global: "rate_limit {\nredis 127.0.0.1:1\non_error deny\n}", Site: limit("") + end}, {Global: "rate_limit {\nredis 127.0.0.1:1\non_error fallback\n}", Site: limit("") + end},
 		}, times(3, "/"), [2]string{"503 503 503", "200 200 429"}},
-		{"redis without a password", advice.OfRedis, "password", [2]sitetest.Config{
+		{"redis without a password", advice.RedisOpen, "password", [2]sitetest.Config{
 			{Global: "rate_limit {\nredis 192.0.2.1\n}", Site: limit("") + end}, {Global: "rate_limit {\nredis 192.0.2.1 {\npassword secret\n}\n}", Site: limit("") + end},
 		}, nil, [2]string{}},
 	} {
@@ -204,7 +228,7 @@ func TestRemedies(t *testing.T) {
 			found := adviceOn(t, onAllHosts(t, tc.config[0]))
 			i := slices.IndexFunc(found, func(a advice.Advice) bool { return a.Kind == tc.kind })
 			if i < 0 || !strings.Contains(found[i].Remedy, tc.writes) || !strings.Contains(fmt.Sprint(tc.config[1]), tc.writes) {
-				t.Fatalf("got %+v, want advice of kind %d whose remedy has %q", found, tc.kind, tc.writes)
+				t.Fatalf("got %+v, want advice of kind %s whose remedy has %q", found, tc.kind, tc.writes)
 			}
 			if left := adviceOn(t, onAllHosts(t, tc.config[1])); len(left) > 0 {
 				t.Errorf("with the remedy: got %+v, want no more advice", left)
@@ -231,9 +255,11 @@ func TestRemedies(t *testing.T) {
 			}
 		})
 	}
+	covered[advice.OfRedis] = true       // found by asking a server, see TestCheckRedis
+	covered[advice.SharedBySites] = true // which takes two sites, see TestUnintendedSharing
 	for kind := range advice.Kinds {
 		if !covered[kind] {
-			t.Errorf("no remedy of kind %d is applied", kind)
+			t.Errorf("no remedy of kind %s is applied", kind)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package advice_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -14,7 +15,9 @@ func TestUnintendedSharing(t *testing.T) {
 		unnamed = "Several limits without a name, or within one, have equal keys and numbers"
 		twice   = "Some requests pass it twice, in blocks that share its buckets"
 		api     = "rate_limit api 10/s\n"
+		sites   = "Its block has no name, and so has one on another site, "
 		within  = "rate_limit {\nlimit api {\nrate 10/s\n}\n}\n"
+		other   = "http://other.localhost:1 {\n"
 	)
 	for _, tc := range []struct {
 		name string
@@ -28,6 +31,12 @@ func TestUnintendedSharing(t *testing.T) {
 		{"one after the other, in JSON", sitetest.Config{Unnamed: true, Site: "route {\nrate_limit 10/s\nrate_limit 10/s\n}"}, unnamed},
 		{"paths that share a name", sitetest.Config{Site: "rate_limit /a api 10/s\nrate_limit /b api 10/s"}, ""},
 		{"sites that share a name", sitetest.Config{Site: api, Sites: "http://other.localhost:1 {\n" + api + "}"}, ""},
+		{"sites whose blocks have no name", sitetest.Config{Site: within, Sites: other + within + "}"}, sites},
+		{"sites whose blocks have no name, and said so", sitetest.Config{Site: within, Sites: other + strings.Replace(within, "{\n", "{\nignore_advice shared_by_sites\n", 1) + "}"}, ""},
+		{"sites whose blocks have one name", sitetest.Config{Site: strings.Replace(within, "{", "all {", 1), Sites: other + strings.Replace(within, "{", "all {", 1) + "}"}, ""},
+		{"sites of one block", sitetest.Config{Site: "respond ok", Sites: "http://a.localhost:1, http://b.localhost:1 {\n" + within + "}"}, ""},
+		{"sites whose limits distinguish hosts", sitetest.Config{Site: strings.Replace(within, "rate 10/s", "rate 10/s\nkey {client_ip}{host}", 1), Sites: other + strings.Replace(within, "rate 10/s", "rate 10/s\nkey {client_ip}{host}", 1) + "}"}, ""},
+		{"sites whose zones have one name", sitetest.Config{Site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}", Sites: other + "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}\n}"}, ""},
 		{"handle blocks that share a name", sitetest.Config{Site: "handle /a {\n" + api + "}\nhandle {\n" + api + "}"}, ""},
 		{"blocks that share a nested name", sitetest.Config{Site: "handle /a {\n" + within + "}\nhandle {\n" + within + "}"}, ""},
 		{"groups in one block", sitetest.Config{Site: "rate_limit {\naccounting in_order\nlimit a {\nlimit x {\nrate 1/s\n}\n}\nlimit b {\nlimit x {\nrate 1/s\n}\n}\n}"}, ""},
@@ -43,7 +52,7 @@ func TestUnintendedSharing(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			remedy := ""
 			if tc.want != "" {
-				remedy = map[string]string{unnamed: "Unless that is meant, give each a name.", twice: "Remove one, or give them different names."}[tc.want]
+				remedy = map[string]string{sites: "Give each block a name", unnamed: "Unless that is meant, give each a name.", twice: "Remove one, or give them different names."}[tc.want]
 			}
 			wantWarning(t, tc.Config, tc.want, remedy)
 		})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -107,7 +108,7 @@ func (c *collector) unused(h *rule.Handler) {
 				continue
 			}
 			c.limit(b.Path, Advice{
-				Kind: NeverDenies, OnCheck: true,
+				Kind:    NeverDenies,
 				Problem: "It denies no client that limit " + a.Path + " does not deny: that one is tighter, for the same key and at least the same requests.",
 				Remedy:  "Remove it, or give limit " + a.Path + " a matcher for the requests that it is meant for.",
 			})
@@ -178,10 +179,10 @@ func perHour(l bucket.Limit) float64 {
 }
 
 // zones advises on zones that admit nothing, and on zones of one name whose options differ.
-func (c *collector) zones(order []rule.Module) {
+func (c *collector) zones() {
 	first := make(map[string]rule.LocatedBucket) // by path
-	for _, m := range order {
-		for b := range rule.Buckets(m.Compiled().Limits) {
+	c.each(func(h *rule.Handler, _ *routes.Around) {
+		for b := range rule.Buckets(h.Limits) {
 			if b.Limit.Zone == nil {
 				continue
 			}
@@ -201,7 +202,7 @@ func (c *collector) zones(order []rule.Module) {
 				})
 			}
 		}
-	}
+	})
 }
 
 // zonesDiffer returns what differs in two zones, or "".

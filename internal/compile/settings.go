@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
@@ -40,6 +41,9 @@ func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
 		if s.OnError, err = option.ParseConstant("on_error", b.OnError, rule.ParseOnError); err != nil {
 			return err
 		}
+	}
+	if err := advice.ParseIgnored(b.IgnoreAdvice); err != nil {
+		return err
 	}
 	if s.NoBody, err = option.ParseConstant("body", cmp.Or(b.Body, "on"), option.Is("off", "on", "off")); err != nil {
 		return err

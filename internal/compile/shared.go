@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
@@ -65,6 +66,9 @@ func NewShared(app *config.App) (s *Shared, err error) {
 		return nil, err
 	}
 	if s.Metrics, err = option.ParseConstant("metrics", cmp.Or(app.Metrics, "on"), ParseMetrics); err != nil {
+		return nil, err
+	}
+	if err := advice.ParseIgnored(app.IgnoreAdvice); err != nil {
 		return nil, err
 	}
 	if err := s.setMemory(app.Memory); err != nil {

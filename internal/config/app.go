@@ -36,6 +36,10 @@ type App struct {
 	// limits, and addresses of Redis servers, never anything of a request. Caddy's
 	// global option `metrics` is not needed; it adds those of its HTTP servers.
 	Metrics string `json:"metrics,omitempty"`
+
+	// The kinds of advice that are not reported, of limits, servers and Redis, see the option of
+	// a handler. Default: none.
+	IgnoreAdvice List `json:"ignore_advice,omitempty"`
 }
 
 // Memory configures the buckets in this process.

@@ -65,5 +65,10 @@ type Block struct {
 	// placeholders, messages and log fields have the same wait. Default: 0.
 	Jitter Number `json:"jitter,omitempty"`
 
+	// The kinds of advice on limits of this block that are meant as they are, such as
+	// `path_form`: neither reported when the config is loaded nor by the command check, which
+	// has the kind of each in brackets. Default: none.
+	IgnoreAdvice List `json:"ignore_advice,omitempty"`
+
 	Zones
 }

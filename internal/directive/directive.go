@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
@@ -215,6 +216,7 @@ func (p *limitParser) blockParsers(b *config.Block) map[string]func() error {
 		}
 		return parseEnd(p.Dispenser, "headers")
 	}
+	parsers["ignore_advice"] = func() (err error) { b.IgnoreAdvice, err = parseIgnored(p.Dispenser); return err }
 	return parsers
 }
 
@@ -339,6 +341,17 @@ func parseCount(d *caddyfile.Dispenser) (*option.Responses, error) {
 	return m, nil
 }
 
+// parseIgnored parses an option of kinds of advice.
+func parseIgnored(d *caddyfile.Dispenser) (kinds []string, err error) {
+	if kinds = d.RemainingArgs(); len(kinds) == 0 {
+		return nil, d.Err("ignore_advice: nothing given; use what caddy rate-limit check has in brackets, such as path_form")
+	}
+	if err := advice.ParseIgnored(kinds); err != nil {
+		return nil, d.WrapErr(err)
+	}
+	return kinds, parseEnd(d, "ignore_advice")
+}
+
 // ParseApp parses the global option.
 func ParseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
@@ -387,6 +400,9 @@ func parseAppOption(d *caddyfile.Dispenser, app *config.App) (err error) {
 		return err
 	case "metrics":
 		app.Metrics, err = parseChoice(d, compile.ParseMetrics)
+		return err
+	case "ignore_advice":
+		app.IgnoreAdvice, err = parseIgnored(d)
 		return err
 	default:
 		return unknownOption(d, GlobalScope)

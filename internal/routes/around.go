@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	caddymap "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/rewrite"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
@@ -22,17 +23,26 @@ import (
 // that requests may pass on their way, and what keeps them from the handler. A nil one knows
 // of none.
 type Around struct {
+	server         string
 	before, behind []setter
 	mapped         map[string]bool // by map, anywhere in the config
 	certain        []*Around       // of handlers of its type that requests have passed on some way to it
 	ways           []way           // on which requests reach it, several to a named route
+	answers        []answer        // what may answer them behind it
 }
 
 // way is one on which requests reach a handler.
 type way struct {
 	obstacle *Obstacle             // which none of them passes; nil if some do
 	matchers caddyhttp.MatcherSets // of the route that the handler is in
+	steps    []step
 	paths    paths
+}
+
+// step is a route that requests take on their way.
+type step struct {
+	route   *caddyhttp.Route
+	changes int // how many handlers have changed the path before
 }
 
 // setter is a handler that sets placeholders.
@@ -52,6 +62,9 @@ type setter struct {
 
 	authenticates bool
 }
+
+// Server returns the name of the server that has the handler.
+func (a *Around) Server() string { return a.server }
 
 // Sets reports whether a handler of Caddy sets the placeholder before, or map does anywhere.
 func (a *Around) Sets(name string) bool {
@@ -163,13 +176,13 @@ func Arounds[H interface {
 			return nil
 		}
 		if around[own] == nil {
-			order, around[own] = append(order, own), &Around{mapped: w.mapped}
+			order, around[own] = append(order, own), &Around{server: w.server, mapped: w.mapped}
 		}
 		return around[own]
 	}
 	for _, name := range slices.Sorted(maps.Keys(app.Servers)) {
 		srv := app.Servers[name]
-		w.named = srv.NamedRoutes
+		w.server, w.named = name, srv.NamedRoutes
 		w.list(srv.Routes, path{})
 		if srv.Errors != nil {
 			w.list(srv.Errors.Routes, path{before: []setter{{}}}) // any may have been passed
@@ -182,16 +195,26 @@ func Arounds[H interface {
 // is known of those that have come so far.
 type path struct {
 	before  []setter
-	passed  []*Around
+	passed  []passed
 	certain []*Around // of these, those that all requests have passed
+	steps   []step    // the routes that they are in
+	changes int       // how many handlers have changed the path
+	removed []string  // response fields that the directive header removes
 
 	ended   string    // the directive that has answered all of them; "" if some go on
 	blocked *Obstacle // that none passes to routes within; nil if some do
 	paths   paths
 }
 
+// passed is a handler that requests have passed.
+type passed struct {
+	*Around
+	changes, removed int // how many there were before
+}
+
 // walker walks over routes.
 type walker struct {
+	server  string
 	named   map[string]*caddyhttp.Route
 	own     func(caddyhttp.MiddlewareHandler) *Around // nil for others
 	mapped  map[string]bool
@@ -216,6 +239,7 @@ func (w *walker) list(list caddyhttp.RouteList, p path) path {
 		if o := to.paths.obstacle(rt.MatcherSets); o != nil && to.blocked == nil {
 			inside.blocked = o
 		}
+		inside.steps = append(slices.Clip(to.steps), step{rt, to.changes})
 		within := w.matchers
 		behind := inside
 		for _, h := range rt.Handlers {
@@ -233,8 +257,9 @@ func (w *walker) list(list caddyhttp.RouteList, p path) path {
 			}
 			p.before = append(slices.Clip(p.before), passed...)
 			p.passed = append(slices.Clip(p.passed), behind.passed[len(to.passed):]...)
+			p.changes = max(p.changes, behind.changes)
 			if rt.Group == "" && len(rt.MatcherSets) == 0 {
-				p.certain = behind.certain
+				p.certain, p.removed = behind.certain, behind.removed
 			}
 		}
 		p = g.leave(rt, p, to, behind)
@@ -247,8 +272,8 @@ func (w *walker) handler(h caddyhttp.MiddlewareHandler, p path) path {
 	if own := w.own(h); own != nil {
 		own.before = append(own.before, p.before...)
 		own.certain = append(own.certain, p.certain...)
-		own.ways = append(own.ways, way{p.obstacle(), w.matchers, p.paths})
-		p.passed = append(slices.Clip(p.passed), own)
+		own.ways = append(own.ways, way{p.obstacle(), w.matchers, p.steps, p.paths})
+		p.passed = append(slices.Clip(p.passed), passed{own, p.changes, len(p.removed)})
 		p.certain = append(slices.Clip(p.certain), own)
 		return p
 	}
@@ -260,8 +285,12 @@ func (w *walker) handler(h caddyhttp.MiddlewareHandler, p path) path {
 		s.conditional = false // for what is in the same route
 		p.before = append(slices.Clip(p.before), s)
 	}
+	p.pass(h)
 	if by := answers(h); by != "" && p.ended == "" {
 		p.ended = by
+	}
+	if _, changes := h.(*rewrite.Rewrite); changes {
+		p.changes++
 	}
 	p.paths = p.paths.behind(h)
 	nested := In(h, w.named)
@@ -330,11 +359,16 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 		}
 		return w.fieldsSet(h.Request)
 	}
-	const ofCaddy = "github.com/caddyserver/caddy/v2/"
-	if of := reflect.Indirect(reflect.ValueOf(h)); of.IsValid() && !strings.HasPrefix(of.Type().PkgPath(), ofCaddy) {
+	if ofPlugin(h) {
 		return []setter{{}}
 	}
 	return nil
+}
+
+// ofPlugin reports whether a handler is not Caddy's.
+func ofPlugin(h caddyhttp.MiddlewareHandler) bool {
+	of := reflect.Indirect(reflect.ValueOf(h))
+	return of.IsValid() && !strings.HasPrefix(of.Type().PkgPath(), "github.com/caddyserver/caddy/v2/")
 }
 
 // mappedFrom returns the placeholders that a map makes the value of a destination from. One that

@@ -28,6 +28,8 @@ type Handler struct {
 	Process  *telemetry.Process
 	Logger   *zap.Logger
 	reported telemetry.Throttle // of errors
+
+	IgnoredAdvice []string // the kinds of advice that are not reported of it
 }
 
 // Module is a handler of Caddy that has limits. It is a type of the root package, which can't

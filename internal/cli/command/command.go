@@ -34,7 +34,8 @@ default the one of the environment variable CADDY_ADMIN, or localhost:2019. The 
 commands read config files and need no running Caddy.
 
 The exit status is 0 if all is well, 1 if the command failed, and 2 if it worked but
-found a problem: Redis is unavailable (status); the config should be changed (check);
+found a problem: Redis is unavailable (status); the config has a mistake (check, and 3 if
+all that it found may be meant);
 something has no equivalent (convert); or Redis does not answer, so only the Caddy that
 was asked was looked at or changed (peek, reset, ban, unban, bans).`,
 		CobraFunc: func(cmd *cobra.Command) {
@@ -77,25 +78,33 @@ func commandNames(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// ErrProblems makes a command exit with status 2, without a message.
-var ErrProblems = errors.New("problems found")
+// ExitStatus is an error that makes a command exit with a status, without a message.
+type ExitStatus int
 
-// Runs sets what a command does. A command that returns ErrProblems exits with
-// status 2; one whose output could not be written fails.
+// ErrProblems is the status of a command that has found a problem.
+const ErrProblems = ExitStatus(2)
+
+// Error implements error.
+func (s ExitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// Runs sets what a command does. One whose output could not be written fails, whatever
+// its status.
 func Runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		out := &terminal.Output{Writer: cmd.OutOrStdout()}
 		cmd.SetOut(out)
 		err := run(cmd, args)
-		if out.Err != nil && (err == nil || errors.Is(err, ErrProblems)) {
+		var status ExitStatus
+		exits := errors.As(err, &status)
+		if out.Err != nil && (err == nil || exits) {
 			return fmt.Errorf("writing the output: %w", out.Err)
 		}
-		if !errors.Is(err, ErrProblems) {
+		if !exits {
 			return err
 		}
 		cmd.SilenceErrors = true
 		// Only Caddy can make the error that carries an exit status.
-		return caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) { return 2, nil })(cmd, args)
+		return caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) { return int(status), nil })(cmd, args)
 	}
 	return cmd
 }

@@ -183,7 +183,7 @@ func TestCheck(t *testing.T) {
 			if err := d.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			found := slices.DeleteFunc(d.Check(), func(a advice.Advice) bool { return a.Note })
+			found := d.Check()
 			if !slices.EqualFunc(found, tc.want, func(got advice.Advice, want string) bool {
 				return strings.HasPrefix(got.About()+": "+got.Problem, want) && got.Remedy != ""
 			}) {
@@ -198,8 +198,8 @@ func TestCheck(t *testing.T) {
 func TestCheckSharedInJSON(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ first, second, want string }{
-		{"rate 5/1s", "rate 5/1s", "limit default: Several limits without a name, or within one, have equal keys and numbers"},
-		{"rate 5/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}", "rate 6/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}", "limit default/in: Several limits without a name, or within one, have equal keys and numbers"},
+		{"rate 5/1s", "rate 5/1s", "warning: limit default: Several limits without a name, or within one, have equal keys and numbers"},
+		{"rate 5/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}", "rate 6/1s\nlimit in {\nmatch method POST\nrate 3/1s\n}", "warning: limit default/in: Several limits without a name, or within one, have equal keys and numbers"},
 		{"rate 5/1s", "rate 6/1s", "No problems found."},
 	} {
 		text, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("http://:8080 {\nhandle /a {\nrate_limit {\n"+tc.first+"\n}\n}\nhandle /b {\nrate_limit {\n"+tc.second+"\n}\n}\n}\n"), nil)
@@ -221,18 +221,18 @@ func TestCheckSharedInJSON(t *testing.T) {
 func TestCheckCommand(t *testing.T) {
 	t.Parallel()
 	file := sitetest.ConfigFile(t, "http://:8080 {\n"+dryLimit("a", "key {header.X-Key}")+"}")
-	const want = `limit a: Its key has {http.request.header.X-Key}, which clients can set to
-  anything, so they can get a fresh bucket for each request. Use a key that they
-  can't choose, such as {client_ip} or, behind authentication,
+	const want = `warning: limit a: Its key has {http.request.header.X-Key}, which clients can set
+  to anything, so they can get a fresh bucket for each request. Use a key that
+  they can't choose, such as {client_ip} or, behind authentication,
   {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate
-  that several honest clients share.
+  that several honest clients share. [key_chosen]
 
 1 warning.
 `
-	sitetest.RunCommand(t, "check", "--config", file).Want(t, 2, want)
+	sitetest.RunCommand(t, "check", "--config", file).Want(t, 3, want)
 	r := sitetest.RunCommand(t, "check", "--config", file, "--json")
 	var c struct{ Advice []any }
-	if err := json.Unmarshal([]byte(r.Out), &c); err != nil || r.Status != 2 || len(c.Advice) != 1 {
+	if err := json.Unmarshal([]byte(r.Out), &c); err != nil || r.Status != 3 || len(c.Advice) != 1 {
 		t.Errorf("with --json: %v, %+v", err, r)
 	}
 	sitetest.RunCommand(t, "check", "--config", file, "--redis", "--json")
@@ -328,8 +328,8 @@ func TestCheckCallsRedis(t *testing.T) {
 	}
 	gone := redistest.FreeAddr(t)
 	got := sitetest.RunCommand(t, "check", "--redis", "--config", sitetest.ConfigFile(t, "{\n"+sitetest.RedisGlobal(gone)+"\n}\nhttp://:8080 {\n"+dryLimit("a")+"}"))
-	if text := strings.ReplaceAll(got.Out, "\n  ", " "); got.Status != 2 || !strings.Contains(text, "\n1 warning.\n") ||
-		!strings.HasPrefix(text, "redis: It was not checked: redis at "+gone+" can't be connected to: dial tcp "+gone+": connect: connection refused. Run this") {
+	if text := strings.ReplaceAll(got.Out, "\n  ", " "); got.Status != 2 || !strings.Contains(text, "\n1 mistake.\n") ||
+		!strings.HasPrefix(text, "mistake: redis: It was not checked: redis at "+gone+" can't be connected to: dial tcp "+gone+": connect: connection refused. Run this") {
 		t.Errorf("with a Redis that is gone: got %+v", got)
 	}
 }
@@ -381,7 +381,7 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 						t.Errorf("got %s, want %q", text, want)
 					}
 				}
-				if got.Status != 2 || !strings.Contains(text, "\n1 warning.\n") || strings.Contains(text, `\n`) {
+				if got.Status != 2 || !strings.Contains(text, "\n1 mistake.\n") || strings.Contains(text, `\n`) {
 					t.Errorf("got status %d, and %s", got.Status, text)
 				}
 			}

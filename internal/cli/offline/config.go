@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
@@ -22,6 +23,7 @@ type Config struct {
 	Name    string    // of the file
 	Servers []*Server // by name
 	MaxKeys int       // of all limits together
+	Ignored []string  // the kinds of advice that are not given of any limit
 	Redis   Redis     // as configured, though it is not used; nil without
 
 	// What differs from the config as Caddy would run it, one sentence each.
@@ -116,6 +118,10 @@ func (d *Config) cutRedis(raw json.RawMessage) (json.RawMessage, error) {
 		if d.Redis, err = readRedis(config); err != nil {
 			return nil, fmt.Errorf("decoding the rate_limit app: %w", err)
 		}
+	}
+	var ignored config.List
+	if raw := options["ignore_advice"]; raw != nil && json.Unmarshal(raw, &ignored) == nil { // Validate returns an error
+		d.Ignored = ignored
 	}
 	delete(options, "redis")
 	return json.Marshal(options)

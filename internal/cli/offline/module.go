@@ -89,8 +89,3 @@ func (l *Limit) failed(r *http.Request) (caddyhttp.MatcherSets, error) {
 	}
 	return nil, nil
 }
-
-// always reports whether all requests that reach the handler meet l.
-func (l *Limit) always() bool {
-	return !slices.ContainsFunc(append(slices.Clip(l.Around), l.Limit), func(l *rule.Limit) bool { return len(l.Matchers) > 0 })
-}

@@ -39,3 +39,19 @@ var ofAnyRequest = sync.OnceValue(func() *caddy.Replacer {
 	caddyhttp.PrepareRequest(r, replacer, nil, nil)
 	return replacer
 })
+
+// ofProxy are the placeholders of reverse_proxy, behind "http.reverse_proxy.", as Caddy 2.11 has
+// them. Those that end in a dot have any name behind it.
+var ofProxy = []string{
+	"active.target_upstream", "duration", "duration_ms", "header.", "is_transport_error", "retries", "status_code", "status_text",
+	"trailer.", "upstream.",
+}
+
+// IsUnknownOfProxy reports whether a placeholder is named like those of reverse_proxy, and it has
+// no such one.
+func IsUnknownOfProxy(name string) bool {
+	rest, ofIt := strings.CutPrefix(name, "http.reverse_proxy.")
+	return ofIt && !slices.ContainsFunc(ofProxy, func(known string) bool {
+		return rest == known || strings.HasSuffix(known, ".") && strings.HasPrefix(rest, known) && rest != known
+	})
+}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +17,6 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
@@ -37,9 +35,6 @@ func Adapt(src string) ([]byte, error) {
 	return out, err
 }
 
-// mayBeMeant are the kinds of advice on what examples and tests of options have.
-var mayBeMeant = []advice.Kind{advice.Floodable, advice.NumberChosen, advice.ChargedTwice, advice.Unnamed, advice.ZonesDiffer}
-
 // Validate loads a configuration as `caddy validate` does, without admin endpoint
 // and logs. The command check has to refuse what that refuses, and nothing else. What can't be
 // meant as it is, of which both would warn, is an error here: no example has it. Caddy
@@ -50,7 +45,7 @@ func Validate(config []byte) error {
 	if refused == nil {
 		if refused = d.Validate(); refused == nil && err == nil {
 			for _, a := range d.Check() {
-				if !a.OnCheck && !slices.Contains(mayBeMeant, a.Kind) {
+				if a.Kind.IsCertain() {
 					err = errors.Join(err, fmt.Errorf("%s: %s %s", a.About(), a.Problem, a.Remedy))
 					refused = err
 				}
