@@ -23,7 +23,10 @@ func (c *collector) hosts() {
 	served := make(map[string]bool) // by the path
 	c.each(func(h *rule.Handler, around *routes.Around) {
 		for b := range rule.Buckets(h.Limits) {
-			conditions := around.Matchers()
+			var conditions []caddyhttp.MatcherSets
+			for _, rt := range around.Routes() {
+				conditions = append(conditions, rt.MatcherSets)
+			}
 			for _, l := range append(slices.Clip(b.Around), b.Limit) {
 				conditions = append(conditions, l.Matchers)
 			}

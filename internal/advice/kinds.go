@@ -26,6 +26,7 @@ const (
 	SetLater
 	Unreachable
 	Unmatched
+	MethodUnknown
 	NeverCounts
 	PathForm
 	Uncounted
@@ -84,6 +85,7 @@ var kinds = [Kinds]kind{
 	SetLater:          {"set_later", certain},
 	Unreachable:       {"unreachable", certain},
 	Unmatched:         {"unmatched", certain},
+	MethodUnknown:     {"method_unknown", hint},
 	NeverCounts:       {"never_counts", certain},
 	PathForm:          {"path_form", hint},
 	Uncounted:         {"uncounted", certain},

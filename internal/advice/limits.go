@@ -52,10 +52,15 @@ func (c *collector) handler(limits []*rule.Limit, around *routes.Around) {
 			c.limit(b.Limit.Path, unreachable(o))
 			return
 		}
+		var found []Advice
+		for _, rt := range around.Routes() {
+			found = append(found, onMatchers(rt.MatcherSets, around)...)
+		}
 		for _, sets := range around.Matchers() {
-			for _, a := range append(onMatchers(sets, around), onPaths(sets, around, true)...) {
-				c.limit(b.Limit.Path, a)
-			}
+			found = append(found, onPaths(sets, around, true)...)
+		}
+		for _, a := range found {
+			c.limit(b.Limit.Path, a)
 		}
 		break
 	}

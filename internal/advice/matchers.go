@@ -164,16 +164,20 @@ var methods = strings.Fields("GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PAT
 	" MOVE ORDERPATCH PROPFIND PROPPATCH REBIND REPORT SEARCH UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL" +
 	" M-SEARCH NOTIFY SUBSCRIBE UNSUBSCRIBE PURGE BAN REFRESH SOURCE")
 
-// unmatchedMethod returns why no request has a method, if none does. One that is not known may be
-// an application's own.
+// unmatchedMethod returns why no request has a method, if none does. One that HTTP does not have may
+// be an application's own.
 func unmatchedMethod(method string) Advice {
 	var several []string
 	for word := range strings.FieldsFuncSeq(method, func(r rune) bool { return !isToken(string(r)) || r == '|' }) {
 		several = append(several, word)
 	}
 	switch {
-	case len(several) == 1 && several[0] == method:
+	case slices.Contains(methods, method):
 		return Advice{}
+	case len(several) == 1 && several[0] == method:
+		a := unmatched("method", method, "HTTP has no such method", "Write one that clients send, such as GET or POST.")
+		a.Kind = MethodUnknown
+		return a
 	case len(several) > 0 && !slices.ContainsFunc(several, func(word string) bool { return !slices.Contains(methods, word) }):
 		return unmatched("method", method, "a method is one word", "Write method "+strings.Join(several, " ")+".")
 	}
@@ -185,6 +189,9 @@ var between = regexp.MustCompile(`[,;|\s]+/`)
 
 // expressions matches what only regular expressions have.
 var expressions = regexp.MustCompile(`^\^|\.\*|\.\+|\$$|\(\?|\\[dwsb.]|\[[a-z0-9]-[a-z0-9]`)
+
+// variables matches parts of paths as web frameworks write those that may be anything.
+var variables = regexp.MustCompile(`/:[A-Za-z_]\w*(/|$)`)
 
 // unmatchedPath returns why no path matches a pattern, if none does. A question mark matches any
 // character there, which is never meant.
@@ -202,6 +209,8 @@ func unmatchedPath(pattern string, others []string) Advice {
 		return no("all begin with a slash", fmt.Sprintf("Write path %s, and host %s with it.", withOtherForm("/"+path), host))
 	case expressions.MatchString(pattern):
 		return no("it is a regular expression", fmt.Sprintf("Write path_regexp %s, or a path with * for any characters.", pattern))
+	case variables.MatchString(pattern):
+		return no("Caddy's paths have no variables", "Write path "+variables.ReplaceAllString(pattern, "/*$1")+".")
 	case between.MatchString(pattern):
 		return no("it is several", "Write path "+strings.TrimSpace(between.ReplaceAllLiteralString(trimmed, " /"))+".")
 	case trimmed != pattern && len(others) > 1 && trimmed != "":

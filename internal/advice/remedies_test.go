@@ -165,6 +165,9 @@ func TestRemedies(t *testing.T) {
 		{"text of another server in a path", advice.Unmatched, "/users/*", [2]sitetest.Config{
 			{Site: limit("match path /users/{id}") + end}, {Site: limit("match path /users/*") + end},
 		}, times(3, "/users/1"), [2]string{"200 200 200", "200 200 429"}},
+		{"method that is none", advice.MethodUnknown, "GET", [2]sitetest.Config{
+			{Site: limit("match method GTE") + end}, {Site: limit("match method GET") + end},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
 		{"method as a name", advice.MatcherAsName, "match method POST", [2]sitetest.Config{
 			{Site: "rate_limit POST 2/m" + end}, {Site: limit("match method POST") + end},
 		}, times(3, "/"), [2]string{"200 200 429", "200 200 200"}},
