@@ -27,6 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
@@ -123,7 +124,7 @@ func TestSnippetsPassCheck(t *testing.T) {
 			checked++
 			beside, _, _ := strings.Cut(after[i], "\n#")
 			r := sitetest.RunCommand(t, "check", "--config", sitetest.ConfigFile(t, asSite(withSecrets(t, b.Code, secret), "example.com")))
-			switch warns := r.Status == 2; {
+			switch warns := r.Status >= 2; {
 			case r.Errors != "" || !warns && !strings.HasPrefix(r.Out, "No problems found.\n"):
 				t.Errorf("%s: status %d\n%s%s", b.Place, r.Status, r.Out, r.Errors)
 			case warns && !strings.Contains(beside, said):
@@ -137,6 +138,20 @@ func TestSnippetsPassCheck(t *testing.T) {
 	}
 	if checked < 50 || excused > 8 {
 		t.Errorf("checked %d snippets, %d of which have warnings", checked, excused)
+	}
+}
+
+// TestAdviceIsDocumented guards that the page of the commands has each kind of advice, as
+// ignore_advice takes it.
+func TestAdviceIsDocumented(t *testing.T) {
+	page, err := os.ReadFile("docs/commands.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind := range advice.Kinds {
+		if !strings.Contains(string(page), "`"+kind.String()+"`") {
+			t.Errorf("the page lacks %s", kind)
+		}
 	}
 }
 

@@ -52,6 +52,7 @@ type List []string
 func (l *List) UnmarshalJSON(b []byte) error {
 	raw := []json.RawMessage{b}
 	if b[0] == '[' {
+		raw = nil // or the first element would be written over b
 		if err := json.Unmarshal(b, &raw); err != nil {
 			return err
 		}

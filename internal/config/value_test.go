@@ -113,3 +113,15 @@ func TestDurationJSON(t *testing.T) {
 		}
 	}
 }
+
+// TestListLeavesItsText guards that the JSON of a list is the same once it is decoded: it may be
+// part of a config that is encoded again.
+func TestListLeavesItsText(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{`["a","b"]`, `"a"`, `[]`, `[1, 2]`} {
+		b := []byte(text)
+		if err := new(List).UnmarshalJSON(b); err != nil || string(b) != text {
+			t.Errorf("%s: got %s, %v", text, b, err)
+		}
+	}
+}

@@ -240,6 +240,75 @@ func TestCheckCommand(t *testing.T) {
 		"No problems found.\nNote: The config has no Redis to check.\n")
 }
 
+// TestCheckTellsMistakesFromWarnings guards the exit status, by which CI may let pass what may be
+// meant, and that advice which the config says is meant is not given: in its block, beside zones, and
+// in the global option for what is in no block.
+func TestCheckTellsMistakesFromWarnings(t *testing.T) {
+	t.Parallel()
+	const (
+		mistake = "rate_limit a {\nrate 5/1s\nmatch method GET,POST\n%s}\n"
+		warning = "rate_limit b {\nrate 5/1s\nmatch path /login\n%s}\n"
+		zone    = "rate_limit {\nzone z {\nkey {header.X-Key}\nevents 5\nwindow 1m\n}\n%s}\n"
+	)
+	for _, tc := range []struct {
+		global, limits string
+		status         int
+		end            string
+	}{
+		{"", fmt.Sprintf(mistake, "") + fmt.Sprintf(warning, ""), 2, "1 mistake, 1 warning."},
+		{"", fmt.Sprintf(mistake, "ignore_advice unmatched\n") + fmt.Sprintf(warning, ""), 3, "1 warning."},
+		{"", fmt.Sprintf(mistake, "ignore_advice path_form\n") + fmt.Sprintf(warning, "ignore_advice unmatched\n"), 2, "1 mistake, 1 warning."},
+		{"", fmt.Sprintf(mistake, "ignore_advice path_form unmatched\n") + fmt.Sprintf(warning, "ignore_advice path_form\n"), 0, "No problems found."},
+		{"ignore_advice path_form unmatched", fmt.Sprintf(mistake, "") + fmt.Sprintf(warning, ""), 0, "No problems found."},
+		{"", fmt.Sprintf(zone, ""), 3, "1 warning."},
+		{"", fmt.Sprintf(zone, "ignore_advice key_chosen\n"), 0, "No problems found."},
+		{"redis redis.example.com\non_error deny", fmt.Sprintf(mistake, "ignore_advice unmatched\n"), 3, "2 warnings."},
+		{"redis redis.example.com\non_error deny\nignore_advice redis_open unavailable", fmt.Sprintf(mistake, "ignore_advice unmatched\n"), 0, "No problems found."},
+	} {
+		text := "{\nrate_limit {\n" + tc.global + "\n}\n}\nhttp://:8080 {\n" + tc.limits + "reverse_proxy 127.0.0.1:1\n}"
+		r := sitetest.RunCommand(t, "check", "--config", sitetest.ConfigFile(t, text))
+		if r.Status != tc.status || !strings.HasSuffix(r.Out, tc.end+"\n") {
+			t.Errorf("%s\ngot %+v, want status %d and %s", text, r, tc.status, tc.end)
+		}
+	}
+}
+
+// TestCheckAsksWhoAnswers guards that a path has no other form where what answers behind the limit is
+// known to send that elsewhere, and that one where an application may answer has.
+func TestCheckAsksWhoAnswers(t *testing.T) {
+	t.Parallel()
+	const limit, app = "rate_limit a {\nrate 5/1s\nmatch path /callback\n}\n", "reverse_proxy 127.0.0.1:1\n"
+	for _, tc := range []struct {
+		site string
+		want bool
+	}{
+		{app, true},
+		{"respond ok", true},
+		{"handle /callback* {\n" + app + "}\nrespond 404", true},
+		{"handle /callback {\nrespond ok\n}\nhandle {\n" + app + "}", true},
+		{"@post method POST\nrespond @post 404\n" + app, true},
+		{"handle_path /callback* {\n" + app + "}", true},
+		{"try_files {path} /index.php\n" + app, true},
+		{"handle /callback {\n" + app + "}\nhandle {\nrespond 404\n}", false},
+		{"handle /callback {\n" + app + "}\nhandle {\nerror 404\n}", false},
+		{"handle /callback {\n" + app + "}\nhandle {\nabort\n}", false},
+		{"@api path /callback /token\nreverse_proxy @api 127.0.0.1:1\nfile_server", false},
+		{"redir /callback/ /callback\n" + app, false},
+		{"handle /callback/ {\nredir * /callback\n}\nhandle {\n" + app + "}", false},
+		{"@not not path /callback\nrespond @not 404\n" + app, true}, // behind a matcher of not, which is not known to take all
+		{"@others {\nnot path /callback/\n}\nreverse_proxy @others 127.0.0.1:1\nfile_server", false},
+		{"file_server", false},
+	} {
+		d := configtest.LoadDry(t, "http://:8080 {\nroute {\n"+limit+tc.site+"\n}\n}")
+		if err := d.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		if found := d.Check(); len(found) > 1 || (len(found) == 1 && found[0].Kind == advice.PathForm) != tc.want {
+			t.Errorf("%s\ngot %+v, want advice on its path: %v", tc.site, found, tc.want)
+		}
+	}
+}
+
 // TestCheckNotes guards that check says what it did not look at.
 func TestCheckNotes(t *testing.T) {
 	t.Parallel()
