@@ -94,7 +94,7 @@ func (l *LimitBuilder) setClasses(ctx caddy.Context) error {
 		}
 		sets, err := ctx.LoadModule(l.Auto, of.field)
 		if err != nil {
-			return option.Errorf(of.name, "%v", err)
+			return option.Errorf(of.name, "%v", matcherError(err))
 		}
 		if err := of.into.FromInterface(sets); err != nil {
 			return err

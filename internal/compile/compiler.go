@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"regexp"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -266,10 +267,25 @@ func (l *LimitBuilder) setMatchers(ctx caddy.Context) error {
 	l.rule.Match = l.MatcherSetsRaw
 	sets, err := ctx.LoadModule(l.Limit, "MatcherSetsRaw")
 	if err != nil {
-		return fmt.Errorf("match: %w", err)
+		return option.Errorf("match", "%v", matcherError(err))
 	}
 	return l.rule.Matchers.FromInterface(sets)
 }
+
+// matcherError returns an error of one of Caddy's matchers as one line, without what says nothing to those who
+// wrote the matcher: Caddy's steps and Go's types.
+func matcherError(err error) error {
+	text := loadingModule.ReplaceAllString(err.Error(), "$1: ")
+	text = goType.ReplaceAllString(text, "$1 is not valid for it")
+	text, _, _ = strings.Cut(text, "\n")
+	return errors.New(text)
+}
+
+// What Caddy's errors have of its own steps, and those of JSON of Go.
+var (
+	loadingModule = regexp.MustCompile(`module name '([^']*)': (?:provision http\.matchers\.\S+: |decoding module config: http\.matchers\.\S+: )?`)
+	goType        = regexp.MustCompile(`json: cannot unmarshal (\S+) into Go .*$`)
+)
 
 // addBucket completes b and adds it to the buckets of l.
 func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error) {

@@ -293,6 +293,12 @@ func (rd *Redis) login() (username, password string, err error) {
 	return opt.Username, opt.Password, cmp.Or(unread, err)
 }
 
+// sentinelPort is the port that sentinels have by default.
+const sentinelPort = "26379"
+
+// isNoSentinel reports whether a server has not their port.
+func isNoSentinel(address string) bool { return !strings.HasSuffix(address, ":"+sentinelPort) }
+
 // checkConflicts returns an error if options contradict each other.
 func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form addressForm) error {
 	const socket, others = "a unix socket", "use host:port, or a redis:// or rediss:// URL"
@@ -309,6 +315,8 @@ func (rd *Redis) checkConflicts(opt *limiter.RedisOptions, form addressForm) err
 		return option.Clash("tls", "", "a redis:// URL", "use host:port, or a rediss:// URL")
 	case rd.MasterName != "" && rd.Cluster:
 		return option.Clash("cluster", "", "master_name", "use one of them")
+	case len(opt.Addresses) > 1 && rd.MasterName == "" && !slices.ContainsFunc(opt.Addresses, isNoSentinel):
+		return option.Errorf("master_name", "nothing given; use the name of the server, as %s is the port of sentinels", sentinelPort)
 	case rd.MasterName == "" && rd.SentinelUsername != "":
 		return option.Needs("sentinel_username", "", "master_name; for Redis itself use username")
 	case rd.MasterName == "" && rd.SentinelPassword != "":

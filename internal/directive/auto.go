@@ -6,31 +6,19 @@ import (
 
 // parseConcurrency parses the option concurrency: a number, or auto with or without a block.
 func (p *limitParser) parseConcurrency(l *config.Limit) error {
+	head := p.Token()
 	text, err := parseArgument(p.Dispenser)
 	if l.Concurrency = config.Number(text); err != nil || text != config.ConcurrencyAuto {
-		if err == nil {
-			err = parseEnd(p.Dispenser, "concurrency")
-		}
 		return err
 	}
 	a := new(config.Auto)
-	parsers, seen := fieldParsers(p.Dispenser, a), make(map[string]bool)
+	parsers := fieldParsers(p.Dispenser, a)
 	parsers["high"] = func() (err error) { a.HighRaw, err = parseMatch(p.Helper); return err }
 	parsers["low"] = func() (err error) { a.LowRaw, err = parseMatch(p.Helper); return err }
-	for nesting := p.Nesting(); p.NextBlock(nesting); {
+	written := readBlock(p.Dispenser, autoScope, head)
+	if len(written.lines) > 0 {
 		l.Auto = a
-		name := p.Val()
-		if seen[name] {
-			return p.Errf("duplicate option: %s", name)
-		}
-		seen[name] = true
-		p.note(l, name)
-		if parsers[name] == nil {
-			return unknownOption(p.Dispenser, autoScope)
-		}
-		if err := parsers[name](); err != nil {
-			return err
-		}
+		p.blocks[l].lines = append(p.blocks[l].lines, written.lines...) // which errors found later may be about
 	}
-	return nil
+	return written.parse(p.Dispenser, parsers)
 }

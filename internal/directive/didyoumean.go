@@ -1,6 +1,8 @@
 package directive
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -42,48 +44,75 @@ var (
 // order in which they are searched after the scopes above.
 var homes = []*Scope{LimitScope, wholeScope, autoScope, ZoneScope, ZonesScope, DistributedScope, GlobalScope, RedisScope, MemoryScope}
 
-// unknownOption returns the error for the current token, which is none of the options of
-// its scope.
-func unknownOption(d *caddyfile.Dispenser, here *Scope) error {
-	got := option.Quote(option.Shortened(redisaddr.WithoutPassword(d.Val())))
-	words := splitWords(append([]string{d.Val()}, nextArgs(d)...))
-	word := plainWord(words[0])
-	if use, _ := instead(here, words); use != "" {
-		return d.Errf("%s: unknown option; use %s", got, use)
+// unknownOption returns the error for a line that begins with none of the options of the scope.
+func (b *block) unknownOption(i int) error {
+	here, words := b.scope, splitWords(b.lines[i].words)
+	got, word := option.Quote(option.Shortened(redisaddr.WithoutPassword(b.lines[i].words[0]))), plainWord(words[0])
+	switch use, _ := b.instead(i); {
+	case slices.Contains(here.Options, use):
+		return fmt.Errorf("%s: unknown option; did you mean %s?", got, use)
+	case strings.HasPrefix(use, "leave "):
+		return fmt.Errorf("%s: unknown option; %s", got, use)
+	case use != "":
+		return fmt.Errorf("%s: unknown option; use %s", got, use)
 	}
 	if home := here.homeOf(word); home != nil {
-		return d.Errf("%s: not an option of %s; use it in %s, see %sdirective.md", got, here.Place, home.placeFrom(here), option.Docs)
-	}
-	if !slices.Contains(here.Options, word) {
-		for i := range Hints {
-			if use, _ := Hints[i].apply(words); use != "" && Hints[i].In[0].Options != nil {
-				return d.Errf("%s: not an option of %s; in %s use %s", got, here.Place, Hints[i].In[0].Place, use)
-			}
-		}
+		return fmt.Errorf("%s: not an option of %s; use it in %s, see %sdirective.md", got, here.Place, home.placeFrom(here), option.Docs)
 	}
 	meant := nearestOption(word, here.Options)
+	if meant == "" && slices.Contains(here.Options, "match") {
+		meant = useMatchers(words)
+	}
+	if at, use := elsewhere(here, words); meant == "" && use != "" {
+		return fmt.Errorf("%s: not an option of %s; in %s use %s", got, here.Place, at.Place, use)
+	}
 	if what := outside(here, words[0]); what != "" {
 		or := ""
 		if len(word) > 3 && meant != "" { // map is not max
 			or = ", or did you mean " + meant
 		}
-		return d.Errf("%s is %s: is the } of rate_limit missing before it%s?", got, what, or)
-	}
-	if meant == "" && slices.Contains(here.Options, "match") {
-		if meant = matcherOption(words); meant != "" {
-			meant = inQuotes(meant)
-		}
+		return fmt.Errorf("%s is %s: is the } of rate_limit missing before it%s?", got, what, or)
 	}
 	if meant == "" && slices.Contains(here.Options, "limit") {
 		meant = limitMeant(words)
 	}
 	if meant != "" {
-		return d.Errf("%s: unknown option; did you mean %s?", got, meant)
+		return fmt.Errorf("%s: unknown option; did you mean %s?", got, meant)
 	}
 	if len(here.Options) < 10 {
-		return d.Errf("%s: unknown option; use %s", got, option.InWords(here.Options, "or"))
+		return fmt.Errorf("%s: unknown option; use %s", got, option.InWords(here.Options, "or"))
 	}
-	return d.Errf("%s: unknown option; see %sdirective.md", got, option.Docs)
+	return fmt.Errorf("%s: unknown option; see %sdirective.md", got, option.Docs)
+}
+
+// elsewhere returns what a line means in another scope, which is not that of its first word.
+func elsewhere(here *Scope, words []string) (at *Scope, use string) {
+	if slices.Contains(here.Options, plainWord(words[0])) {
+		return nil, ""
+	}
+	for i := range Hints {
+		if at = Hints[i].In[0]; at.Options == nil { // the line of the directive
+			continue
+		}
+		if use, _ = Hints[i].apply([][]string{words}, 0); use != "" {
+			return at, use
+		}
+	}
+	return nil, ""
+}
+
+// useMatchers returns what to use for words that are like matchers, or "".
+func useMatchers(words []string) string {
+	meant := matcherOption(words)
+	if meant == "" {
+		return ""
+	}
+	option := strings.Fields(meant)
+	if lines := matchersIn(option[1:]); len(lines) > 1 {
+		return "match and a block with a line for each matcher: " + quotedLines(lines)
+	}
+	use, _ := instead(LimitScope, [][]string{option}, 0)
+	return cmp.Or(use, inQuotes(meant))
 }
 
 // placeFrom returns what home, which is not here, is called in an error.
@@ -117,19 +146,6 @@ const (
 		"ocsp_interval ocsp_stapling on_demand_tls order persist_config pki preferred_chains renew_interval renewal_window_ratio " +
 		"servers shutdown_delay skip_install_trust storage storage_check storage_clean_interval"
 )
-
-// orInstead parses the option that is the current token, of a scope. If it can't be parsed and it is
-// known what is meant, the error says that.
-func orInstead(d *caddyfile.Dispenser, here *Scope, parse func() error) error {
-	token, words := d.Token(), append([]string{d.Val()}, nextArgs(d)...)
-	err := parse()
-	if err != nil && slices.Contains(here.Options, words[0]) {
-		if use, _ := instead(here, words); use != "" {
-			return errorAt(token, option.Bad(words[0], strings.Join(words[1:], " "), use))
-		}
-	}
-	return err
-}
 
 // homeOf returns the scope to which an option in s belongs, or nil if it is none or belongs to s.
 func (s *Scope) homeOf(name string) *Scope {
@@ -266,9 +282,11 @@ func useOneMatch(lines ...string) string {
 	return "a block with a line for each matcher: " + quotedLines(matchers)
 }
 
-// isURL reports whether a word is a URL, as no path is.
-func isURL(word string) bool {
-	return strings.HasPrefix(word, "http://") || strings.HasPrefix(word, "https://")
+// isNoPath reports whether a word can't be the path of a request: a URL, a regular expression, a suffix alone, or
+// one with the comma of a list behind it.
+func isNoPath(word string) bool {
+	return slices.ContainsFunc([]string{"url", "regexp", "suffix"}, func(kind string) bool { return kinds[kind].pattern.MatchString(word) }) ||
+		strings.HasSuffix(word, ",")
 }
 
 // isMatcher reports whether a matcher has the given name.

@@ -32,22 +32,26 @@ import (
 // limits, with other options beside them, see parseZoneOption.
 func ParseBlock(helper httpcaddyfile.Helper) (*config.Block, error) {
 	helper.Next() // the directive's name
-	p := &limitParser{Helper: helper, tokens: make(map[*config.Limit]map[string]caddyfile.Token)}
-	b, l := new(config.Block), new(config.Limit)
-	p.note(l, blockToken)
-	if got, use := setInline(l, helper.RemainingArgs()); use != "" {
+	p := &limitParser{Helper: helper, blocks: make(map[*config.Limit]*block)}
+	b, l, head := new(config.Block), new(config.Limit), helper.Token()
+	args := helper.RemainingArgs()
+	if err := missingArgument("rate_limit", args); err != nil {
+		return nil, helper.WrapErr(err)
+	}
+	if got, use := setInline(l, args); use != "" {
 		return nil, helper.WrapErr(option.Bad("rate_limit", got, use))
 	}
 	besideRate := l.Rate != ""
-	if err := p.parse(l, b); err != nil {
+	if err := p.parse(l, b, head); err != nil {
 		return nil, err
 	}
+	written := p.blocks[l]
 	if len(b.RateLimits) == 0 {
 		if err := b.NeedsZones(); err != nil {
-			return nil, p.locateAt(l, config.FirstField(&b.Zones), err)
+			return nil, errorAt(written.at(config.FirstField(&b.Zones)), err)
 		}
 		if use := insteadOfName(l, besideRate); use != "" {
-			return nil, p.locateAt(l, blockToken, fmt.Errorf("rate_limit: %q is only a name, and there is no key; use %s", l.Name, use))
+			return nil, errorAt(head, fmt.Errorf("rate_limit: %q is only a name, and there is no key; use %s", l.Name, use))
 		}
 		b.Limits = []*config.Limit{l}
 	} else if name := config.FirstField(l); name != "" {
@@ -55,110 +59,55 @@ func ParseBlock(helper httpcaddyfile.Helper) (*config.Block, error) {
 		if slices.Contains(ZoneScope.Options, name) {
 			into = name + " into the zone, or "
 		}
-		return nil, p.locateAt(l, "zone", option.Clash("zone", "", name, "put "+into+"the limits into a block of their own"))
+		return nil, errorAt(written.at("zone"), option.Clash("zone", "", name, "put "+into+"the limits into a block of their own"))
 	}
 	p.names = namesIn(helper)
-	if err := p.names.name(b, l, p.tokens[l][blockToken]); err != nil {
-		return nil, p.locate(l, err)
+	if err := p.names.name(b, l, head); err != nil {
+		return nil, written.located(err)
 	}
 	c, err := compile.New(b, option.Later)
 	if err != nil && !errors.Is(err, option.ErrUnresolved) {
-		return nil, p.locate(l, err)
+		return nil, written.located(err)
 	}
 	return b, c.Check(p.check)
 }
 
-// limitParser parses the block of a directive. It remembers where each option is, so
-// that errors of what is checked when the whole block is known have its line.
+// limitParser parses the block of a directive. It remembers the blocks, so that errors of what is
+// checked when all is known have their line.
 type limitParser struct {
 	httpcaddyfile.Helper
-	tokens map[*config.Limit]map[string]caddyfile.Token // by option
+	blocks map[*config.Limit]*block
 	names  *blockNames
-}
-
-// blockToken is the name of the token that begins a limit's block. No option has it.
-const blockToken = ""
-
-// note remembers the current token as an option's.
-func (p *limitParser) note(l *config.Limit, name string) {
-	if p.tokens[l] == nil {
-		p.tokens[l] = make(map[string]caddyfile.Token)
-	}
-	p.tokens[l][name] = p.Token()
-}
-
-// locate adds file and line to an error, of the option that it is about, or else
-// of the limit.
-func (p *limitParser) locate(l *config.Limit, err error) error {
-	var wrong *option.Error
-	if errors.As(err, &wrong) {
-		return p.locateAt(l, wrong.Option, err)
-	}
-	return p.locateAt(l, blockToken, err)
-}
-
-// locateAt adds file and line to an error, of an option, or of the limit if it does not have it.
-func (p *limitParser) locateAt(l *config.Limit, name string, err error) error {
-	return errorAt(p.token(l, name), err)
-}
-
-// errorAt adds the file and line of a token to an error.
-func errorAt(token caddyfile.Token, err error) error {
-	d := caddyfile.NewDispenser([]caddyfile.Token{token})
-	d.Next()
-	return d.WrapErr(err)
-}
-
-// token returns the token of an option, or the token that begins the limit if it does not have it.
-func (p *limitParser) token(l *config.Limit, name string) caddyfile.Token {
-	if token, found := p.tokens[l][name]; found {
-		return token
-	}
-	return p.tokens[l][blockToken]
 }
 
 // check checks a limit once it is compiled, or has the error.
 func (p *limitParser) check(l *config.Limit, d *compile.LimitBuilder, err error) error {
 	if err == nil {
-		err = p.names.named.Add(d, func(name string) string { return locationOf(p.token(l, name)) })
+		err = p.names.named.Add(d, func(name string) string { return locationOf(p.blocks[l].at(name)) })
 	}
 	if err != nil && !errors.Is(err, option.ErrUnresolved) {
-		return p.locate(l, err)
+		return p.blocks[l].located(err)
 	}
 	return nil
 }
 
-// parse parses the block of a limit. Only the outermost may have options of the
+// parse parses the block of a limit, which follows head. Only the outermost may have options of the
 // handler; b is nil for nested limits.
-func (p *limitParser) parse(l *config.Limit, b *config.Block) error {
+func (p *limitParser) parse(l *config.Limit, b *config.Block, head caddyfile.Token) error {
 	here, parsers := LimitScope, p.parsers(l)
 	if b != nil {
 		here = BlockScope
 		maps.Copy(parsers, p.blockParsers(b))
 	}
-	seen := map[string]bool{"key": l.Key != "", "rate": l.Rate != ""} // beside the directive
-	matchers := ""                                                    // of the option match
-	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		name, args := p.Val(), strings.Join(nextArgs(p.Dispenser), " ")
-		switch {
-		case seen[name] && name == "match":
-			return p.WrapErr(option.Clash(name, args, "another", "use "+useOneMatch(matchers, args)))
-		case seen[name] && name != "limit" && name != "zone" && (b == nil || !repeatable(name)):
-			return p.Errf("duplicate option: %s", name)
-		case name == "match":
-			matchers = args
-		}
-		seen[name] = true
-		p.note(l, name)
-		parse := parsers[name]
-		if parse == nil {
-			parse = func() error { return unknownOption(p.Dispenser, here) }
-		}
-		if err := orInstead(p.Dispenser, here, parse); err != nil {
-			return err
-		}
+	var beside []string // the directive
+	if l.Key != "" {
+		beside = append(beside, "key")
 	}
-	return nil
+	if l.Rate != "" {
+		beside = append(beside, "rate")
+	}
+	p.blocks[l] = readBlock(p.Dispenser, here, head)
+	return p.blocks[l].parse(p.Dispenser, parsers, beside...)
 }
 
 // parsers returns what parses the options of l, by their names.
@@ -171,33 +120,28 @@ func (p *limitParser) parsers(l *config.Limit) map[string]func() error {
 			return rate()
 		}
 		l.Rate = config.Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
-		return parseEnd(p.Dispenser, "rate")
+		return nil
 	}
 	parsers["actual_cost"] = func() error {
 		if p.CountRemainingArgs() < 2 || !usage.IsCost(nextArgs(p.Dispenser)[0]) {
 			return actualCost()
 		}
 		l.ActualCost = strings.Join(p.RemainingArgs(), " ")
-		return parseEnd(p.Dispenser, "actual_cost")
+		return nil
 	}
 	parsers["period"] = func() error {
 		args := p.RemainingArgs()
 		if l.Period = strings.Join(args, " "); len(args) != 1 && len(args) != 2 {
 			return p.WrapErr(option.Bad("period", l.Period, "a unit and at most a time zone, such as month Europe/Berlin"))
 		}
-		return parseEnd(p.Dispenser, "period")
+		return nil
 	}
-	parsers["consistency"] = func() (err error) {
-		if l.Consistency, err = parseConsistencyArgs(p.Dispenser); err == nil {
-			err = parseEnd(p.Dispenser, "consistency")
-		}
-		return err
-	}
+	parsers["consistency"] = func() (err error) { l.Consistency, err = parseConsistencyArgs(p.Dispenser); return err }
 	parsers["ban"] = func() error {
 		if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
 			return p.Err("ban: nothing given; use " + compile.UseBans)
 		}
-		return parseEnd(p.Dispenser, "ban")
+		return nil
 	}
 	parsers["concurrency"] = func() error { return p.parseConcurrency(l) }
 	parsers["count"] = func() (err error) { l.Count, err = parseCount(p.Dispenser); return err }
@@ -214,7 +158,7 @@ func (p *limitParser) blockParsers(b *config.Block) map[string]func() error {
 		if b.Headers = p.RemainingArgs(); len(b.Headers) == 0 {
 			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
 		}
-		return parseEnd(p.Dispenser, "headers")
+		return nil
 	}
 	parsers["ignore_advice"] = func() (err error) { b.IgnoreAdvice, err = parseIgnored(p.Dispenser); return err }
 	return parsers
@@ -222,15 +166,15 @@ func (p *limitParser) blockParsers(b *config.Block) map[string]func() error {
 
 // parseNested parses a limit within l.
 func (p *limitParser) parseNested(l *config.Limit) error {
-	child := new(config.Limit)
-	p.note(child, blockToken)
+	child, head := new(config.Limit), p.Token()
 	args := p.RemainingArgs()
-	if len(args) != 1 || isMatcherToken(args[0]) || kinds["units"].pattern.MatchString(args[0]) {
+	empty := len(readBlock(p.Dispenser, LimitScope, head).lines) == 0
+	if len(args) != 1 || isMatcherToken(args[0]) || kinds["units"].pattern.MatchString(args[0]) || empty && kinds["whole"].pattern.MatchString(args[0]) {
 		return p.WrapErr(option.Bad("limit", strings.Join(args, " "), "one name and a block: limit <name> { ... }"))
 	}
 	child.Name = args[0]
 	l.Limits.List = append(l.Limits.List, child)
-	return p.parse(child, nil)
+	return p.parse(child, nil, head)
 }
 
 // secrets are the options whose values must not be in errors.
@@ -250,6 +194,8 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), `"key `+strings.Join(args, ",")+`"`))
 	case inOneLine(args):
 		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value, and "+ownLine))
+	case strings.Join(args, "") == "":
+		return "", d.WrapErr(option.Bad(name, "", "one value, or set the {$VARIABLE} that stands there"))
 	}
 	return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
 }
@@ -284,7 +230,7 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 		if meant != "" && meant != "match "+strings.Join(got, " ") {
 			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), inQuotes(meant)))
 		}
-		if strings.HasPrefix(meant, "match path ") && slices.ContainsFunc(got, isURL) {
+		if strings.HasPrefix(meant, "match path ") && slices.ContainsFunc(got[1:], isNoPath) {
 			return nil, helper.WrapErr(option.Bad(name, strings.Join(got, " "), "paths, which begin with a slash"))
 		}
 	}
@@ -349,7 +295,7 @@ func parseIgnored(d *caddyfile.Dispenser) (kinds []string, err error) {
 	if err := advice.ParseIgnored(kinds); err != nil {
 		return nil, d.WrapErr(err)
 	}
-	return kinds, parseEnd(d, "ignore_advice")
+	return kinds, nil
 }
 
 // ParseApp parses the global option.
@@ -362,51 +308,25 @@ func ParseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		return nil, d.WrapErr(option.Bad("rate_limit", redisaddr.WithoutPassword(d.Val()), "a block"))
 	}
 	app := new(config.App)
-	seen := make(map[string]bool)
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		name := d.Val()
-		if seen[name] {
-			return nil, d.Errf("duplicate option: %s", name)
+	parsers := fieldParsers(d, app)
+	parsers["redis"] = func() error { app.Redis = new(config.Redis); return parseRedis(d, app.Redis) }
+	parsers["memory"] = func() error { app.Memory = new(config.Memory); return parseMemory(d, app.Memory) }
+	parsers["on_error"] = valueParser(d, &app.OnError, rule.ParseOnError)
+	parsers["metrics"] = valueParser(d, &app.Metrics, compile.ParseMetrics)
+	parsers["consistency"] = func() (err error) {
+		if app.Consistency, err = parseConsistencyArgs(d); err != nil || option.IsTemplate(app.Consistency) {
+			return err
 		}
-		seen[name] = true
-		if err := orInstead(d, GlobalScope, func() error { return parseAppOption(d, app) }); err != nil {
-			return nil, err
+		if _, err = option.ParseConstant("consistency", app.Consistency, compile.ParseConsistency); err != nil {
+			err = d.WrapErr(err)
 		}
+		return err
+	}
+	parsers["ignore_advice"] = func() (err error) { app.IgnoreAdvice, err = parseIgnored(d); return err }
+	if err := readBlock(d, GlobalScope, d.Token()).parse(d, parsers); err != nil {
+		return nil, err
 	}
 	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
-}
-
-// parseAppOption parses an option of the global option.
-func parseAppOption(d *caddyfile.Dispenser, app *config.App) (err error) {
-	switch name := d.Val(); name {
-	case "redis":
-		app.Redis = new(config.Redis)
-		return parseRedis(d, app.Redis)
-	case "memory":
-		app.Memory = new(config.Memory)
-		return parseMemory(d, app.Memory)
-	case "on_error":
-		app.OnError, err = parseChoice(d, rule.ParseOnError)
-		return err
-	case "consistency":
-		if app.Consistency, err = parseConsistencyArgs(d); err == nil && !option.IsTemplate(app.Consistency) {
-			if _, err = option.ParseConstant(name, app.Consistency, compile.ParseConsistency); err != nil {
-				err = d.WrapErr(err)
-			}
-		}
-		if err == nil {
-			err = parseEnd(d, name)
-		}
-		return err
-	case "metrics":
-		app.Metrics, err = parseChoice(d, compile.ParseMetrics)
-		return err
-	case "ignore_advice":
-		app.IgnoreAdvice, err = parseIgnored(d)
-		return err
-	default:
-		return unknownOption(d, GlobalScope)
-	}
 }
 
 // parseMemory parses the memory block.
@@ -414,37 +334,15 @@ func parseMemory(d *caddyfile.Dispenser, m *config.Memory) error {
 	if d.NextArg() {
 		return d.WrapErr(option.Bad("memory", redisaddr.WithoutPassword(d.Val()), "a block"))
 	}
-	seen := make(map[string]bool)
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		name := d.Val()
-		if seen[name] {
-			return d.Errf("duplicate option: %s", name)
-		}
-		seen[name] = true
-		var err error
-		switch name {
-		case "max_keys":
-			var text string
-			text, err = parseNumber(d, compile.ParseMaxKeys)
-			m.MaxKeys = config.Number(text)
-		case "persist":
-			m.Persist, err = parseNumber(d, persist.ParsePath)
-		default:
-			return unknownOption(d, MemoryScope)
-		}
-		if err == nil {
-			err = parseEnd(d, name)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return readBlock(d, MemoryScope, d.Token()).parse(d, map[string]func() error{
+		"max_keys": numberParser(d, &m.MaxKeys, compile.ParseMaxKeys),
+		"persist":  numberParser(d, &m.Persist, persist.ParsePath),
+	})
 }
 
 // parseRedis parses the redis block.
 func parseRedis(d *caddyfile.Dispenser, r *config.Redis) error {
-	tokens := map[string]caddyfile.Token{blockToken: d.Token()}
+	head := d.Token()
 	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
 		return d.Err("redis: no address given; use redis <address>..., such as localhost:6379")
 	}
@@ -454,51 +352,29 @@ func parseRedis(d *caddyfile.Dispenser, r *config.Redis) error {
 			return d.Errf("redis: the option %s is among the addresses; use a block, with a line for it", word)
 		}
 	}
-	texts := config.OptionsOf[string](r)
-	seen := make(map[string]bool)
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		name := d.Val()
-		if seen[name] {
-			return d.Errf("duplicate option: %s", name)
-		}
-		seen[name], tokens[name] = true, d.Token()
-
-		var text string
-		var err error
-		switch name {
-		case "db":
-			text, err = parseNumber(d, config.ParseDB)
-			r.DB = config.Number(text)
-		case "timeout":
-			text, err = parseNumber(d, config.ParseTimeout)
-			r.Timeout = config.Duration(text)
-		case "cluster":
-			r.Cluster, err = parseFlag(d)
-		case "tls", "tls_client_auth", "tls_server_name", "tls_trust_pool", "tls_insecure_skip_verify":
-			if r.TLS == nil {
-				r.TLS = new(reverseproxy.TLSConfig)
+	parsers := fieldParsers(d, r)
+	parsers["db"] = numberParser(d, &r.DB, config.ParseDB)
+	parsers["timeout"] = numberParser(d, &r.Timeout, config.ParseTimeout)
+	for _, name := range RedisScope.Options {
+		if strings.HasPrefix(name, "tls") {
+			parsers[name] = func() error {
+				if r.TLS == nil {
+					r.TLS = new(reverseproxy.TLSConfig)
+				}
+				return parseTLS(d, r.TLS)
 			}
-			err = parseTLS(d, r.TLS)
-		default:
-			if texts[name] == nil {
-				return unknownOption(d, RedisScope)
-			}
-			*texts[name], err = parseArgument(d)
 		}
-		if err == nil && name != "tls_trust_pool" { // its module takes the block
-			err = parseEnd(d, name)
-		}
-		if err != nil {
-			return err
-		}
+	}
+	written := readBlock(d, RedisScope, head)
+	if err := written.parse(d, parsers); err != nil {
+		return err
 	}
 	if err := r.Check(); err != nil {
 		var wrong *option.Error
-		token := tokens[blockToken]
-		if errors.As(err, &wrong) && tokens[wrong.Option].Text != "" {
-			token = tokens[wrong.Option]
+		if errors.As(err, &wrong) {
+			head = written.at(wrong.Option)
 		}
-		return errorAt(token, fmt.Errorf("redis: %w", err))
+		return errorAt(head, fmt.Errorf("redis: %w", err))
 	}
 	return nil
 }
@@ -542,20 +418,10 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 func fieldParsers(d *caddyfile.Dispenser, of any) map[string]func() error {
 	parsers := make(map[string]func() error)
 	for name, text := range config.OptionsOf[string](of) {
-		parsers[name] = func() (err error) {
-			if *text, err = parseArgument(d); err == nil {
-				err = parseEnd(d, name)
-			}
-			return err
-		}
+		parsers[name] = func() (err error) { *text, err = parseArgument(d); return err }
 	}
 	for name, flag := range config.OptionsOf[bool](of) {
-		parsers[name] = func() (err error) {
-			if *flag, err = parseFlag(d); err == nil {
-				err = parseEnd(d, name)
-			}
-			return err
-		}
+		parsers[name] = func() (err error) { *flag, err = parseFlag(d); return err }
 	}
 	return parsers
 }
@@ -568,31 +434,31 @@ func parseFlag(d *caddyfile.Dispenser) (bool, error) {
 	return true, nil
 }
 
-// parseNumber parses the argument of an option that is a number or duration. It is
-// not validated if it has placeholders, which are resolved when the config is loaded.
-func parseNumber[T any](d *caddyfile.Dispenser, parse option.Parser[T]) (string, error) {
-	name := d.Val()
-	text, err := parseArgument(d)
-	if err != nil || option.IsTemplate(text) {
-		return text, err
+// valueParser returns what parses an option that is one word, and always the same.
+func valueParser[T any, S ~string](d *caddyfile.Dispenser, into *S, parse option.Parser[T]) func() error {
+	return func() error {
+		name := d.Val()
+		text, err := parseArgument(d)
+		if err != nil {
+			return err
+		}
+		if _, err := option.ParseConstant(name, text, parse); err != nil {
+			return d.WrapErr(err)
+		}
+		*into = S(text)
+		return nil
 	}
-	if _, err := option.ParseConstant(name, text, parse); err != nil {
-		return "", d.WrapErr(err)
-	}
-	return text, nil
 }
 
-// parseChoice parses an option that is one of some words, and its end.
-func parseChoice[T any](d *caddyfile.Dispenser, parse option.Parser[T]) (string, error) {
-	name := d.Val()
-	text, err := parseArgument(d)
-	if err != nil {
-		return "", err
-	}
-	if _, err := option.ParseConstant(name, text, parse); err != nil {
-		return "", d.WrapErr(err)
-	}
-	return text, parseEnd(d, name)
+// numberParser is valueParser for a number or duration. It is not validated if it has placeholders, which are
+// resolved when the config is loaded.
+func numberParser[T any, S ~string](d *caddyfile.Dispenser, into *S, parse option.Parser[T]) func() error {
+	return valueParser(d, into, func(text string) (v T, use string) {
+		if option.IsTemplate(text) {
+			return v, ""
+		}
+		return parse(text)
+	})
 }
 
 // parseConsistencyArgs returns the arguments of consistency.
@@ -601,12 +467,4 @@ func parseConsistencyArgs(d *caddyfile.Dispenser) (string, error) {
 		return strings.Join(args, " "), nil
 	}
 	return "", d.Err("consistency: nothing given; use " + compile.UseConsistency)
-}
-
-// parseEnd returns an error if a block follows an option.
-func parseEnd(d *caddyfile.Dispenser, name string) error {
-	if d.NextBlock(d.Nesting()) {
-		return d.Errf("%s: it takes no block; use one line", name)
-	}
-	return nil
 }

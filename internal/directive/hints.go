@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 )
@@ -13,37 +15,80 @@ import (
 // write instead.
 type hint struct {
 	In      []*Scope
-	Written string // the first words of a line: each is one of those between "|", or of a kind <x>
-	Use     string // for an error; what can be written literally is in quotes
+	Written string // how lines begin: each word is one of those between "|", or of a kind <x>
+	Use     string // an option of the same value, or for an error; what can be written literally is in quotes
 }
 
-// Hints are all of them. In use, <x> is the first word of the kind x after the words that are
+// Hints are all of them. Those with several lines, between which is a semicolon, are about a block that has all of
+// these, in any order; a line in parentheses stays. In use, <x> is the first word of the kind x after the words that are
 // written out, or else the example behind "="; without either, the hint is none. <x...> is all
 // words of the kind. The first hint that is one counts, before any option that is spelled like a word.
 var Hints = []hint{
-	{inLimits, "events|max_events|requests|max_requests", `"rate <n=10>/<d=1m>", or events and window in a zone`},
-	{inLimits, "average|rps|per_second", `"rate <n=10>/s"`},
-	{inLimits, "rpm|per_minute", `"rate <n=10>/m"`},
-	{inLimits, "interval", `"rate <n=10>/<d=1m>", or max and duration`},
-	{inLimits, "burst|capacity|tokens|maxretry|max_retry", `"size <n=10>"`},
+	{inLimits, amounts + "|limit <n>; (algorithm <windowed>)", `"size <n>"`},
+	{inLimits, "interval|per|ttl|time_window|timeframe <d>; (algorithm <windowed>)", `"window <d>"`},
+	{inLimits, amounts + "|limit <n>; window|period|interval|per|duration|ttl|time_window|timeframe|unit|every <d>", `"rate <n>/<d>"`},
+	{inLimits, "max|rate <whole>; window|period|interval|per|ttl|time_window|timeframe|unit|every <d>", `"rate <whole>/<d>"`},
+	{inLimits, "window|period|interval|per|duration|ttl|time_window|timeframe|every <secs>; " + amounts + "|limit <n>", `"rate <m>/<secs>"`},
+	{inLimits, "window|period|interval|per|ttl|time_window|timeframe|every <secs>; max <n>", `"rate <m>/<secs>"`},
+	{inLimits, "windowms|window_ms|interval_ms|durationms <ms>; " + amounts + "|max|limit <n>", `"rate <m>/<ms>"`},
+	{inLimits, "tokens_per_fill <n>; fill_interval <d>", `"rate <n>/<d>"`},
+	{inLimits, amounts + "|limit <n>; <unit>", `"rate <n>/<unit>"`},
+	{inLimits, "<unit> <n>", `"rate <n>/<unit>"`},
+	{inLimits, "<calendar> <n>", `"algorithm fixed_window", "size <n>" and "period <calendar>"`},
+	{inLimits, "rate <monthly>", `"algorithm fixed_window", "size <n>" and "period <calendar>"`},
+	{inLimits, "rate <n> per <calendar>", `"algorithm fixed_window", "size <n>" and "period <calendar>"`},
+	{inLimits, "average|rps|per_second|requests_per_second", `"rate <n=10>/s"`},
+	{inLimits, "rpm|per_minute|requests_per_minute", `"rate <n=10>/m"`},
+	{inLimits, "rph|per_hour|requests_per_hour", `"rate <n=10>/h"`},
+	{inLimits, "rpd|per_day|requests_per_day", `"rate <n=10>/d"`},
+	{inLimits, amounts, `"rate <n=10>/<d=1m>", or events and window in a zone`},
+	{inLimits, "interval|fill_interval", `"rate <n=10>/<d=1m>", or max and duration`},
+	{inLimits, "burst|capacity|tokens|max_tokens|maxretry|max_retry", `"size <n=10>"`},
+	{inLimits, "limit_req", `"size <n=10>" for its burst, beside a rate`},
+	{inLimits, "limit_req_zone", `"rate <rated=10/s>" and "key {client_ip}"`},
+	{inLimits, "stick_table|http_req_rate", `"rate <n=10>/<d=10s>"`},
+	{inLimits, "cleanup_interval|cleanup|gc_interval|purge_interval|sweep", "leave it out: buckets that are empty go by themselves"},
+	{inLimits, "retry_after", "leave it out: denials always have Retry-After, the time until there is room"},
+	{inLimits, "enabled|enable|active false|off|no|0", `"factor 0", which turns a limit off`},
+	{inLimits, "disabled|disable", `"factor 0", which turns a limit off`},
+	{inLimits, "shadow|shadow_mode|report_only|dry|log_only", `"dry_run"`},
+	{everywhere, "enabled|enable|active", "leave it out: what is written is in force"},
+	{inLimits, "by|per|group_by|identifier|characteristics|keygenerator|key_generator ip|client_ip|address|remote_ip|remote_addr|ip.src|ipaddress", `"key {client_ip}"`},
+	{inLimits, "standardheaders|legacyheaders|standard_headers|legacy_headers", "headers with x-ratelimit or ratelimit-11 in the block of the directive"},
+	{inLimits, "mitigation_timeout|blockduration|block_duration|ban_time|bantime|ban_duration <secs>", `"ban <secs>"`},
 	{inLimits, "findtime|find_time|window_length", `"window <d=1m>" with algorithm sliding_log and a size`},
 	{inLimits, "refill_rate", `"drip_rate <d=1s>"`},
 	{inLimits, "refill_size", `"drip_size <n=1>"`},
-	{inLimits, "delay", `"max_delay <d=1s>"`},
+	{inLimits, "delay|max_wait|wait|queue_timeout", `"max_delay <d=1s>"`},
 	{inLimits, "nodelay", "max_delay with a duration if requests are to wait, as without it none does"},
-	{inLimits, "max_concurrent|limit_conn|max_connections|connections|in_flight", `"concurrency <n=10>"`},
-	{inLimits, "ban_duration|ban_time|bantime|block|block_duration", `"ban <d=10m>"`},
-	{inLimits, "methods", `"match method <w...=POST>"`},
-	{inLimits, "allow|allowlist|bypass|exclude|except|ignore|skip|whitelist <defined>", "match not <defined>"},
-	{inLimits, "allow|allowlist|bypass|exclude|except|ignore|skip|whitelist <path>", `"match not path <path...>"`},
-	{inLimits, "allow|allowlist|bypass|exclude|except|ignore|skip|whitelist", `"match not client_ip <network...=10.0.0.0/8>"`},
+	{inLimits, inProgress + " <n>; (size|rate|max <n>)", `"limit in_progress" with "concurrency <n=10>" in it`},
+	{inLimits, inProgress, `"concurrency <n=10>"`},
+	{inLimits, "ban_duration|ban_time|bantime|block|block_duration|blockduration|mitigation_timeout|block_for", `"ban <d=10m>"`},
+	{inLimits, "ban <durations...>", `"ban <all...>"`},
+	{inLimits, "count status <codes...>", `"count status <all...>"`},
+	{inLimits, "count not status <codes...>", `"count not status <all...>"`},
+	{inLimits, "count <codes...>", `"count status <all...>"`},
+	{[]*Scope{BlockScope}, "headers <families...>", `"headers <all...>"`},
+	{inBlocks, "match path <regexp>", `"match path_regexp <regexp>"`},
+	{inBlocks, "match path <suffix>", `"match path *<suffix>"`},
+	{inBlocks, "match path <paths...>", `"match path <all...>"`},
+	{inLimits, "methods", `"match method <all...=POST>"`},
+	{inLimits, "paths|routes|endpoint|endpoints <path>", `"match path <all...>"`},
+	{inLimits, "only|for|on|when|where <path>", `"match path <all...>"`},
+	{inLimits, "only|for|on|when|where <defined>", "match <defined>"},
+	{inLimits, "only|for|on|when|where|if <matching>", `"match <all...>"`},
+	{inLimits, "only|for|on|when|where <verb>", `"match method <verb...>"`},
+	{inLimits, exempting + " <matching>", `"match not <all...>"`},
+	{inLimits, exempting + " <defined>", "match not <defined>"},
+	{inLimits, exempting + " <path>", `"match not path <path...>"`},
+	{inLimits, exempting, `"match not client_ip <network...=10.0.0.0/8>"`},
 	{inLimits, "by_header", `"key {header.<w=X-Api-Key>}"`},
 	{inLimits, "sourcecriterion|source_criterion", `"key {client_ip}", or another placeholder`},
 	{inLimits, "error_codes|status_codes", `"count status <status...=401>"`},
-	{inLimits, "reject_status|rejected_code|status_code", `"status <status=429>"`},
+	{inLimits, "reject_status|rejected_code|status_code|statuscode|deny_status", `"status <status=429>"`},
 	{inLimits, "zone_size", `"max_keys <n=10000>"`},
 	{inLimits, "name", "the name beside the directive, or limit <name> { ... }"},
-	{inLimits, "trusted_proxies", "it in the global options: servers { trusted_proxies ... }"},
+	{everywhere, "trusted_proxies|trusted_proxies_strict|client_ip_headers", "it in servers { ... }, a global option beside rate_limit"},
 	{inLimits, "rate_limit", "limit <name> { ... }, with match in it for a matcher"},
 	{inLimits, "message|response", "handle_errors 429 beside the directive, see " + option.Docs + "directive.md#denied-requests"},
 	{inLimits, "respond", "it after the } of rate_limit, or for denials in handle_errors 429, see " +
@@ -51,13 +96,15 @@ var Hints = []hint{
 	{inLimits, "count <status>", `"count status <status...>"`},
 	{inLimits, "count header <w>", `"count header <w> *"`},
 	{inLimits, "count not header <w>", `"count header !<w>" for responses without it`},
+	{inLimits, "limit <whole>", `"rate <whole>/1m" with the time that is meant, or limit <name> { ... }`},
 	{inLimits, "limit <units>", `"rate <units>"`},
 	{inLimits, "limit <w> <units>", `"limit <w>" with "rate <units>" in it`},
 	{inLimits, "key header <w>", `"key {header.<w>}"`},
 	{inLimits, "key cookie <w>", `"key {cookie.<w>}"`},
 	{inLimits, "limit <matcher>", `"limit <name>" with "match <matcher>" in it`},
-	{[]*Scope{BlockScope}, "fail_open|failopen", `"on_error allow"`},
-	{[]*Scope{BlockScope}, "fail_closed|failclosed|fail_close", `"on_error deny"`},
+	{[]*Scope{BlockScope, GlobalScope}, "fail_open|failopen", `"on_error allow"`},
+	{[]*Scope{BlockScope, GlobalScope}, "fail_closed|failclosed|fail_close", `"on_error deny"`},
+	{[]*Scope{BlockScope}, "body <text>", "on or off, and for a text of yours handle_errors 429 beside the directive, see " + option.Docs + "directive.md#denied-requests"},
 	{[]*Scope{LimitScope}, "distributed|storage", "redis in the global option, for all limits"},
 	{inBlocks, "header <field>", `"match header <field> *" for requests that have it, or "key {header.<field>}" for a bucket for each of its values; the directive belongs after the }`},
 	{inBlocks, "match path <url>", `"match path <path...>"`},
@@ -66,7 +113,7 @@ var Hints = []hint{
 
 	{inZones, "max|max_events|requests|max_requests|limit|capacity|tokens|size", `"events <n=10>"`},
 	{inZones, "events <n>", `"events <n>" and "window <window>"`},
-	{inZones, "burst|nodelay", "events alone, as a zone admits that many at once"},
+	{inZones, "burst|nodelay", "leave it out: a zone admits as many events at once"},
 	{inZones, "average|rate|rps", `"events <n=10>" and "window <window=1s>"`},
 	{inZones, "duration|interval|period", `"window <window=1m>"`},
 	{inZones, "concurrency", `"max_concurrent <n=10>"`},
@@ -76,6 +123,27 @@ var Hints = []hint{
 
 	{inGlobal, "distributed|storage", `"redis <server=localhost:6379>"`},
 	{inGlobal, "redis <host> <n>", `"redis <host>:<n>"`},
+	{inGlobal, "redis <addresses...>", `"redis <all...>"`},
+	{inGlobal, "max_keys|max_entries|max_buckets", `"memory" with "max_keys <n=100000>" in it`},
+	{inGlobal, "persist|persist_file <path>", `"memory" with "persist <path>" in it`},
+
+	{inRedis, "user|acl_user", "username"},
+	{inRedis, "auth|requirepass|pass|passwd|auth_token", "password"},
+	{inRedis, "prefix|namespace", "key_prefix"},
+	{inRedis, "master|master_set|sentinel_master|service_name", "master_name"},
+	{inRedis, "sentinel|sentinels", "the addresses of sentinels beside redis, and master_name"},
+	{inRedis, "database|db_number|database_number|index", "db"},
+	{inRedis, "host|hosts|port|address|addr|addresses|server|servers|url|endpoint|nodes", "it beside redis, as in redis localhost:6379 { ... }"},
+	{inRedis, "tls_trust_pool|tls_ca|ca|ca_file|ca_cert|cacert|tls_ca_cert|tls_cacert|tls_ca_file <path>", `"tls_trust_pool file <path>"`},
+	{inRedis, "tls_cert|tls_key|cert|key|tls_cert_file|tls_key_file", "tls_client_auth with the files of the certificate and its key"},
+	{inRedis, "ssl|tls_enabled|enable_tls|use_tls|use_ssl", `"tls"`},
+	{inRedis, "insecure|insecure_skip_verify|tls_skip_verify|tls_insecure", `"tls_insecure_skip_verify"`},
+	{inRedis, "read_timeout|write_timeout|dial_timeout|connect_timeout|command_timeout", `"timeout <d=50ms>"`},
+	{inRedis, "pool_size|min_idle_conns|max_idle|max_connections|pool", "leave it out: connections are made as they are needed"},
+	{inRedis, "ttl|expire|expiry|key_ttl", "leave it out: keys expire when their buckets are empty"},
+
+	{inMemory, "size|limit|capacity|max_entries|max_buckets", `"max_keys <n=100000>"`},
+	{inMemory, "file|persist_file <path>", `"persist <path>"`},
 
 	// Beside the directive, some limiters have a number of keys, a size of memory, the status of denials
 	// or a word for all requests.
@@ -89,6 +157,15 @@ var Hints = []hint{
 	{[]*Scope{BesideRateScope, BesideRequestsScope}, "<memory>", "nothing for memory, which is used as needed"},
 	{[]*Scope{BesideNameScope}, "all|everyone|global|static", `"key all"`},
 }
+
+// What people call how many requests there may be, or at once, and whom not to limit.
+const (
+	amounts = "events|max_events|requests|max_requests|average|amount|num_requests|points|requests_per_unit|requests_per_period"
+
+	inProgress = "max_concurrent|limit_conn|max_connections|connections|in_flight|inflightreq|in_flight_req|maxconn"
+
+	exempting = "allow|allowlist|bypass|exclude|except|exempt|ignore|skip|unless|whitelist"
+)
 
 // What words on the directive's line mean depends on the others.
 var (
@@ -104,7 +181,11 @@ var (
 	inZones  = []*Scope{ZoneScope}
 	inBlocks = []*Scope{LimitScope, BlockScope, ZoneScope}
 	inGlobal = []*Scope{GlobalScope}
+	inRedis  = []*Scope{RedisScope}
+	inMemory = []*Scope{MemoryScope}
 	inBeside = []*Scope{BesideScope, BesideRateScope, BesideRequestsScope}
+
+	everywhere = []*Scope{LimitScope, BlockScope, ZoneScope, GlobalScope, RedisScope, MemoryScope}
 )
 
 // kinds are the kinds of words in hints. What is in the parentheses of a pattern, if it has any, is
@@ -113,26 +194,45 @@ var kinds = map[string]struct {
 	pattern *regexp.Regexp
 	as      func(string) string
 }{
-	"n":       {regexp.MustCompile(`^([0-9]+)(?:r?/.*)?$`), nil},
-	"m":       {regexp.MustCompile(`^([0-9]+)$`), nil}, // the second number
-	"d":       {durationWord, nil},
-	"window":  {durationWord, asWindow},
-	"rate":    {regexp.MustCompile(`^([0-9].*)$`), option.RateMeant},
-	"status":  {regexp.MustCompile(`^([1-5](?:[0-9][0-9]|xx))$`), nil},
-	"denial":  {regexp.MustCompile(`^([45][0-9][0-9])$`), nil},
-	"memory":  {regexp.MustCompile(`(?i)^([0-9]+[kmg]b?)$`), nil},
-	"w":       {regexp.MustCompile(`^([^"{}\s]+)$`), nil},
-	"field":   {regexp.MustCompile(`^([A-Z][A-Za-z0-9-]*|[a-z0-9]+(?:-[a-z0-9]+)+)$`), nil},
-	"network": {regexp.MustCompile(`^([0-9a-fA-F:.]*[.:][0-9a-fA-F:.]*(?:/[0-9]+)?|private_ranges)$`), nil},
-	"host":    {regexp.MustCompile(`^([A-Za-z][A-Za-z0-9.-]*|[0-9]+(?:\.[0-9]+){3})$`), nil},
-	"server":  {regexp.MustCompile(`^([A-Za-z0-9.-]+:[0-9]+)$`), nil},
-	"units":   {regexp.MustCompile(`^([0-9.]+[a-z]*/.+)$`), nil},
-	"defined": {regexp.MustCompile(`^(@.+)$`), nil},
-	"negated": {regexp.MustCompile(`^!([a-z_]+)$`), nil},
-	"url":     {regexp.MustCompile(`^(https?://.*)$`), nil},
-	"path":    {regexp.MustCompile(`^(/.*|https?://.*)$`), asPath},
-	"matcher": {regexp.MustCompile(`^([/@].*[A-Za-z0-9].*)$`), asMatcher},
-	"name":    {regexp.MustCompile(`^([/@].*[A-Za-z0-9].*)$`), asName},
+	"n":         {regexp.MustCompile(`^([0-9]+)(?:r?/.*)?$`), nil},
+	"whole":     {regexp.MustCompile(`^([0-9]+)$`), nil},
+	"m":         {regexp.MustCompile(`^([0-9]+)$`), nil}, // the second number
+	"d":         {durationWord, nil},
+	"secs":      {regexp.MustCompile(`^([0-9]{1,8})$`), asSeconds},
+	"ms":        {regexp.MustCompile(`^([0-9]{1,10})$`), asMilliseconds},
+	"window":    {durationWord, asWindow},
+	"unit":      {regexp.MustCompile(`^((?:second|minute|hour|day)s?)$`), nil},
+	"calendar":  {regexp.MustCompile(`^(?:[0-9]+/)?(week|month|year)s?$`), nil},
+	"monthly":   {regexp.MustCompile(`^([0-9]+/(?:week|month|year)s?)$`), nil},
+	"windowed":  {regexp.MustCompile(`^(fixed_window|sliding_window|sliding_log)$`), nil},
+	"rate":      {regexp.MustCompile(`^([0-9].*)$`), option.RateMeant},
+	"rated":     {regexp.MustCompile(`^([0-9]+r?/[0-9]*[a-z]+)$`), nil},
+	"status":    {regexp.MustCompile(`^([1-5](?:[0-9][0-9]|xx))$`), nil},
+	"denial":    {regexp.MustCompile(`^(4[0-9][0-9]|503)$`), nil},
+	"memory":    {regexp.MustCompile(`(?i)^([0-9]+[kmg]b?)$`), nil},
+	"w":         {regexp.MustCompile(`^([^"{}\s]+)$`), nil},
+	"all":       {regexp.MustCompile(`^(.+)$`), asList},
+	"durations": {regexp.MustCompile(`^([0-9]+[a-z]+,.*)$`), nil},
+	"codes":     {regexp.MustCompile(`^([1-5][0-9x]{2},.*)$`), nil},
+	"families":  {regexp.MustCompile(`^([a-z0-9-]+,.*)$`), nil},
+	"paths":     {regexp.MustCompile(`^(/.*,.*)$`), nil},
+	"text":      {regexp.MustCompile(`^(.*[^a-z].*)$`), nil},
+	"addresses": {regexp.MustCompile(`^([^@]*,[^@]*)$`), nil},
+	"field":     {regexp.MustCompile(`^([A-Z][A-Za-z0-9-]*|[a-z0-9]+(?:-[a-z0-9]+)+)$`), nil},
+	"network":   {regexp.MustCompile(`^([0-9a-fA-F:.]*[.:][0-9a-fA-F:.]*(?:/[0-9]+)?|private_ranges)$`), nil},
+	"host":      {regexp.MustCompile(`^([A-Za-z][A-Za-z0-9.-]*|[0-9]+(?:\.[0-9]+){3})$`), nil},
+	"server":    {regexp.MustCompile(`^([A-Za-z0-9.-]+:[0-9]+)$`), nil},
+	"units":     {regexp.MustCompile(`^([0-9.]+[a-z]*/.+)$`), nil},
+	"defined":   {regexp.MustCompile(`^(@.+)$`), nil},
+	"negated":   {regexp.MustCompile(`^!([a-z_]+)$`), nil},
+	"verb":      {regexp.MustCompile(`^(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS)$`), nil},
+	"matching":  {regexp.MustCompile(`^((?:client_ip|expression|header|host|method|path|path_regexp|protocol|query|remote_ip))$`), nil},
+	"url":       {regexp.MustCompile(`^(https?://.*)$`), nil},
+	"regexp":    {regexp.MustCompile(`^(\^.*)$`), nil},
+	"suffix":    {regexp.MustCompile(`^(\.[A-Za-z0-9]+)$`), nil},
+	"path":      {regexp.MustCompile(`^(/.*|https?://.*)$`), asPath},
+	"matcher":   {regexp.MustCompile(`^([/@].*[A-Za-z0-9].*)$`), asMatcher},
+	"name":      {regexp.MustCompile(`^([/@].*[A-Za-z0-9].*)$`), asName},
 }
 
 // durationWord matches a duration or its unit, also behind a number as in a rate.
@@ -146,6 +246,22 @@ func asWindow(word string) string {
 		unit = unit[:1]
 	}
 	return cmp.Or(n, "1") + unit
+}
+
+// asSeconds and asMilliseconds return a number of these as a duration.
+func asSeconds(word string) string {
+	n, _ := strconv.Atoi(word)
+	return option.DurationText(time.Duration(n) * time.Second)
+}
+
+func asMilliseconds(word string) string {
+	n, _ := strconv.Atoi(word)
+	return option.DurationText(time.Duration(n) * time.Millisecond)
+}
+
+// asList returns words that have commas between them as they are written here.
+func asList(word string) string {
+	return strings.Join(strings.FieldsFunc(word, func(r rune) bool { return r == ',' }), " ")
 }
 
 // asPath returns the path of a URL, or a path as it is.
@@ -165,6 +281,7 @@ func asMatcher(word string) string {
 	if word[0] == '@' || strings.HasSuffix(word, "*") || strings.HasSuffix(word, "/") {
 		return word
 	}
+	word = strings.TrimRight(word, ",")
 	return "path " + word + " " + word + "/"
 }
 
@@ -176,12 +293,12 @@ var notInNames = regexp.MustCompile(`[^A-Za-z0-9_.]+`)
 // Slot matches <x> and <x...>, with or without an example.
 var Slot = regexp.MustCompile(`<([a-z]+)(\.\.\.)?(?:=([^>]*))?>`)
 
-// instead returns what to write in a scope instead of a line that begins with words, and for how
-// many of them. It returns "" if that is not known.
-func instead(here *Scope, words []string) (use string, taken int) {
-	for i := range Hints {
-		if slices.Contains(Hints[i].In, here) {
-			if use, taken = Hints[i].apply(words); use != "" {
+// instead returns what to write in a scope instead of one of the lines of a block, or of this and others, and
+// how many words that takes. It returns "" if that is not known.
+func instead(here *Scope, lines [][]string, i int) (use string, taken int) {
+	for j := range Hints {
+		if slices.Contains(Hints[j].In, here) {
+			if use, taken = Hints[j].apply(lines, i); use != "" {
 				return use, taken
 			}
 		}
@@ -192,27 +309,83 @@ func instead(here *Scope, words []string) (use string, taken int) {
 // FirstWords returns the words with which lines begin that h is about, if they are not of a kind.
 func (h *hint) FirstWords() []string {
 	if first, _, _ := strings.Cut(h.Written, " "); first[0] != '<' {
-		return strings.Split(first, "|")
+		return strings.Split(strings.TrimSuffix(first, ";"), "|")
 	}
 	return nil
 }
 
 // apply is instead for one hint.
-func (h *hint) apply(words []string) (use string, taken int) {
-	literals := 0
-	for i, pattern := range strings.Fields(h.Written) {
-		switch s := Slot.FindStringSubmatch(pattern); {
-		case i == len(words):
-			return "", 0
-		case s != nil && !kinds[s[1]].pattern.MatchString(words[i]):
-			return "", 0
-		case s == nil && !slices.Contains(strings.Split(pattern, "|"), plainWord(words[i])):
-			return "", 0
-		case s == nil:
-			literals++
+func (h *hint) apply(lines [][]string, i int) (use string, taken int) {
+	parts := strings.Split(h.Written, "; ")
+	found := make([]int, 0, len(parts))
+	var words, names []string // that are not written out, and what lines begin with
+	for _, part := range parts {
+		part, stays := strings.CutPrefix(strings.TrimSuffix(part, ")"), "(")
+		matches := func(words []string) bool { return begins(words, part) }
+		at := i
+		if len(parts) > 1 && !matches(lines[i]) {
+			at = slices.IndexFunc(lines, matches)
 		}
-		taken++
+		if at < 0 || !matches(lines[at]) || slices.Contains(found, at) || stays && at == i {
+			return "", 0
+		}
+		found = append(found, at)
+		rest, literals := notWrittenOut(lines[at], part)
+		words, taken = append(words, rest...), taken+literals
+		if !stays {
+			names = append(names, lines[at][0])
+		}
 	}
+	if !slices.Contains(found, i) {
+		return "", 0
+	}
+	use, to := h.filledIn(words)
+	if use != "" && len(names) > 1 {
+		use += " instead of " + option.InWords(names, "and")
+	}
+	return use, max(taken+to, strings.Count(" "+h.Written, " "))
+}
+
+// begins reports whether words begin as a line of a hint does.
+func begins(words []string, line string) bool {
+	for i, pattern := range strings.Fields(line) {
+		if i == len(words) {
+			return false
+		}
+		kind := Slot.FindStringSubmatch(pattern)
+		if kind == nil {
+			if !slices.Contains(strings.Split(pattern, "|"), plainWord(words[i])) {
+				return false
+			}
+			continue
+		}
+		some := words[i : i+1]
+		if kind[2] != "" {
+			some = words[i:]
+		}
+		if !slices.ContainsFunc(some, kinds[kind[1]].pattern.MatchString) {
+			return false
+		}
+	}
+	return true
+}
+
+// notWrittenOut returns those of words that a line of a hint, as they begin, does not write out, and how many it does.
+func notWrittenOut(words []string, line string) (rest []string, literals int) {
+	patterns := strings.Fields(line)
+	for i, word := range words {
+		if i < len(patterns) && patterns[i][0] != '<' {
+			literals++
+		} else {
+			rest = append(rest, word)
+		}
+	}
+	return rest, literals
+}
+
+// filledIn returns what to use, with words in it, and how many there are up to the last one of these. It
+// returns "" if one is missing.
+func (h *hint) filledIn(words []string) (use string, to int) {
 	complete := true
 	use = Slot.ReplaceAllStringFunc(h.Use, func(text string) string {
 		s := Slot.FindStringSubmatch(text)
@@ -220,7 +393,7 @@ func (h *hint) apply(words []string) (use string, taken int) {
 		if text == "<name>" && h.Written != "limit <matcher>" { // of something that has one
 			return text
 		}
-		found, to := ofKind(name, words[literals:])
+		found, n := ofKind(name, words)
 		switch {
 		case len(found) == 0:
 			complete = complete && example != ""
@@ -228,13 +401,13 @@ func (h *hint) apply(words []string) (use string, taken int) {
 		case !all:
 			found = found[:1]
 		}
-		taken = max(taken, literals+to)
+		to = max(to, n)
 		return option.Shortened(option.Redacted(strings.Join(found, " ")))
 	})
 	if !complete {
 		return "", 0
 	}
-	return use, taken
+	return use, to
 }
 
 // ofKind returns the words that are of a kind, as they are to be written, and how many words there

@@ -40,9 +40,14 @@ func readInline(args []string) (in inline, use string) {
 		return in, "a block, with " + ownLine
 	}
 	var words []string // that are neither a key nor a rate
+	filled := false    // whether a word before a matcher means nothing
 	for i := 0; i < len(args); i++ {
 		n, next := wordsOfRate(args[i:]), args[i+1:]
+		other, _ := instead(LimitScope, [][]string{append([]string{"rate"}, args[i:i+n]...)}, 0)
 		switch {
+		case other != "" && n > 0:
+			in.use(other)
+			i += n - 1
 		case n > 0 && in.rate != "":
 			return in, "one rate, and others in limits within the block"
 		case n > 0:
@@ -52,6 +57,8 @@ func readInline(args []string) (in inline, use string) {
 			return in, "one key, which may have several placeholders, as in {client_ip}/{host}"
 		case option.HasPlaceholder(args[i]):
 			in.key = args[i]
+		case slices.Contains(fillers, args[i]) && len(next) > 0 && isMatcherToken(next[0]):
+			filled = true
 		case args[i] == "rate" && wordsOfRate(next) > 0, args[i] == "key" && len(next) > 0 && option.HasPlaceholder(next[0]):
 			in.rewritten = true // without that word
 		default:
@@ -61,8 +68,10 @@ func readInline(args []string) (in inline, use string) {
 	switch i := slices.IndexFunc(args, isMatcherToken); {
 	case i == 0: // a second one
 		return in, "one matcher, before all else, or for several paths match path /a /b in a block"
-	case i > 0 && (words[0] == args[i] || matcherOption(words) == ""):
-		return in, "one matcher, before all else, as in " + inQuotes(strings.Join(slices.Concat(args[i:i+1], args[:i], args[i+1:]), " "))
+	case i > 0 && (filled || words[0] == args[i] || matcherOption(words) == ""):
+		return in, "one matcher, before all else, as in " + inQuotes(strings.Join(slices.DeleteFunc(slices.Concat(args[i:i+1], args[:i], args[i+1:]), func(word string) bool {
+			return filled && slices.Contains(fillers, word)
+		}), " "))
 	}
 	alone := len(words) == 1 && in.rate == "" // a name, whatever else it may mean
 	words = splitWords(words)
@@ -99,13 +108,13 @@ func (in *inline) meantBy(words []string) (use string, taken int) {
 		scopes = append(scopes, BesideNameScope)
 	}
 	for _, scope := range scopes {
-		if use, taken = instead(scope, words); use != "" {
+		if use, taken = instead(scope, [][]string{words}, 0); use != "" {
 			return use, taken
 		}
 	}
 	if slices.Contains(config.LimitOptions, words[0]) {
 		for taken = 1; taken < len(words) && !slices.Contains(config.LimitOptions, words[taken]); taken++ {
-			if use, _ := instead(BlockScope, words[taken:]); use != "" {
+			if use, _ := instead(BlockScope, [][]string{words[taken:]}, 0); use != "" {
 				break
 			}
 		}
@@ -158,13 +167,19 @@ func limitMeant(words []string) string {
 	if use != "" || in.rate == "" || in.rewritten || len(in.names) == 0 {
 		return ""
 	}
-	if one, _ := instead(BesideNameScope, in.names); in.key != "" {
+	if _, wrong := option.ParseRate(in.rate); wrong != "" {
+		return ""
+	}
+	if one, _ := instead(BesideNameScope, [][]string{in.names}, 0); in.key != "" {
 		in.use(inQuotes("key " + in.key))
 	} else if one != "" {
 		in.use(one)
 	}
 	return inQuotes("limit "+in.name()) + " with " + option.InWords(slices.Concat(in.lines, in.others, []string{inQuotes("rate " + in.rate)}), "and") + " in it"
 }
+
+// fillers are words that people write before a matcher.
+var fillers = []string{"for", "on", "to", "at", "in", "if"}
 
 // isMatcherToken reports whether a word can only be a matcher: a path, or a name of one.
 func isMatcherToken(word string) bool {
@@ -207,7 +222,7 @@ func insteadOfName(l *config.Limit, besideRate bool) string {
 	if l.Key != "" || l.IsGroup() {
 		return ""
 	}
-	if one, _ := instead(BesideNameScope, []string{l.Name}); besideRate && one != "" {
+	if one, _ := instead(BesideNameScope, [][]string{{l.Name}}, 0); besideRate && one != "" {
 		return inQuotes(l.Name+" "+string(l.Rate)) + ", and in a block " + one + " for one bucket for all, or the key {client_ip} beside it for one for each address"
 	}
 	word := strings.Trim(l.Name, "abcdefghijklmnopqrstuvwxyz") == "" // such as path, which before a block is a name too

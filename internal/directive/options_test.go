@@ -258,7 +258,7 @@ func TestWordsAnywhere(t *testing.T) {
 		}
 	}
 	maps.DeleteFunc(words, func(_ string, written bool) bool { return !written }) // those beside the directive
-	writeInstead := regexp.MustCompile(`use |did you mean |is a directive: is the } of rate_limit missing before it`)
+	writeInstead := regexp.MustCompile(`use |did you mean |leave it out: |is a directive: is the } of rate_limit missing before it`)
 	told := 0
 	for at, in := range places {
 		line, _, _ := strings.Cut(in, "WORD")
@@ -328,6 +328,9 @@ func TestDocumentsInErrors(t *testing.T) {
 
 // hintSamples are words of the kinds of hints.
 var hintSamples = map[string]string{
+	"whole": "5", "secs": "60", "ms": "60000", "d": "1m", "unit": "minute", "calendar": "month", "monthly": "1000/month",
+	"windowed": "fixed_window", "rated": "5r/s", "all": "x", "durations": "10m,1h", "codes": "401,403", "families": "github,fill", "paths": "/a,", "verb": "POST", "matching": "method POST",
+	"regexp": "^/a", "suffix": ".php", "network": "10.0.0.0/8", "text": "slow down", "addresses": "a:1,b:1",
 	"n": "5", "rate": "10rps", "status": "401", "denial": "503", "memory": "10m", "w": "X-A", "field": "X-A",
 	"host": "localhost", "units": "5/m", "negated": "!path", "defined": "@a", "path": "/a", "url": "https://a.com/b?c", "matcher": "/a/b",
 }
@@ -336,32 +339,20 @@ var hintSamples = map[string]string{
 func TestHints(t *testing.T) {
 	racetest.SingleGoroutine(t)
 	within := map[*directive.Scope][]string{ // a hint may need others beside it
-		directive.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
-		directive.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
+		directive.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; window 1m; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
+		directive.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
 		directive.ZoneScope:           {":8080 {; rate_limit {; zone a {; ...; }; }; }", ":8080 {; rate_limit {; zone a {; events 5; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; events 5; ...; }; }; }"},
 		directive.DistributedScope:    {":8080 {; rate_limit {; zone a {; window 1m; events 5; }; distributed {; ...; }; }; }"},
 		directive.GlobalScope:         {"{; rate_limit {; ...; }; }; :8080 {; respond ok; }"},
+		directive.RedisScope:          {"{; rate_limit {; redis a:1 {; ...; }; }; }; :8080 {; respond ok; }"},
+		directive.MemoryScope:         {"{; rate_limit {; memory {; ...; }; }; }; :8080 {; respond ok; }"},
 		directive.BesideScope:         {":8080 {; rate_limit ...; }", ":8080 {; rate_limit ... second; }", ":8080 {; rate_limit ... {; size 5; }; }", ":8080 {; rate_limit @a ... {; key static; }; @a path /a; }"},
 		directive.BesideRateScope:     {":8080 {; rate_limit 3/m ...; }"},
 		directive.BesideRequestsScope: {":8080 {; rate_limit {client_ip} 3r/m ...; }"},
 		directive.BesideNameScope:     {":8080 {; rate_limit robots ... 3/m; }"},
 	}
 	for _, h := range directive.Hints {
-		written := []string{""}
-		for pattern := range strings.FieldsSeq(h.Written) {
-			var longer []string
-			for word := range strings.SplitSeq(pattern, "|") {
-				if s := directive.Slot.FindStringSubmatch(word); s != nil {
-					if word = hintSamples[s[1]]; word == "" {
-						t.Fatalf("no sample of %s", s[0])
-					}
-				}
-				for _, text := range written {
-					longer = append(longer, strings.TrimSpace(text+" "+word))
-				}
-			}
-			written = longer
-		}
+		written := writtenLike(t, h.Written)
 		for _, at := range h.In {
 			for _, line := range written {
 				if h.Written == "limit <matcher>" {
@@ -378,7 +369,7 @@ func TestHints(t *testing.T) {
 						}
 						all := applications(src, err)
 						for _, with := range all {
-							if err := configtest.ValidateCaddyfile(with); err != nil {
+							if err := configtest.ValidateCaddyfile(with); err != nil && !noFile(err) {
 								problems = append(problems, fmt.Sprintf("%v, but with that: %v\n%s", err, err, with))
 							} else {
 								applied++
@@ -393,6 +384,39 @@ func TestHints(t *testing.T) {
 		}
 	}
 }
+
+// writtenLike returns all that a hint may be about, with a sample of each kind of word. Of words that mean the
+// same beside other lines, the first is enough.
+func writtenLike(t *testing.T, pattern string) []string {
+	t.Helper()
+	all := []string{""}
+	parts := strings.Split(pattern, "; ")
+	for i, part := range parts {
+		separator := "; "
+		for pattern := range strings.FieldsSeq(strings.Trim(part, "()")) {
+			words := strings.Split(pattern, "|")
+			if i > 0 {
+				words = words[:1]
+			}
+			var longer []string
+			for _, word := range words {
+				if s := directive.Slot.FindStringSubmatch(word); s != nil {
+					if word = hintSamples[s[1]]; word == "" {
+						t.Fatalf("no sample of %s", s[0])
+					}
+				}
+				for _, text := range all {
+					longer = append(longer, strings.TrimPrefix(text+separator+word, "; "))
+				}
+			}
+			all, separator = longer, " "
+		}
+	}
+	return all
+}
+
+// noFile reports whether a config is right except that a file is not there.
+func noFile(err error) bool { return strings.HasSuffix(err.Error(), "no such file or directory") }
 
 // TestSuggestionsLoad guards that what an error in testdata/options says to write can be written: if
 // it is put into place, the configuration loads.
@@ -415,7 +439,7 @@ func TestSuggestionsLoad(t *testing.T) {
 			}
 			for _, with := range applications(src, err) {
 				applied++
-				if wrong := validateCompleted(with); wrong != nil {
+				if wrong := follow(src, with); wrong != nil {
 					t.Errorf("%s: %v\nwith that:\n%s%v", r.place, err, with, wrong)
 				}
 			}
@@ -424,6 +448,40 @@ func TestSuggestionsLoad(t *testing.T) {
 	if applied < 60 {
 		t.Errorf("applied %d, want all", applied)
 	}
+}
+
+// follow validates a Caddyfile with what an error says to write instead of a line of the original, and follows
+// further errors as long as they are about the original: what they say to write must not be wrong itself.
+func follow(original, src string) error {
+	var err error
+	for range 5 {
+		if err = validateCompleted(src); err == nil || noFile(err) {
+			return nil
+		}
+		at := errorLine.FindStringSubmatch(err.Error())
+		if at == nil {
+			return err
+		}
+		n, _ := strconv.Atoi(at[1])
+		wrong, use := strings.Split(src, "\n")[n-1], saysToWrite.FindStringSubmatch(err.Error())
+		next := applications(src, err)
+		if len(next) == 0 || !strings.Contains(original, "\n"+wrong+"\n") {
+			return err
+		}
+		for _, name := range insteadOf(use[1]) {
+			if !strings.Contains(original, "\n"+name+" ") {
+				return err
+			}
+		}
+		src = next[0]
+	}
+	return err
+}
+
+// insteadOf returns the options that an error says to replace by one line, if there are several.
+func insteadOf(use string) []string {
+	_, names, _ := strings.Cut(use, " instead of ")
+	return strings.FieldsFunc(strings.ReplaceAll(names, " and ", " "), func(r rune) bool { return r == ' ' || r == ',' })
 }
 
 // validateCompleted validates a Caddyfile of testdata/options, of which some lack what is beside the
@@ -479,6 +537,11 @@ func applications(src string, err error) (all []string) {
 		}
 		with(lines, m[1]+" "+strings.TrimLeft(wrong[i:], " :="))
 		return all
+	}
+	for i := range lines {
+		if word, _, _ := strings.Cut(lines[i], " "); i != n-1 && !strings.HasSuffix(lines[i], "{") && slices.Contains(insteadOf(use[1]), word) {
+			lines[i] = ""
+		}
 	}
 	wrong, opens := strings.CutSuffix(wrong, " {")
 	for alternative := range strings.SplitSeq(use[1], ", or ") {

@@ -1,7 +1,6 @@
 package directive
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -13,10 +12,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 )
-
-// parseSomeEvents parses the number of events of a zone in a Caddyfile, where 0 means
-// that there is none.
-func parseSomeEvents(text string) (int64, string) { return zone.ParseEvents(text, 1) }
 
 // zoneParsers returns what parses the options of mholt/caddy-ratelimit, by their names:
 //
@@ -56,32 +51,19 @@ func zoneParsers(helper httpcaddyfile.Helper, zones *config.Zones) map[string]fu
 	return parsers
 }
 
-// repeatable reports whether an option of mholt/caddy-ratelimit may be there twice, as
-// snippets may have it too. The last one counts.
-func repeatable(name string) bool {
-	return slices.Contains([]string{"distributed", "storage", "log_key", "disable_metrics"}, name)
-}
-
 // parseZone parses a zone. Of several of one name in a block, the last counts.
 func parseZone(helper httpcaddyfile.Helper, zones *config.Zones) error {
-	args := helper.RemainingArgs()
+	head, args := helper.Token(), helper.RemainingArgs()
 	if len(args) != 1 {
 		return helper.WrapErr(option.Bad("zone", strings.Join(args, " "), "one name and a block: zone <name> { ... }"))
 	}
 	z := new(config.Zone)
-	seen := make(map[string]bool)
-	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
-		name := helper.Val()
-		if seen[name] && name != "match" {
-			return helper.Errf("duplicate option: %s", name)
-		}
-		seen[name] = true
-		if err := orInstead(helper.Dispenser, ZoneScope, func() error { return parseZoneSetting(helper, z) }); err != nil {
-			return err
-		}
+	written := readBlock(helper.Dispenser, ZoneScope, head)
+	if err := written.parse(helper.Dispenser, zoneOptionParsers(helper, z)); err != nil {
+		return err
 	}
 	switch {
-	case len(seen) == 0:
+	case len(written.lines) == 0:
 		return helper.Errf("zone %s: no options given; use a block, zone %[1]s { ... }; for several sites, import a snippet that has it",
 			option.Quote(args[0]))
 	case z.MaxConcurrent != "" && (z.MaxEvents != "" || z.Window != ""):
@@ -99,44 +81,34 @@ func parseZone(helper httpcaddyfile.Helper, zones *config.Zones) error {
 	return nil
 }
 
-// parseZoneSetting parses an option of a zone.
-func parseZoneSetting(helper httpcaddyfile.Helper, z *config.Zone) error {
-	var text string
-	var err error
-	name := helper.Val()
-	switch name {
-	case "match":
-		set, err := parseZoneMatch(helper)
-		z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
-		return err
-	case "key":
-		args := helper.RemainingArgs()
-		if len(args) != 1 {
-			return helper.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
-		}
-		z.Key = args[0]
-	case "events":
-		text, err = parseNumber(helper.Dispenser, parseSomeEvents)
-		z.MaxEvents = config.Number(strings.TrimPrefix(text, "+"))
-	case "max_concurrent":
-		text, err = parseNumber(helper.Dispenser, option.Units)
-		z.MaxConcurrent = config.Number(text)
-	case "window":
-		text, err = parseNumber(helper.Dispenser, zone.ParseWindow)
-		z.Window = config.Duration(text)
-	case "ipv4_prefix":
-		text, err = parseNumber(helper.Dispenser, option.Integer(0, 32))
-		z.IPv4Prefix = config.Number(text)
-	case "ipv6_prefix":
-		text, err = parseNumber(helper.Dispenser, option.Integer(0, 128))
-		z.IPv6Prefix = config.Number(text)
-	default:
-		return unknownOption(helper.Dispenser, ZoneScope)
+// zoneOptionParsers returns what parses the options of a zone, by their names.
+func zoneOptionParsers(helper httpcaddyfile.Helper, z *config.Zone) map[string]func() error {
+	d := helper.Dispenser
+	events := numberParser(d, &z.MaxEvents, func(text string) (int64, string) { return zone.ParseEvents(text, 1) }) // 0 means that there is none
+	return map[string]func() error{
+		"match": func() error {
+			set, err := parseZoneMatch(helper)
+			z.MatcherSetsRaw = append(z.MatcherSetsRaw, set)
+			return err
+		},
+		"key": func() error {
+			args := d.RemainingArgs()
+			if len(args) != 1 {
+				return d.WrapErr(option.Bad("key", strings.Join(args, " "), "one value"))
+			}
+			z.Key = args[0]
+			return nil
+		},
+		"events": func() error {
+			err := events()
+			z.MaxEvents = config.Number(strings.TrimPrefix(string(z.MaxEvents), "+"))
+			return err
+		},
+		"max_concurrent": numberParser(d, &z.MaxConcurrent, option.Units),
+		"window":         numberParser(d, &z.Window, zone.ParseWindow),
+		"ipv4_prefix":    numberParser(d, &z.IPv4Prefix, option.Integer(0, 32)),
+		"ipv6_prefix":    numberParser(d, &z.IPv6Prefix, option.Integer(0, 128)),
 	}
-	if err != nil {
-		return err
-	}
-	return parseEnd(helper.Dispenser, name)
 }
 
 // parseZoneMatch parses the matchers of a zone: those of a limit, or a block that may be
@@ -157,16 +129,5 @@ func parseDistributed(helper httpcaddyfile.Helper, d *config.Distributed) error 
 	if helper.NextArg() {
 		return helper.WrapErr(option.Bad("distributed", helper.Val(), "a block or nothing"))
 	}
-	for nesting := helper.Nesting(); helper.NextBlock(nesting); {
-		name := helper.Val()
-		text := config.OptionsOf[string](d)[name]
-		if text == nil {
-			return unknownOption(helper.Dispenser, DistributedScope)
-		}
-		var err error
-		if *text, err = parseArgument(helper.Dispenser); err != nil {
-			return err
-		}
-	}
-	return nil
+	return readBlock(helper.Dispenser, DistributedScope, helper.Token()).parse(helper.Dispenser, fieldParsers(helper.Dispenser, d))
 }

@@ -16,12 +16,19 @@ const Docs = "https://github.com/seed-387a6c65/caddy-ratelimit/blob/main/docs/"
 // Error is the error for an option: one line that says what is wrong with it.
 type Error struct {
 	Option  string // its name
+	Unclear bool   // whether something else may be meant by it
 	problem string
 }
 
 // Errorf returns the error for an option.
 func Errorf(option, problem string, args ...any) *Error {
-	return &Error{option, fmt.Sprintf(problem, args...)}
+	return &Error{Option: option, problem: fmt.Sprintf(problem, args...)}
+}
+
+func unclear(option, problem string, args ...any) *Error {
+	e := Errorf(option, problem, args...)
+	e.Unclear = true
+	return e
 }
 
 // Error returns the option and what is wrong with it.
@@ -32,12 +39,12 @@ func Bad(option, got, use string) error {
 	if got == "" {
 		return Errorf(option, "nothing given; use %s", use)
 	}
-	return Errorf(option, "%q is not valid; use %s", Shortened(Redacted(got)), use)
+	return unclear(option, "%q is not valid; use %s", Shortened(Redacted(got)), use)
 }
 
 // Needs returns the error for an option that is right in itself but needs another option.
 func Needs(option, got, needed string) error {
-	return Errorf(option, "%sneeds %s", shown(got), needed)
+	return unclear(option, "%sneeds %s", shown(got), needed)
 }
 
 // Clash returns the error for an option that is right in itself but does not go with something

@@ -153,6 +153,9 @@ func (r Rate) String() string {
 // alone. Each unit has its own first letter.
 var unitOfRate = regexp.MustCompile(`^(?:([0-9]+) ?)?([smhd]|(?:sec|second|min|minute|hr|hour|day)s?)$`)
 
+// rateOfZero matches the beginning of a rate of no units.
+var rateOfZero = regexp.MustCompile(`^0+r?(?:/| per )`)
+
 // ParseRate parses a rate, such as 10/s, 10r/s or 10 per second.
 func ParseRate(text string) (Rate, string) { return rateOf(Units, text) }
 
@@ -165,7 +168,7 @@ func rateOf(parse Parser[int64], text string) (Rate, string) {
 	switch {
 	case wrongUnits == "" && wrongInterval == "":
 		return rate, ""
-	case wrongInterval == "" && (strings.Contains(wrongUnits, "at most") || strings.Contains(wrongUnits, "bytes")):
+	case wrongInterval == "" && (strings.Contains(wrongUnits, "at most") || strings.Contains(wrongUnits, "bytes") || rateOfZero.MatchString(text)):
 		return Rate{}, "<n>/<duration> with " + wrongUnits
 	}
 	return Rate{}, cmp.Or(RateMeant(text), "<n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, "+
