@@ -3,6 +3,7 @@ package directive
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -174,17 +175,20 @@ func plainWord(word string) string {
 	return strings.ReplaceAll(strings.ToLower(word), "-", "_")
 }
 
-// splitWords splits words such as size=10 in two.
+// splitWords splits words such as size=10 and http_req_rate(10s) in two, and leaves out a = alone.
 func splitWords(words []string) (all []string) {
 	for _, word := range words {
-		if name, value, found := strings.Cut(word, "="); found && name != "" && value != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == "" {
-			all = append(all, name, value)
-		} else {
+		switch m := assignment.FindStringSubmatch(word); {
+		case m != nil:
+			all = append(all, m[1], cmp.Or(m[2], m[3]))
+		case word != "=":
 			all = append(all, word)
 		}
 	}
 	return all
 }
+
+var assignment = regexp.MustCompile(`^([A-Za-z_-]+)(?:=(.+)|\(([^()]+)\))$`)
 
 // nearestOption returns the option that is spelled most like a word, or "" if none is.
 func nearestOption(word string, known []string) string {

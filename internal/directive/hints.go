@@ -33,20 +33,28 @@ var Hints = []hint{
 	{inLimits, "windowms|window_ms|interval_ms|durationms <ms>; " + amounts + "|max|limit <n>", `"rate <m>/<ms>"`},
 	{inLimits, "tokens_per_fill <n>; fill_interval <d>", `"rate <n>/<d>"`},
 	{inLimits, amounts + "|limit <n>; <unit>", `"rate <n>/<unit>"`},
+	{inLimits, "window|period|interval|per|time_window <secs>; count <whole>", `"rate <m>/<secs>"`},
+	{inLimits, "count <whole>; time_window|window|period|interval|per <d>", `"rate <whole>/<d>"`},
+	{inLimits, amounts + " <n>; (period <calendar>)", `"algorithm fixed_window" and "size <n>"`},
+	{inLimits, "<unit> <n>; (rate <rated>)", `"limit <unit>" with "rate <n>/<unit>" in it`},
 	{inLimits, "<unit> <n>", `"rate <n>/<unit>"`},
+	{inLimits, "<windowed>", `"algorithm <windowed>"`},
 	{inLimits, "<calendar> <n>", `"algorithm fixed_window", "size <n>" and "period <calendar>"`},
 	{inLimits, "rate <monthly>", `"algorithm fixed_window", "size <n>" and "period <calendar>"`},
 	{inLimits, "rate <n> per <calendar>", `"algorithm fixed_window", "size <n>" and "period <calendar>"`},
-	{inLimits, "average|rps|per_second|requests_per_second", `"rate <n=10>/s"`},
+	{inLimits, "average|rps|per_second|requests_per_second|replenishrate|replenish_rate", `"rate <n=10>/s"`},
 	{inLimits, "rpm|per_minute|requests_per_minute", `"rate <n=10>/m"`},
 	{inLimits, "rph|per_hour|requests_per_hour", `"rate <n=10>/h"`},
 	{inLimits, "rpd|per_day|requests_per_day", `"rate <n=10>/d"`},
 	{inLimits, amounts, `"rate <n=10>/<d=1m>", or events and window in a zone`},
 	{inLimits, "interval|fill_interval", `"rate <n=10>/<d=1m>", or max and duration`},
-	{inLimits, "burst|capacity|tokens|max_tokens|maxretry|max_retry", `"size <n=10>"`},
+	{inLimits, "burst|burstcapacity|burst_capacity|capacity|tokens|max_tokens|maxretry|max_retry", `"size <n=10>"`},
 	{inLimits, "limit_req", `"size <n=10>" for its burst, beside a rate`},
 	{inLimits, "limit_req_zone", `"rate <rated=10/s>" and "key {client_ip}"`},
-	{inLimits, "stick_table|http_req_rate", `"rate <n=10>/<d=10s>"`},
+	{inLimits, "http_req_rate", `"rate <n=10>/<d=10s>"`},
+	{inLimits, "stick_table", "a rate, such as rate 20/10s"},
+	{inLimits, "skipsuccessfulrequests|skip_successful_requests", `"count status 4xx 5xx"`},
+	{inLimits, "skipfailedrequests|skip_failed_requests", `"count not status 4xx 5xx"`},
 	{inLimits, "cleanup_interval|cleanup|gc_interval|purge_interval|sweep", "leave it out: buckets that are empty go by themselves"},
 	{inLimits, "retry_after", "leave it out: denials always have Retry-After, the time until there is room"},
 	{inLimits, "enabled|enable|active false|off|no|0", `"factor 0", which turns a limit off`},
@@ -57,7 +65,7 @@ var Hints = []hint{
 	{inLimits, "standardheaders|legacyheaders|standard_headers|legacy_headers", "headers with x-ratelimit or ratelimit-11 in the block of the directive"},
 	{inLimits, "mitigation_timeout|blockduration|block_duration|ban_time|bantime|ban_duration <secs>", `"ban <secs>"`},
 	{inLimits, "findtime|find_time|window_length", `"window <d=1m>" with algorithm sliding_log and a size`},
-	{inLimits, "refill_rate", `"drip_rate <d=1s>"`},
+	{inLimits, "refill|refill_rate|leak_rate", `"drip_rate <d=1s>"`},
 	{inLimits, "refill_size", `"drip_size <n=1>"`},
 	{inLimits, "delay|max_wait|wait|queue_timeout", `"max_delay <d=1s>"`},
 	{inLimits, "nodelay", "max_delay with a duration if requests are to wait, as without it none does"},
@@ -108,12 +116,14 @@ var Hints = []hint{
 	{[]*Scope{LimitScope}, "distributed|storage", "redis in the global option, for all limits"},
 	{inBlocks, "header <field>", `"match header <field> *" for requests that have it, or "key {header.<field>}" for a bucket for each of its values; the directive belongs after the }`},
 	{inBlocks, "match path <url>", `"match path <path...>"`},
+	{inBlocks, "match header <field>", `"match header <field> *"`},
 	{inBlocks, "match not <path>", `"match not path <path...>"`},
 	{inBlocks, "match <negated>", "match not <negated>, and the rest of the line after it"},
 
 	{inZones, "max|max_events|requests|max_requests|limit|capacity|tokens|size", `"events <n=10>"`},
 	{inZones, "events <n>", `"events <n>" and "window <window>"`},
 	{inZones, "burst|nodelay", "leave it out: a zone admits as many events at once"},
+	{inZones, "average|rate|rps; (events)", "leave it out: events and window say how many a zone admits"},
 	{inZones, "average|rate|rps", `"events <n=10>" and "window <window=1s>"`},
 	{inZones, "duration|interval|period", `"window <window=1m>"`},
 	{inZones, "concurrency", `"max_concurrent <n=10>"`},
@@ -124,6 +134,10 @@ var Hints = []hint{
 	{inGlobal, "distributed|storage", `"redis <server=localhost:6379>"`},
 	{inGlobal, "redis <host> <n>", `"redis <host>:<n>"`},
 	{inGlobal, "redis <addresses...>", `"redis <all...>"`},
+	{inGlobal, "redis <hostdb>", `"redis redis://<hostdb>"`},
+	{inGlobal, "redis_address|redis_addr|redis_host|redis_url <server>", `"redis <server>"`},
+	{inGlobal, "backend|driver|store redis", `"redis <server=localhost:6379>"`},
+	{inGlobal, "memory <whole>", `"memory" with "max_keys <whole>" in it`},
 	{inGlobal, "max_keys|max_entries|max_buckets", `"memory" with "max_keys <n=100000>" in it`},
 	{inGlobal, "persist|persist_file <path>", `"memory" with "persist <path>" in it`},
 
@@ -137,6 +151,8 @@ var Hints = []hint{
 	{inRedis, "tls_trust_pool|tls_ca|ca|ca_file|ca_cert|cacert|tls_ca_cert|tls_cacert|tls_ca_file <path>", `"tls_trust_pool file <path>"`},
 	{inRedis, "tls_cert|tls_key|cert|key|tls_cert_file|tls_key_file", "tls_client_auth with the files of the certificate and its key"},
 	{inRedis, "ssl|tls_enabled|enable_tls|use_tls|use_ssl", `"tls"`},
+	{inRedis, "cluster_mode|cluster_enabled|use_cluster", `"cluster"`},
+	{inRedis, "max_retries|retries", "leave it out: a request that Redis does not answer in time is not sent again"},
 	{inRedis, "insecure|insecure_skip_verify|tls_skip_verify|tls_insecure", `"tls_insecure_skip_verify"`},
 	{inRedis, "read_timeout|write_timeout|dial_timeout|connect_timeout|command_timeout", `"timeout <d=50ms>"`},
 	{inRedis, "pool_size|min_idle_conns|max_idle|max_connections|pool", "leave it out: connections are made as they are needed"},
@@ -149,6 +165,7 @@ var Hints = []hint{
 	// or a word for all requests.
 	{inBeside, "<denial>", `"status <denial>"`},
 	{inBeside, "zone <w>", "zone <w> { ... } that has key, events and window"},
+	{[]*Scope{BesideScope}, amounts + "|limit|max <n> window|period|interval|every|in <d>", `"rate <n>/<d>"`},
 	{[]*Scope{BesideScope}, "<n> <n>", `"rate <n>/<d>" and "size <m>"`},
 	{[]*Scope{BesideScope}, "<n>", `"rate <n>/<d=s>"`},
 	{[]*Scope{BesideScope}, "<rate>", `"rate <rate>"`},
@@ -160,11 +177,11 @@ var Hints = []hint{
 
 // What people call how many requests there may be, or at once, and whom not to limit.
 const (
-	amounts = "events|max_events|requests|max_requests|average|amount|num_requests|points|requests_per_unit|requests_per_period"
+	amounts = "events|max_events|requests|max_requests|average|amount|num_requests|points|quota|requests_per_period|requests_per_unit|threshold"
 
 	inProgress = "max_concurrent|limit_conn|max_connections|connections|in_flight|inflightreq|in_flight_req|maxconn"
 
-	exempting = "allow|allowlist|bypass|exclude|except|exempt|ignore|skip|unless|whitelist"
+	exempting = "allow|allow_list|allowlist|bypass|exclude|except|exempt|ignore|skip|unless|whitelist|whitelist_ips"
 )
 
 // What words on the directive's line mean depends on the others.
@@ -196,12 +213,12 @@ var kinds = map[string]struct {
 }{
 	"n":         {regexp.MustCompile(`^([0-9]+)(?:r?/.*)?$`), nil},
 	"whole":     {regexp.MustCompile(`^([0-9]+)$`), nil},
-	"m":         {regexp.MustCompile(`^([0-9]+)$`), nil}, // the second number
-	"d":         {durationWord, nil},
+	"m":         {regexp.MustCompile(`^([0-9]+(?:\*[0-9]+)*)$`), nil}, // the second number
+	"d":         {durationWord, strings.ToLower},
 	"secs":      {regexp.MustCompile(`^([0-9]{1,8})$`), asSeconds},
-	"ms":        {regexp.MustCompile(`^([0-9]{1,10})$`), asMilliseconds},
+	"ms":        {regexp.MustCompile(`^([0-9]{1,10}(?:\*[0-9]{1,6}){0,4})$`), asMilliseconds},
 	"window":    {durationWord, asWindow},
-	"unit":      {regexp.MustCompile(`^((?:second|minute|hour|day)s?)$`), nil},
+	"unit":      {regexp.MustCompile(`(?i)^((?:second|minute|hour|day)s?)$`), strings.ToLower},
 	"calendar":  {regexp.MustCompile(`^(?:[0-9]+/)?(week|month|year)s?$`), nil},
 	"monthly":   {regexp.MustCompile(`^([0-9]+/(?:week|month|year)s?)$`), nil},
 	"windowed":  {regexp.MustCompile(`^(fixed_window|sliding_window|sliding_log)$`), nil},
@@ -221,6 +238,7 @@ var kinds = map[string]struct {
 	"field":     {regexp.MustCompile(`^([A-Z][A-Za-z0-9-]*|[a-z0-9]+(?:-[a-z0-9]+)+)$`), nil},
 	"network":   {regexp.MustCompile(`^([0-9a-fA-F:.]*[.:][0-9a-fA-F:.]*(?:/[0-9]+)?|private_ranges)$`), nil},
 	"host":      {regexp.MustCompile(`^([A-Za-z][A-Za-z0-9.-]*|[0-9]+(?:\.[0-9]+){3})$`), nil},
+	"hostdb":    {regexp.MustCompile(`^([A-Za-z0-9.-]+(?::[0-9]+)?/[0-9]+)$`), nil},
 	"server":    {regexp.MustCompile(`^([A-Za-z0-9.-]+:[0-9]+)$`), nil},
 	"units":     {regexp.MustCompile(`^([0-9.]+[a-z]*/.+)$`), nil},
 	"defined":   {regexp.MustCompile(`^(@.+)$`), nil},
@@ -236,7 +254,7 @@ var kinds = map[string]struct {
 }
 
 // durationWord matches a duration or its unit, also behind a number as in a rate.
-var durationWord = regexp.MustCompile(`^(?:[0-9]+r?/)?([0-9]*(?:ms|[smhd]|(?:sec|second|min|minute|hr|hour|day)s?))$`)
+var durationWord = regexp.MustCompile(`(?i)^(?:[0-9]+r?/)?([0-9]*(?:ms|[smhd]|(?:sec|second|min|minute|hr|hour|day)s?))$`)
 
 // asWindow returns the duration of a rate as one alone.
 func asWindow(word string) string {
@@ -255,8 +273,12 @@ func asSeconds(word string) string {
 }
 
 func asMilliseconds(word string) string {
-	n, _ := strconv.Atoi(word)
-	return option.DurationText(time.Duration(n) * time.Millisecond)
+	product := 1
+	for factor := range strings.SplitSeq(word, "*") { // as in 15*60*1000
+		n, _ := strconv.Atoi(factor)
+		product *= n
+	}
+	return option.DurationText(time.Duration(product) * time.Millisecond)
 }
 
 // asList returns words that have commas between them as they are written here.
@@ -333,7 +355,7 @@ func (h *hint) apply(lines [][]string, i int) (use string, taken int) {
 		rest, literals := notWrittenOut(lines[at], part)
 		words, taken = append(words, rest...), taken+literals
 		if !stays {
-			names = append(names, lines[at][0])
+			names = append(names, strings.TrimRight(lines[at][0], ":"))
 		}
 	}
 	if !slices.Contains(found, i) {

@@ -2,6 +2,7 @@ package directive
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,16 +60,20 @@ func readInline(args []string) (in inline, use string) {
 			in.key = args[i]
 		case slices.Contains(fillers, args[i]) && len(next) > 0 && isMatcherToken(next[0]):
 			filled = true
-		case args[i] == "rate" && wordsOfRate(next) > 0, args[i] == "key" && len(next) > 0 && option.HasPlaceholder(next[0]):
+		case args[i] == "rate" && wordsOfRate(next) > 0, slices.Contains(strings.Split(amounts, "|"), args[i]) && wordsOfRate(next) > 0, args[i] == "key" && len(next) > 0 && option.HasPlaceholder(next[0]):
 			in.rewritten = true // without that word
 		default:
 			words = append(words, args[i])
 		}
 	}
+	meant := ""
+	if len(words) > 1 {
+		meant, _ = instead(BlockScope, [][]string{words}, 0)
+	}
 	switch i := slices.IndexFunc(args, isMatcherToken); {
-	case i == 0: // a second one
+	case i == 0 || i > 0 && slices.IndexFunc(args[i+1:], isMatcherToken) >= 0: // a second one
 		return in, "one matcher, before all else, or for several paths match path /a /b in a block"
-	case i > 0 && (filled || words[0] == args[i] || matcherOption(words) == ""):
+	case i > 0 && (filled || words[0] == args[i] || matcherOption(words) == "" && meant == ""):
 		return in, "one matcher, before all else, as in " + inQuotes(strings.Join(slices.DeleteFunc(slices.Concat(args[i:i+1], args[:i], args[i+1:]), func(word string) bool {
 			return filled && slices.Contains(fillers, word)
 		}), " "))
@@ -190,7 +195,7 @@ func isMatcherToken(word string) bool {
 // with something else.
 func wordsOfRate(args []string) int {
 	switch {
-	case len(args) == 0 || !beginsWithDigit(args[0]):
+	case len(args) == 0 || !beginsWithDigit(args[0]) || isNetwork(args[0]):
 		return 0
 	case strings.Contains(args[0], "/") || strings.Contains(args[0], " per "):
 		return 1
@@ -201,6 +206,9 @@ func wordsOfRate(args []string) int {
 	}
 	return 3
 }
+
+// isNetwork reports whether a word is the prefix of addresses, which no rate is.
+func isNetwork(word string) bool { _, err := netip.ParsePrefix(word); return err == nil }
 
 func beginsWithDigit(word string) bool { return word != "" && word[0] >= '0' && word[0] <= '9' }
 

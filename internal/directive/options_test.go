@@ -329,18 +329,18 @@ func TestDocumentsInErrors(t *testing.T) {
 // hintSamples are words of the kinds of hints.
 var hintSamples = map[string]string{
 	"whole": "5", "secs": "60", "ms": "60000", "d": "1m", "unit": "minute", "calendar": "month", "monthly": "1000/month",
-	"windowed": "fixed_window", "rated": "5r/s", "all": "x", "durations": "10m,1h", "codes": "401,403", "families": "github,fill", "paths": "/a,", "verb": "POST", "matching": "method POST",
+	"windowed": "fixed_window", "rated": "5r/s", "all": "x", "durations": "10m,1h", "codes": "401,403", "hostdb": "localhost:6379/1", "families": "github,fill", "paths": "/a,", "verb": "POST", "matching": "method POST",
 	"regexp": "^/a", "suffix": ".php", "network": "10.0.0.0/8", "text": "slow down", "addresses": "a:1,b:1",
 	"n": "5", "rate": "10rps", "status": "401", "denial": "503", "memory": "10m", "w": "X-A", "field": "X-A",
-	"host": "localhost", "units": "5/m", "negated": "!path", "defined": "@a", "path": "/a", "url": "https://a.com/b?c", "matcher": "/a/b",
+	"host": "localhost", "server": "a:1", "units": "5/m", "negated": "!path", "defined": "@a", "path": "/a", "url": "https://a.com/b?c", "matcher": "/a/b",
 }
 
 // TestHints guards that each hint applies: what it says to write loads in place of what was written.
 func TestHints(t *testing.T) {
 	racetest.SingleGoroutine(t)
 	within := map[*directive.Scope][]string{ // a hint may need others beside it
-		directive.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; window 1m; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
-		directive.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
+		directive.BlockScope:          {":8080 {; rate_limit {; ...; }; }", ":8080 {; rate_limit {; size 5; ...; }; }", ":8080 {; rate_limit {; window 1m; ...; }; }", ":8080 {; rate_limit {; size 5; window 1m; ...; }; }", ":8080 {; rate_limit {; algorithm sliding_log; size 5; ...; }; }"},
+		directive.LimitScope:          {":8080 {; rate_limit {; limit a {; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; ...; }; }; }", ":8080 {; rate_limit {; limit a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; limit a {; size 5; window 1m; ...; }; }; }", ":8080 {; rate_limit {; limit a {; algorithm sliding_log; size 5; ...; }; }; }"},
 		directive.ZoneScope:           {":8080 {; rate_limit {; zone a {; ...; }; }; }", ":8080 {; rate_limit {; zone a {; events 5; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; ...; }; }; }", ":8080 {; rate_limit {; zone a {; window 1m; events 5; ...; }; }; }"},
 		directive.DistributedScope:    {":8080 {; rate_limit {; zone a {; window 1m; events 5; }; distributed {; ...; }; }; }"},
 		directive.GlobalScope:         {"{; rate_limit {; ...; }; }; :8080 {; respond ok; }"},
@@ -469,7 +469,7 @@ func follow(original, src string) error {
 			return err
 		}
 		for _, name := range insteadOf(use[1]) {
-			if !strings.Contains(original, "\n"+name+" ") {
+			if !strings.Contains(original, "\n"+name) {
 				return err
 			}
 		}
@@ -539,7 +539,7 @@ func applications(src string, err error) (all []string) {
 		return all
 	}
 	for i := range lines {
-		if word, _, _ := strings.Cut(lines[i], " "); i != n-1 && !strings.HasSuffix(lines[i], "{") && slices.Contains(insteadOf(use[1]), word) {
+		if word, _, _ := strings.Cut(lines[i], " "); i != n-1 && !strings.HasSuffix(lines[i], "{") && slices.Contains(insteadOf(use[1]), strings.TrimRight(word, ":")) {
 			lines[i] = ""
 		}
 	}

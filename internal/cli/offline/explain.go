@@ -47,6 +47,7 @@ assumed to pass the request on unchanged, and are listed.`,
 		Args: cobra.RangeArgs(1, 3),
 	}, func(cmd *cobra.Command, args []string) error { return runExplain(cmd, args) })
 	addConfigFlags(cmd)
+	cmd.Flags().StringP("method", "X", "", "The method, instead of METHOD")
 	cmd.Flags().StringArrayP("header", "H", nil, "A header field of the request, as 'Name: value'; may be repeated")
 	cmd.Flags().String("client-ip", "192.0.2.1", "The address that the request comes from")
 	cmd.Flags().String("user", "", "The user that is logged in, for {http.auth.user.id}")
@@ -132,6 +133,9 @@ func requestOf(cmd *cobra.Command, args []string) (req request, err error) {
 	method, target := http.MethodGet, args[len(args)-1]
 	if len(args) > 1 {
 		method = args[0]
+	}
+	if flag, _ := cmd.Flags().GetString("method"); flag != "" {
+		method = flag
 	}
 	at, err := url.Parse(target)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {

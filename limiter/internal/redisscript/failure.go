@@ -199,6 +199,7 @@ var replyTexts = map[string]ServerError{
 	"user executing the script": {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"ACL failure in script":     {reason: "noperm", text: "does not allow this user a command or key", counts: true, lasts: true, writes: true},
 	"DB index is out of range":  {reason: "db", text: "has no database of this number", counts: true, lasts: true},
+	"cluster support disabled":  {reason: "unsupported", text: "is no cluster, which several addresses without master_name are for; use one address", counts: true, lasts: true},
 	"SELECT is not allowed":     {reason: "db", text: "is a cluster's, which has only database 0", counts: true, lasts: true},
 }
 
