@@ -53,8 +53,8 @@ func TestKeysOfProxies(t *testing.T) {
 	const (
 		trust    = "servers {\ntrusted_proxies static 127.0.0.0/8\n}"
 		other    = "servers {\ntrusted_proxies static 192.0.2.1\n}"
-		servers  = "servers {\n\ttrusted_proxies static private_ranges\n\ttrusted_proxies_strict\n}"
-		byField  = "servers {\n\ttrusted_proxies static private_ranges\n\tclient_ip_headers "
+		servers  = "servers {\n\ttrusted_proxies static 127.0.0.1\n\ttrusted_proxies_strict\n}"
+		byField  = "servers {\n\ttrusted_proxies static 127.0.0.1\n\tclient_ip_headers "
 		clientIP = "Use {client_ip}, which is the address that the proxy reports."
 	)
 	block := func(option string) string { return "rate_limit a {\nsize 5\n" + option + "\n}" }

@@ -32,7 +32,7 @@ var lines = map[string][]line{
 			"as on a unix socket without trusted_proxies_unix; all such requests share one bucket"},
 	},
 	"Reporter.SharedByProxy": {
-		{"warn", "the key of this limit is the address of a proxy, so all its visitors share one bucket"},
+		{"warn", "the key of this limit is probably the address of a proxy, so that all its visitors share one bucket"},
 	},
 	"Reporter.BadValue": {{"error", "the value of a placeholder can't be used; requests are rejected"}},
 	"Reporter.NoCost": {

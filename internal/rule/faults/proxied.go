@@ -66,7 +66,7 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 	switch state {
 	case watchUntrusted:
 		if found = mayBePrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr); found {
-			remedy = trustProxy(r.Header)
+			remedy = trustProxy(r)
 		}
 	case watchTrusted:
 		trusted, _ := caddyhttp.GetVar(r.Context(), caddyhttp.TrustedProxyVarKey).(bool)
@@ -78,10 +78,11 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 	return true, remedy
 }
 
-// trustProxy returns the remedy for a proxy that is not trusted and sends these fields. Without
-// the second option, clients could choose their address by a field to which proxies add.
-func trustProxy(h http.Header) string {
-	option, first := "trusted_proxies_strict", ""
+// trustProxy returns the remedy for a proxy that is not trusted and sends these fields: to trust the address that the
+// request came from, and no other, as clients could be private too. Without the second option, clients could choose
+// their address by a field to which proxies add.
+func trustProxy(r *http.Request) string {
+	h, option, first := r.Header, "trusted_proxies_strict", ""
 	switch {
 	case len(h["Cf-Connecting-Ip"]) > 0:
 		option = "client_ip_headers CF-Connecting-IP"
@@ -90,8 +91,10 @@ func trustProxy(h http.Header) string {
 	case len(h["X-Forwarded-For"]) == 0:
 		first = "Have the proxy send X-Forwarded-For, since Caddy does not read Forwarded. "
 	}
-	return first + "Use {client_ip}, and write into the global options, with the proxy's addresses alone if others are private too:\n" +
-		"servers {\n\ttrusted_proxies static private_ranges\n\t" + option + "\n}"
+	peer, _ := netip.ParseAddrPort(r.RemoteAddr)
+	address := peer.Addr().Unmap().WithZone("").String()
+	return first + "If " + address + " is a proxy and no client, use {client_ip}, and write into the global options:\n" +
+		"servers {\n\ttrusted_proxies static " + address + "\n\t" + option + "\n}"
 }
 
 // TrustsProxies reports whether a server has trusted proxies, or whether that can't be found
@@ -132,7 +135,7 @@ func isForwarded(h http.Header) bool {
 func (r *Reporter) SharedByProxy(req *http.Request) bool {
 	found, remedy := r.proxies.finds(req)
 	if remedy != "" {
-		r.Logger.Warn("the key of this limit is the address of a proxy, so all its visitors share one bucket",
+		r.Logger.Warn("the key of this limit is probably the address of a proxy, so that all its visitors share one bucket",
 			zap.String("limit", r.Limit), zap.Stringer("key", r.Key), zap.String("remedy", remedy))
 	}
 	return found
