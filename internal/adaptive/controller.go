@@ -25,9 +25,15 @@ const (
 	Classes int = iota
 )
 
-// counted is for how many latencies a request counts. Little is lost by it: what hangs for longer
-// is bounded by the answers a second times this part of a latency.
-const counted = 2
+const (
+	// counted is for how many latencies a request counts. Little is lost by it: what hangs for longer
+	// is bounded by the answers a second times this part of a latency.
+	counted = 2
+
+	// beyondLimit is the part of the limit up to which a route with none in progress gets a place.
+	// Others, which ask more often, would have all that become free.
+	beyondLimit = 1.25
+)
 
 // Counted returns for how long a request takes room, at most.
 func (o *Options) Counted() time.Duration { return counted * o.Latency }
@@ -109,9 +115,9 @@ func (c *Controller) Acquire(s *Slot, r *Request, now time.Time) (room bool) {
 	route := c.routeOf(r.Route, at)
 	route.advance(at, c.all.rate)
 	switch {
-	case !c.all.room(r.Class):
+	case !c.all.room(r.Class, 1) && (route.present > 0 || !c.all.room(r.Class, beyondLimit)):
 		c.all.turnedAway[r.Class]++
-	case route.limited && !route.room(r.Class):
+	case route.limited && !route.room(r.Class, 1):
 		route.turnedAway[r.Class]++
 	default:
 		room = true
@@ -214,9 +220,6 @@ func (s *Slot) Release(now time.Time, answered bool) (isUseless bool) {
 	}
 	c.all.finish(s.started, s.counts[0], answered)
 	s.route.finish(s.started, s.counts[1], answered)
-	if !answered && at-s.started >= c.options.Latency {
-		s.route.lost++
-	}
 	s.prev.next, s.next.prev = s.next, s.prev
 	s.prev, s.next = nil, nil
 	c.held--

@@ -1,6 +1,7 @@
 package adaptive
 
 import (
+	"strconv"
 	"testing"
 	"time"
 )
@@ -107,6 +108,136 @@ func TestOverdue(t *testing.T) {
 	}
 	if took, least, most := c.all.area, 2500*time.Millisecond, 2600*time.Millisecond; took < least || took > most {
 		t.Errorf("they count for %v, want 1 s, 1 s and 0.5 s", took)
+	}
+}
+
+// TestLate guards that requests which are late are no overload while others are answered quickly, unless
+// their clients leave.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		quick  time.Duration // one answer a second
+		lost   bool          // the late ones, in place of answers after three seconds
+		slower bool
+	}{
+		{"quick answers beside", 50 * time.Millisecond, false, false},
+		{"no quick answers beside", 400 * time.Millisecond, false, true},
+		{"quick answers beside, clients leave", 50 * time.Millisecond, true, true},
+	} {
+		now := time.Now()
+		c := New(options, now)
+		var late []*Slot
+		for i := range 20 {
+			if i >= 3 {
+				for _, s := range late[:5] {
+					s.Release(now, !tc.lost)
+				}
+				late = late[5:]
+			}
+			var quick Slot
+			for range 5 {
+				s := new(Slot)
+				c.Acquire(s, &Request{Class: Normal, DryRun: true}, now)
+				late = append(late, s)
+			}
+			c.Acquire(&quick, &Request{Class: Normal, DryRun: true}, now)
+			quick.Release(now.Add(tc.quick), true)
+			now = now.Add(time.Second)
+		}
+		if s := c.State(now); s.Limit < Initial != tc.slower {
+			t.Errorf("%s: %+v, want a limit below %d: %t", tc.name, s, Initial, tc.slower)
+		}
+	}
+}
+
+// TestRouteThatTakesLonger guards that a route is limited alone if its requests take several times as
+// long as before, and that it is not if they only begin and end together.
+func TestRouteThatTakesLonger(t *testing.T) {
+	t.Parallel()
+	const clients = 60
+	for _, tc := range []struct {
+		name        string
+		first, then time.Duration // that its requests take, and after a minute
+		apart       bool          // whether each of its clients' takes another time, so much on average
+		limited     bool
+	}{
+		{"together", 3500 * time.Millisecond, 3500 * time.Millisecond, false, false},
+		{"apart", 3500 * time.Millisecond, 3500 * time.Millisecond, true, false},
+		{"longer", time.Second, 10 * time.Second, true, true},
+	} {
+		start, news, quick := time.Now(), Route{"GET", "news"}, Route{"GET", "quick"}
+		for quick.number() == news.number() {
+			quick.Segment += "er"
+		}
+		c, limited := New(options, start), false
+		var open [clients]Slot
+		var due [clients]time.Time
+		for i := range due {
+			due[i] = start.Add(time.Second * time.Duration(i) / clients)
+		}
+		for now := start; now.Before(start.Add(2 * time.Minute)); now = now.Add(20 * time.Millisecond) {
+			takes := tc.first
+			if now.Sub(start) > time.Minute {
+				takes = tc.then
+			}
+			for i := range due {
+				if due[i].After(now) {
+					continue
+				}
+				if open[i].next != nil {
+					open[i].Release(now, true)
+				}
+				c.Acquire(&open[i], &Request{Class: Normal, Route: news, DryRun: true}, now)
+				if due[i] = due[i].Add(takes); tc.apart {
+					due[i] = due[i].Add(takes * time.Duration(i-clients/2) / clients)
+				}
+			}
+			var s Slot
+			c.Acquire(&s, &Request{Class: Normal, Route: quick, DryRun: true}, now)
+			s.Release(now.Add(time.Millisecond), true)
+			limited = limited || len(c.State(now).Routes) > 0
+		}
+		if limited != tc.limited {
+			t.Errorf("%s: limited: %t, want %t", tc.name, limited, tc.limited)
+		}
+	}
+}
+
+// TestPlaceBeyondLimit guards that a route with none in progress has room for one beyond the limit,
+// which others would have taken, but not beyond a quarter more, nor beyond the most that there may be.
+func TestPlaceBeyondLimit(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		max  int
+		want int // of other routes, with two requests each
+	}{
+		{"a quarter more", 1000, Initial / 4},
+		{"the most that there may be", Initial + 2, 2},
+		{"none more", Initial, 0},
+	} {
+		o, now := options, time.Now()
+		o.Max = tc.max
+		c := New(o, now)
+		for c.Acquire(new(Slot), &Request{Class: Normal}, now) {
+		}
+		got, seen := 0, map[uint64]bool{Route{}.number(): true}
+		for i := range 1000 {
+			r := Route{Segment: strconv.Itoa(i)}
+			if seen[r.number()] {
+				continue
+			}
+			seen[r.number()] = true
+			for range 2 {
+				if c.Acquire(new(Slot), &Request{Class: Normal, Route: r}, now) {
+					got++
+				}
+			}
+		}
+		if got != tc.want || c.State(now).InProgress != Initial+tc.want {
+			t.Errorf("%s: %d in progress, %d of other routes, want %d", tc.name, c.State(now).InProgress, got, tc.want)
+		}
 	}
 }
 

@@ -116,10 +116,19 @@ func rows() []row {
 
 		{name: "slow uploads", upstream: workers(10, nil), kinds: beside(0.03, kind{work: exponential(0.02), upload: 30, patient: 60}), rate: always(103), phases: []phase{{until: 60, capacity: 103, floor: 0.97}, {until: 120, capacity: 103, floor: 0.97}}},
 		{name: "many slow uploads", upstream: workers(10, nil), kinds: beside(0.5, kind{work: exponential(0.02), upload: 10, patient: 60}), rate: always(200), phases: []phase{{until: 20, capacity: 200, kindCapacity: 200, kindFloor: 0.97}, {until: 60, capacity: 200, kindCapacity: 200, kindFloor: 0.97}}},
-		{name: "long polls", upstream: workers(10, nil), kinds: beside(0.03, kind{hold: 25, patient: 60}), rate: always(103), phases: []phase{{until: 60, capacity: 103, floor: 0.97}, {until: 120, capacity: 103, floor: 0.95}}},
+		{name: "long polls", upstream: workers(10, nil), kinds: beside(0.03, kind{hold: fixed(25), patient: 60}), rate: always(103), phases: []phase{{until: 60, capacity: 103, floor: 0.97}, {until: 120, capacity: 103, floor: 0.95}}},
+		polls("60 long polls of 2 s", kind{clients: 60, hold: fixed(2)}, 30, 80, 0.88, 0.97),
+		polls("60 long polls of 10 s", kind{clients: 60, hold: fixed(10)}, 6, 80, 0.9, 0.97),
+		polls("200 long polls of 10 s", kind{clients: 200, hold: fixed(10)}, 20, 80, 0.8, 0.95),
+		polls("200 long polls of 2 s, five times the load", kind{clients: 200, hold: fixed(2)}, 100, 1000, 0.85, 0.93),
+		polls("200 long polls of any length", kind{clients: 200, hold: exponential(10)}, 20, 80, 0.5, 0.95),
+		polls("60 long polls of 2 s on the route of others", kind{clients: 60, hold: fixed(2), spread: 1}, 30, 80, 0.8, 0.97),
+		polls("200 long polls of 10 s on the route of others", kind{clients: 200, hold: fixed(10), spread: 1}, 20, 80, 0.5, 0.95),
+		polls("60 long polls of any length on the route of others", kind{clients: 60, hold: exponential(10), spread: 1}, 6, 80, 0.4, 0.8),
+		{name: "one of two routes hangs", upstream: workers(10, nil), kinds: beside(0.5, kind{hold: fixed(60), patient: 2}), rate: always(50), phases: []phase{{until: 10, capacity: 25, floor: 0.65}, {until: 60, capacity: 25, floor: 0.68}}},
 		{name: "reports", upstream: workers(100, nil), kinds: []kind{{share: 0.8, work: fixed(0.002)}, {share: 0.2, work: exponential(3), patient: 20}}, rate: always(100), phases: []phase{{until: 20, capacity: 166, floor: 0.95}, {until: 80, capacity: 166, floor: 0.95}}},
 		{name: "rare reports", upstream: workers(100, nil), kinds: []kind{{share: 0.95, work: fixed(0.002)}, {share: 0.05, work: exponential(3), patient: 10}}, rate: always(526), phases: []phase{{until: 20, capacity: 657, floor: 0.97}, {until: 60, capacity: 657, floor: 0.97}}},
-		{name: "one of four hangs", upstream: workers(10, nil), kinds: beside(0.25, kind{hold: 60, patient: 2}), rate: always(100), phases: []phase{{until: 10, capacity: 75, floor: 0.95}, {until: 60, capacity: 75, floor: 0.95}}},
+		{name: "one of four hangs", upstream: workers(10, nil), kinds: beside(0.25, kind{hold: fixed(60), patient: 2}), rate: always(100), phases: []phase{{until: 10, capacity: 75, floor: 0.95}, {until: 60, capacity: 75, floor: 0.95}}},
 
 		{name: "pauses of 1 s", upstream: workers(10, pauses(15, 1)), kinds: []kind{{share: 1, work: exponential(0.05), patient: 5}}, rate: always(150), phases: []phase{{until: 120, capacity: 187, floor: 0.94}}},
 		{name: "pauses of 0.3 s", upstream: workers(10, pauses(5, 0.3)), kinds: usual, rate: always(160), phases: []phase{{until: 120, capacity: 187, floor: 0.97, shed: 0.002}}},
@@ -143,6 +152,8 @@ func rows() []row {
 		hiding("one worker of 100 ms, 3 proxies", 1, 0.1, 2, 3, 30, 0.55, 0.95),
 		hiding("one worker of 100 ms, patience of 10 s", 1, 0.1, 10, 1, 30, 0.9, 0.95),
 		hiding("one worker of 100 ms, from the first second", 1, 0.1, 2, 1, 0, 0.4, 0.95),
+		{name: "costly ones that wait as they are told, cheap ones that do not", upstream: workers(10, nil), kinds: []kind{{clients: 500, again: 0.1, work: exponential(0.05)}, {clients: 30, work: fixed(1), patient: 10}},
+			phases: []phase{{until: 20, capacity: 200, floor: 0.9, kind: 1, kindCapacity: 1, kindFloor: 0.6}, {until: 60, capacity: 200, floor: 0.9, kind: 1, kindCapacity: 1, kindFloor: 0.6}}},
 		{name: "dead jobs fill the threads", upstream: func(float64) upstream { return &queued{workers: 500, locks: 2} }, kinds: []kind{{share: 0.95, work: fixed(0.002)}, {share: 0.05, work: fixed(0.002), lock: exponential(0.1)}}, rate: always(1000),
 			phases: []phase{{until: 20, capacity: 970, floor: 0.95}, {until: 60, capacity: 970, floor: 0.97}}},
 		{name: "half need a lock", upstream: func(float64) upstream { return &queued{workers: 40, locks: 1} }, kinds: []kind{{share: 0.5, work: exponential(0.005)}, {share: 0.5, work: exponential(0.005), lock: exponential(0.01)}}, rate: from(100, 30, 600, 60, 100),
@@ -151,7 +162,7 @@ func rows() []row {
 		// What it can't, as documents say.
 		{name: "does less when crowded", upstream: crowded(0.01), kinds: usual, rate: knee, phases: kneePhases(0.45)},
 		{name: "does much less when crowded", upstream: crowded(0.03), kinds: usual, rate: knee, phases: kneePhases(0.3)},
-		{name: "one of two hangs", upstream: workers(10, nil), kinds: beside(0.5, kind{hold: 60, patient: 2}), rate: always(50), phases: []phase{{until: 10, capacity: 25}, {until: 60, capacity: 25, floor: 0.1}}},
+		{name: "one of two hangs", upstream: workers(10, nil), kinds: beside(0.5, kind{hold: fixed(60), patient: 2, spread: 1}), rate: always(50), phases: []phase{{until: 10, capacity: 25}, {until: 60, capacity: 25, floor: 0.1}}},
 		{name: "five times 20 a second, 10 proxies", upstream: workers(2, nil), kinds: []kind{{share: 1, work: exponential(0.1)}}, rate: from(10, 30, 100, 60, 10), proxies: 10, phases: []phase{{until: 30, capacity: 20, floor: 0.95}, {until: 60, capacity: 20}}},
 		{name: "five times the load, 1000 keys", upstream: workers(10, nil), kinds: usual, rate: knee, keys: 1000, phases: []phase{{until: 30, capacity: 200, floor: 0.97}, {until: 60, capacity: 200}}},
 		{name: "shares its cores", upstream: func(float64) upstream {
@@ -174,6 +185,21 @@ func hiding(name string, locks int, work, patient float64, proxies int, calm, so
 		phase{until: calm + 20, capacity: 310, floor: 0.97, kind: 1, kindCapacity: 10, kindFloor: soon},
 		phase{until: calm + 80, capacity: 310, floor: 0.97, kind: 1, kindCapacity: 10, kindFloor: later})
 	return r
+}
+
+// polls is a row of clients that each have a request in progress which is answered late, so many a
+// second, and ask again soon, beside others, of which an upstream can do 200 a second.
+func polls(name string, late kind, each, rate, soon, later float64) row {
+	late.patient, late.again = 60, 0.1
+	did := min(rate, 200)
+	return row{
+		name: name, upstream: workers(10, nil), rate: always(rate), kinds: []kind{{share: 1, work: exponential(0.05)}, late},
+		phases: []phase{
+			{until: 20, capacity: 200, kindCapacity: did, kindFloor: soon},
+			{until: 40, capacity: did + each, floor: later, kindCapacity: did, kindFloor: later},
+			{until: 80, capacity: did + each, floor: later, kindCapacity: did, kindFloor: later},
+		},
+	}
 }
 
 // TestGoodput guards what an upstream answers in time, as a part of what it gets and can do,

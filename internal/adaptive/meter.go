@@ -21,8 +21,10 @@ const (
 	manyAnswers = 30
 	fewAnswers  = 10
 
-	fade    = 10 * time.Minute // in which the recent peak falls to 1/e
-	useless = 10 * time.Second // that all windows are slow at the least limit, after which that is reported
+	fade       = 10 * time.Minute // in which the recent peak falls to 1/e
+	losingFade = 30 * time.Second // the same of losing
+	manyLost   = 5                // by which clients leave rather than get late answers
+	useless    = 10 * time.Second // that all windows are slow at the least limit, after which that is reported
 
 	spans = 32 // parts of the longest time for which a request counts, by which starts are kept
 
@@ -38,7 +40,8 @@ var shares = [Classes]float64{1, 0.9, 0.75}
 // so a cut is seen at once and not one latency later.
 //
 // Requests count for no longer than some latencies. Those that take longer are slow by themselves,
-// or hang, and would keep the others out.
+// or hang, and would keep the others out. Nor do they lower the limit while others are answered
+// quickly.
 type meter struct {
 	options *Options
 	span    time.Duration // the longest time that a request counts for is spans of these
@@ -52,6 +55,7 @@ type meter struct {
 	mean       time.Duration    // of the last window; 0 without answers
 	rate       float64          // of answers per second in it
 	verdict    Verdict          // on it
+	losing     float64          // slow failures, less answers to requests that counted no more, recently
 
 	started [spans + 1]int // requests that count, by the span in which they have started
 	expired int64          // the last span whose requests count no more
@@ -60,7 +64,9 @@ type meter struct {
 	began, last time.Duration
 	area        time.Duration // sum of the times for which requests were in progress
 	answers     int
-	slow        int // failures that took longer than the latency, and requests that count no more
+	quick       int           // of these, to requests that still counted
+	quickTook   time.Duration // sum of the times of those
+	slow        int           // failures that took longer than the latency, and requests that count no more
 	top         int
 	turnedAway  [Classes]int
 }
@@ -81,9 +87,9 @@ func (m *meter) init(o *Options, latencies int, now time.Duration) {
 // spanOf returns the span that t is in.
 func (m *meter) spanOf(t time.Duration) int64 { return int64(t / m.span) }
 
-// room reports whether there is room for a request of a class.
-func (m *meter) room(class Class) bool {
-	return m.inProgress < int(math.Round(m.limit*m.shareOf(class)))
+// room reports whether there is room for a request of a class up to a part of the limit.
+func (m *meter) room(class Class, part float64) bool {
+	return m.inProgress < int(math.Round(min(part*m.limit, float64(m.options.Max))*m.shareOf(class)))
 }
 
 // shareOf returns the part of the limit that a class may fill. It grows while nothing that is more
@@ -127,14 +133,22 @@ func (m *meter) stop(started time.Duration) bool {
 
 // finish notes the outcome of a request that has stopped, having counted until then or not.
 func (m *meter) finish(started time.Duration, counted, answered bool) {
+	took := m.last - started
 	switch {
+	case answered && counted:
+		m.answers++
+		m.quick++
+		m.quickTook += took
 	case answered:
 		m.answers++
-	case !counted: // slow already
-	case m.last-started < m.options.Latency:
+		m.losing--
+	case took < m.options.Latency:
 		m.area = max(0, m.area-(m.last-max(started, m.began))) // what was before is in an earlier window
 	default:
-		m.slow++
+		m.losing++
+		if counted { // else slow already
+			m.slow++
+		}
 	}
 }
 
@@ -156,7 +170,7 @@ func (m *meter) advance(now time.Duration) (ended time.Duration) {
 	case length < quickWindow:
 		return 0
 	case length < shortWindow:
-		if m.answers >= manyAnswers && m.filling() && m.area/time.Duration(m.answers) < m.options.Latency/2 {
+		if m.quick >= manyAnswers && m.filling() && m.area/time.Duration(m.quick) < m.options.Latency/2 {
 			return length
 		}
 		return 0
@@ -178,11 +192,22 @@ func (m *meter) pass(now time.Duration) {
 // filling reports whether any request was turned away.
 func (m *meter) filling() bool { return m.turnedAway != [Classes]int{} }
 
+// hasNoQueue reports whether requests that take long wait for something else than those before them,
+// such as news. In a queue all of them wait, so quick answers show that there is none. But if the
+// clients of those that take long leave unanswered, something is overloaded that not all of them need.
+func (m *meter) hasNoQueue() bool {
+	return m.quick > 0 && m.quickTook/time.Duration(m.quick) < m.options.Latency/4 && m.losing < manyLost
+}
+
 // end judges the window, which was so long, sets the limit for the next one, and begins that.
 func (m *meter) end(length time.Duration) {
 	latency := m.options.Latency
 	m.peak = max(float64(m.top), m.peak*math.Exp(-length.Seconds()/fade.Seconds()))
 	mean := m.area / time.Duration(max(m.answers, 1))
+	if mean > latency && m.hasNoQueue() {
+		mean = m.quickTook / time.Duration(m.quick)
+	}
+	m.losing *= math.Exp(-length.Seconds() / losingFade.Seconds())
 	m.rate = float64(m.answers) / length.Seconds()
 	good := m.rate*latency.Seconds() + 1 // in progress at that latency
 	switch room := max(Initial, 2*m.peak); {
@@ -211,6 +236,6 @@ func (m *meter) end(length time.Duration) {
 	if m.mean = mean; m.answers == 0 {
 		m.mean = 0
 	}
-	m.shared, m.began, m.area, m.answers, m.slow, m.top = m.last, m.last, 0, 0, 0, m.inProgress
+	m.shared, m.began, m.area, m.answers, m.quick, m.quickTook, m.slow, m.top = m.last, m.last, 0, 0, 0, 0, 0, m.inProgress
 	m.turnedAway = [Classes]int{}
 }

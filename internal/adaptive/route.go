@@ -12,11 +12,12 @@ import (
 // have in progress is limited only while there is evidence that it is overloaded, or what is slow
 // by nature would be cut: it has to be above the latency, and far above its own least recently.
 const (
-	routes        = 64 // routes of the same number by a hash are one
-	routeCounted  = 8  // latencies for which a request of a route counts
-	risen         = 4  // times the least mean of a route
-	risenFailing  = 3  // the same, if most of its requests fail slowly
-	failing       = 5  // slow failures are enough for that, if there are as many answers at most
+	routes        = 64  // routes of the same number by a hash are one
+	routeCounted  = 8   // latencies for which a request of a route counts
+	risen         = 4   // times the least mean of a route, by requests in progress
+	risenTook     = 1.5 // the same, by those that have ended
+	risenFailing  = 3   // as risen, if most of its requests fail slowly
+	failing       = 5   // slow failures are enough for that, if there are as many answers at most
 	leastGrows    = 10 * time.Minute
 	calm          = 30 * time.Second // without turning away, after which a route is not limited
 	longestShown  = 64               // bytes of the name of a route
@@ -33,15 +34,18 @@ type route struct {
 	limited bool
 	quiet   time.Duration // for which none was turned away
 
-	// Its mean, in which requests count until they end.
+	// Its mean, in which requests count until they end. By requests in progress it shows at once that
+	// they take longer, but also seems to rise if many begin or end together; by those that have ended
+	// it is late, and at first too low.
 	present  int // in progress
 	lasted   time.Duration
 	presence time.Duration // sum of the times for which requests were in progress, since the last mean
+	took     time.Duration // sum of the times of those that have ended, since then
 	answered int           // since then
 	lost     int           // slow failures, in the window
 	least    float64       // recent mean, in seconds
 	leastAt  time.Duration
-	ratio    float64 // of the last mean to the least before
+	risen    bool // whether the last mean was far above the least before
 }
 
 var seed = maphash.MakeSeed()
@@ -75,16 +79,27 @@ func (r *route) advance(now time.Duration, rate float64) {
 	}
 }
 
+// finish notes the outcome of a request that has stopped, having counted until then or not.
+func (r *route) finish(started time.Duration, counted, answered bool) {
+	r.meter.finish(started, counted, answered)
+	took := r.last - started
+	if answered || took >= r.options.Latency {
+		r.took += took
+	}
+	if !answered && took >= r.options.Latency {
+		r.lost++
+	}
+}
+
 // judge decides at the end of a window whether the route is limited.
 func (r *route) judge(length time.Duration, rate float64) {
 	r.answered += r.answers
 	long := r.least > 0 && r.presence.Seconds()/max(10, float64(r.answered)) > risenFailing*r.least
 	if r.answered >= routesPerMean {
-		mean := r.presence.Seconds() / float64(r.answered)
-		r.presence, r.answered = 0, 0
-		if r.ratio = 0; r.least > 0 {
-			r.ratio = mean / r.least
-		}
+		present, took := r.presence.Seconds()/float64(r.answered), r.took.Seconds()/float64(r.answered)
+		mean := max(present, took)
+		r.risen = r.least > 0 && present > risen*r.least && took > risenTook*r.least
+		r.presence, r.took, r.answered = 0, 0, 0
 		r.least *= math.Exp((r.last - r.leastAt).Seconds() / leastGrows.Seconds())
 		if r.least == 0 || mean < r.least {
 			r.least = mean
@@ -102,5 +117,5 @@ func (r *route) judge(length time.Duration, rate float64) {
 	slow := r.area/time.Duration(max(r.answers, 1)) > r.options.Latency && r.top > r.options.Min
 	part := float64(r.answers)/length.Seconds() <= rate/2 // or there is nothing that it hides behind
 	lost := r.lost >= failing && r.lost >= r.answers && long
-	r.limited, r.quiet = slow && part && (r.ratio > risen || lost), 0
+	r.limited, r.quiet = slow && part && (r.risen || lost), 0
 }

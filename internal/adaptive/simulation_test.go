@@ -81,11 +81,14 @@ type kind struct {
 	work    func(*rand.Rand) float64
 	lock    func(*rand.Rand) float64 // work for which it needs one of few
 	upload  float64                  // for which its client sends it
-	hold    float64                  // for which it holds no worker, in place of work
+	hold    func(*rand.Rand) float64 // for which it holds no worker, in place of work
 	fails   bool                     // as soon as it has come
 	patient float64                  // how long its client waits; 0 for 1
 	class   Class
 	spread  int // over so many routes, in place of one of its own
+
+	clients int     // that each send the next one when the last one has ended, in place of a share
+	again   float64 // mean time after which these do if they are turned away; 0 for when they are told to
 }
 
 // tally is what became of the requests of a phase.
@@ -316,6 +319,13 @@ func (r *row) run(seed uint64, options Options) []tally {
 		}
 		s.after(0, burst)
 	}
+	for i, k := range r.kinds {
+		for range k.clients {
+			var loop func()
+			loop = func() { s.try(i, 0, all[s.rng.IntN(len(all))], loop) }
+			s.after(0.05*s.rng.Float64(), loop)
+		}
+	}
 	for range r.closed {
 		var loop func()
 		loop = func() { s.after(s.rng.ExpFloat64()*r.think, func() { request(loop) }) }
@@ -366,6 +376,11 @@ func (s *simulation) try(kindOf, tries int, c *Controller, then func()) {
 				wait = s.row.backoff * (0.5 + s.rng.Float64())
 			}
 			s.after(wait, func() { s.try(kindOf, tries+1, c, then) })
+		case k.clients > 0:
+			if k.again > 0 {
+				wait = k.again * (0.75 + s.rng.Float64()/2)
+			}
+			s.after(wait, then)
 		case then != nil:
 			then()
 		}
@@ -425,8 +440,8 @@ func (s *simulation) try(kindOf, tries int, c *Controller, then func()) {
 				s.up.submit(s, j)
 			}
 		})
-	case k.hold > 0:
-		s.after(k.hold, func() { end(true) })
+	case k.hold != nil:
+		s.after(k.hold(s.rng), func() { end(true) })
 	default:
 		s.up.submit(s, j)
 	}
