@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +23,7 @@ var busyFaults = []fault{
 	{"46 (pauses)", "an upstream gets 0.8 of what it can do, and stands still for 300 ms every 5 s; 15 requests at once every 3 s; one node", enoughRoom},
 	{"46 (bursts)", "60 requests at once each second, which is 0.3 of what an upstream can do; one node", bursts},
 	{"46 (costly)", "one worker gets 2.5 times what it can do, beside 300 answers a second that need none; one node", costlyRoute},
+	{"46 (polls)", "60 or 200 clients that wait 2 or 10 s for each answer, which needs no worker, beside short requests, with `concurrency auto` and without it; one node each", longPolls},
 	{"46 (workers)", "five of ten workers leave and return, and clients try up to three times; one node", lostWorkers},
 	{"46 (3 nodes)", "an upstream gets three times what it can do by one node, which two more join", joined},
 	{"46 (mixed)", "requests that take 5 and 500 ms: five times what the upstream can do, then half; one node", mixedWork},
@@ -47,6 +50,7 @@ type upstream struct {
 	jobs  []job         // all so far, by the same
 	stood time.Duration // for which that clock has stood still, once it is past until
 	until time.Time
+	held  int // requests that wait, and need no worker
 }
 
 // job is when a worker is at a request.
@@ -90,11 +94,30 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/upgrade":
 		upgrade(w)
 	default:
+		if hold, err := time.ParseDuration(strings.TrimPrefix(r.URL.Path, "/news/")); err == nil {
+			u.hold(r.Context(), hold)
+			return
+		}
 		took, err := time.ParseDuration(r.URL.Path[1:])
 		if err != nil {
 			took = time.Duration(rand.ExpFloat64() * float64(service))
 		}
 		u.work(took)
+	}
+}
+
+// hold returns after some time, or when the client has left.
+func (u *upstream) hold(ctx context.Context, d time.Duration) {
+	add := func(n int) {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.held += n
+	}
+	add(1)
+	defer add(-1)
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }
 
@@ -441,6 +464,129 @@ func costlyRoute(tr *trial) {
 	least(tr, "costly ones answered in time of what the worker can do", float64(good(true))/u.could(since), 0.8)
 	cheap := c.visits(func(v visit) bool { return v.got.After(since) && v.path != costly })
 	least(tr, "cheap ones answered", float64(good(false))/float64(len(cheap)), 0.97)
+}
+
+// polls are clients that wait so long for each answer, and then ask again.
+type polls struct {
+	clients int
+	hold    time.Duration
+	obey    bool          // whether they wait as Retry-After says once they are turned away
+	quiet   time.Duration // for which there are others only, before they come
+}
+
+func (p polls) String() string {
+	text := fmt.Sprintf("%d × %v", p.clients, p.hold)
+	if p.obey {
+		text += ", obeying Retry-After"
+	}
+	if p.quiet > 0 {
+		text += fmt.Sprintf(", after %v of others only", p.quiet)
+	}
+	return text
+}
+
+// start starts the clients. They end with ctx.
+func (p polls) start(ctx context.Context, n *node) (wait func()) {
+	var all sync.WaitGroup
+	transport := &http.Transport{MaxIdleConnsPerHost: p.clients}
+	client := http.Client{Transport: transport}
+	ask := func() (again time.Duration) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/news/%v", n.addr, p.hold), http.NoBody)
+		if err != nil {
+			return time.Second
+		}
+		res, err := client.Do(r)
+		if err != nil {
+			return time.Second
+		}
+		res.Body.Close()
+		if after, err := strconv.Atoi(res.Header.Get("Retry-After")); err == nil && p.obey {
+			return time.Duration(after) * time.Second
+		}
+		return 75*time.Millisecond + rand.N(50*time.Millisecond)
+	}
+	for range p.clients {
+		all.Go(func() {
+			for again := rand.N(50 * time.Millisecond); ; again = ask() {
+				select {
+				case <-time.After(again):
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+	return func() {
+		all.Wait()
+		transport.CloseIdleConnections()
+	}
+}
+
+// beside sends short requests, so many a second, beside polls. It returns those that were sent from
+// settled after the first poll on, and how many polls are in progress at the end.
+func (p polls) beside(c *visitors, u *upstream, perSecond int, settled, length time.Duration) (since time.Time, held int) {
+	c.send(perSecond, p.quiet)
+	ctx, stop := context.WithCancel(context.Background())
+	wait := p.start(ctx, c.nodes[0])
+	c.send(perSecond, settled)
+	since = time.Now()
+	c.send(perSecond, length)
+	u.mu.Lock()
+	held = u.held
+	u.mu.Unlock()
+	stop()
+	wait()
+	c.open.Wait()
+	return since, held
+}
+
+// longPolls: requests that wait for something else than a worker do not turn others away, nor does the
+// limit then hold less of an overload.
+func longPolls(tr *trial) {
+	rows := []polls{{60, 2 * time.Second, false, 0}}
+	if *long {
+		rows = nil
+		for _, quiet := range []time.Duration{0, 20 * time.Second} {
+			for _, obey := range []bool{false, true} {
+				rows = append(rows, polls{60, 2 * time.Second, obey, quiet}, polls{60, 10 * time.Second, obey, quiet}, polls{200, 10 * time.Second, obey, quiet})
+			}
+		}
+	}
+	for _, p := range rows {
+		p.compare(tr)
+	}
+	if !*long {
+		return
+	}
+	for _, p := range []polls{{}, {60, 2 * time.Second, false, 0}, {60, 10 * time.Second, false, 0}} {
+		u, nodes := startBusy(tr, 1, following)
+		c := newVisitors(tr, nodes...)
+		since, _ := p.beside(c, u, 5*capacity, 20*time.Second, 20*time.Second)
+		_, share := c.answered(u, since)
+		least(tr, fmt.Sprintf("%v, and five times what the upstream can do: answered in time of that", p), share, 0.93)
+	}
+}
+
+// compare judges the answers to short requests beside polls, as a part of those without a limit.
+func (p polls) compare(tr *trial) {
+	const perSecond = 76
+	var shares [2]float64
+	var held [2]int
+	var all sync.WaitGroup
+	for i, limit := range []string{"", following} {
+		u, nodes := startBusy(tr, 1, limit)
+		c := newVisitors(tr, nodes...)
+		all.Go(func() {
+			var since time.Time
+			since, held[i] = p.beside(c, u, perSecond, during(12*time.Second, 20*time.Second), during(5*time.Second, 20*time.Second))
+			sent := c.visits(func(v visit) bool { return v.sent.After(since) })
+			good := c.visits(func(v visit) bool { return v.sent.After(since) && v.status == http.StatusOK })
+			shares[i] = float64(len(good)) / float64(len(sent))
+		})
+	}
+	all.Wait()
+	least(tr, fmt.Sprintf("%v: short ones answered, of those without a limit", p), shares[1]/shares[0], 0.95)
+	least(tr, "polls in progress at the end", float64(held[1])/float64(held[0]), 0.8)
 }
 
 // lostWorkers: the limit follows what the upstream can do, also with clients that try again.
