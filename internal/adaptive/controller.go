@@ -35,8 +35,8 @@ const (
 	beyondLimit = 1.25
 )
 
-// Counted returns for how long a request takes room, at most.
-func (o *Options) Counted() time.Duration { return counted * o.Latency }
+// Counted returns for how long a request takes room, at most: starts are kept by spans.
+func (o *Options) Counted() time.Duration { return (spans + 1) * (counted * o.Latency / spans) }
 
 // Controller limits the requests in progress at one upstream, so that the mean time until
 // they are answered stays below a latency that is good enough.
@@ -212,7 +212,7 @@ func (s *Slot) Release(now time.Time, answered bool) (isUseless bool) {
 		had := s.stopped - s.started
 		s.started = at - had
 		if answered { // without the end of the request, so it was at work meanwhile, or who never ends requests would not count
-			c.all.area += max(0, min(at-s.acquired, c.options.Counted())-had)
+			c.all.area += max(0, min(at-s.acquired, counted*c.options.Latency)-had)
 			s.route.area += max(0, min(at-s.acquired, routeCounted*c.options.Latency)-had)
 		}
 	} else {

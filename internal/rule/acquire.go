@@ -96,7 +96,7 @@ func (q *Request) enter(e *Entry, class adaptive.Class) (p *settle.Place, room b
 		e.Decision.RetryAfter = time.Duration(1 + rand.Int64N(int64(mostShedWait))) //nolint:gosec // not a secret
 	}
 	if e.Limit.waitsForSlot() && (room || e.Query.DryRun) {
-		p.TakeUp(e.Limit.Waiting.NewSlots(e.queue(0), q.fairBy(e.Limit), 1, false))
+		p.TakeUp(e.Limit.Waiting.NewSlots(e.queue(0), q.fairBy(e), 1, false))
 	}
 	return p, room
 }

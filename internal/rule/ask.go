@@ -122,7 +122,7 @@ func (q *Request) hold(held *limiter.Held) {
 			e := &q.entries[of.from]
 			h := settle.Holding{Terms: &e.Limit.Settlement, Held: held, Index: j, Cost: e.Estimate, Entry: of.from}
 			if e.Limit.waitsForSlot() {
-				h.Slots = e.Limit.Waiting.NewSlots(e.queue(0), q.fairBy(e.Limit), h.Cost, d.By == limiter.DecidedByRedis)
+				h.Slots = e.Limit.Waiting.NewSlots(e.queue(0), q.fairBy(e), h.Cost, d.By == limiter.DecidedByRedis)
 				h.Slots.Count(true)
 			}
 			q.holdings = append(q.holdings, h)

@@ -84,6 +84,9 @@ type Entry struct {
 	waits    bool          // whether the request counts as one that waits
 	tookOver bool          // whether it has a slot that another request was charged for
 	withheld bool          // whether no store is asked about it
+
+	client    string // by fair_by
+	hasClient bool   // whether it is known
 }
 
 // Denies reports whether the request was denied because of e.
@@ -184,14 +187,14 @@ func (e *Entry) queue(class adaptive.Class) wait.Key {
 	return key
 }
 
-// fairBy returns which client the request is of, where clients wait for l: "" if they do not
+// fairBy returns which client the request is of, where clients wait for e: "" if they do not
 // take turns, and for all clients without a value.
-func (q *Request) fairBy(l *Limit) string {
-	if l.FairBy == nil {
-		return ""
+func (q *Request) fairBy(e *Entry) string {
+	if e.Limit.FairBy != nil && !e.hasClient {
+		e.client, _, _ = e.Limit.FairBy.Of(q.http, q.replacer) // one that can't be verified yet counts as missing
+		e.hasClient = true
 	}
-	text, _, _ := l.FairBy.Of(q.http, q.replacer) // one that can't be verified yet counts as missing
-	return text
+	return e.client
 }
 
 // endWait notes that the request does not wait, or not any more, for the limit.

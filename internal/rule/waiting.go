@@ -18,7 +18,7 @@ const retrySlot = time.Second
 // newWaiter returns the request as one that waits at e until max_delay after since: it may have
 // waited in another queue before.
 func (q *Request) newWaiter(e *Entry, key wait.Key, since time.Time) *wait.Waiter {
-	return e.Limit.Waiting.NewWaiter(q.http, key, q.fairBy(e.Limit), since.Add(e.Limit.MaxDelay))
+	return e.Limit.Waiting.NewWaiter(q.http, key, q.fairBy(e), since.Add(e.Limit.MaxDelay))
 }
 
 // leave ends the wait of w at e. served says whether the request has found a slot.

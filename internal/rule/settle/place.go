@@ -59,7 +59,10 @@ type Place struct {
 // TakeUp has the place count as a slot of its client, as long as it takes room.
 func (p *Place) TakeUp(slots wait.Slots) {
 	p.slots = slots
-	p.lapse = time.AfterFunc(p.Load.Options.Counted(), func() { p.slots.Count(false) })
+	p.lapse = time.AfterFunc(p.Load.Options.Counted(), func() {
+		p.slots.Count(false)
+		p.wake()
+	})
 	p.slots.Count(true)
 }
 
