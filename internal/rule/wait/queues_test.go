@@ -43,11 +43,16 @@ func (p *slots) take(ctx context.Context) bool { return p.takeAs(ctx, "") }
 
 // takeAs is take of a client.
 func (p *slots) takeAs(ctx context.Context, client string) (got bool) {
+	return p.takeSome(ctx, client, 1)
+}
+
+// takeSome is takeAs of a request that needs n slots at once.
+func (p *slots) takeSome(ctx context.Context, client string, n int) (got bool) {
 	ask := func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if got = p.free > 0; got {
-			p.free--
+		if got = p.free >= n; got {
+			p.free -= n
 		}
 	}
 	t := Waiting
@@ -72,21 +77,21 @@ func (p *slots) takeAs(ctx context.Context, client string) (got bool) {
 		}
 	}
 	if got {
-		p.count(client, true)
+		p.count(client, n, true)
 	}
 	return got
 }
 
-// count has a slot count as one that a client has, or not any more.
-func (p *slots) count(client string, counts bool) {
-	s := p.queues.NewSlots(Key{}, client, 1, false)
+// count has n slots count as ones that a client has, or not any more.
+func (p *slots) count(client string, n int, counts bool) {
+	s := p.queues.NewSlots(Key{}, client, int64(n), false)
 	s.counted = !counts
 	s.Count(counts)
 }
 
 // leaveAs frees a slot that a client has taken.
 func (p *slots) leaveAs(client string) {
-	p.count(client, false)
+	p.count(client, 1, false)
 	p.leave(true)
 }
 
@@ -116,7 +121,7 @@ func (p *slots) serve(t *testing.T, clients int, hold time.Duration, end time.Ti
 				p.mu.Lock()
 				p.free++
 				p.mu.Unlock()
-				p.count(client, false)
+				p.count(client, 1, false)
 				p.queues.Freed(Key{}, 1, hold)
 				mu.Lock()
 				served++
@@ -458,6 +463,54 @@ func TestNoClientHasMoreThanHalf(t *testing.T) {
 			t.Errorf("nobody has a slot, and %v are counted", left)
 		}
 	})
+}
+
+// TestSlowClientHasHalf guards that a client whose requests take 30 times as long as those of three
+// others has half of the slots in the long run while they wait, beyond which a request may take it by
+// one poll or by what it costs: also where requests cost several slots, and instances share them.
+func TestSlowClientHasHalf(t *testing.T) {
+	const free, run = 24, 2 * time.Minute
+	for _, tc := range []struct {
+		instances, cost int // at most; it is random
+		most            float64
+	}{{1, 1, 0.55}, {1, 3, 0.6}, {3, 1, 0.6}, {3, 3, 0.68}} {
+		synctest.Test(t, func(t *testing.T) {
+			shared, end := &sharedSlots{free: free}, time.Now().Add(run)
+			var mu sync.Mutex
+			used := make(map[string]time.Duration)
+			var all sync.WaitGroup
+			for range tc.instances {
+				p := newSlots(0, time.Hour)
+				p.sharedSlots = shared
+				for i := range 4 * free {
+					client, hold := string(rune('a'+i%4)), 100*time.Millisecond
+					if client == "a" {
+						hold *= 30
+					}
+					all.Go(func() {
+						for time.Now().Before(end) {
+							n, took := 1+rand.IntN(tc.cost), hold/2+rand.N(hold)
+							p.takeSome(t.Context(), client, n)
+							time.Sleep(took)
+							mu.Lock()
+							used[client] += time.Duration(n) * took
+							mu.Unlock()
+							p.mu.Lock()
+							p.free += n
+							p.mu.Unlock()
+							p.count(client, n, false)
+							p.queues.Freed(Key{}, int64(n), took)
+						}
+					})
+				}
+			}
+			all.Wait()
+			sum := used["a"] + used["b"] + used["c"] + used["d"]
+			if part := used["a"].Seconds() / sum.Seconds(); part < 0.4 || part > tc.most {
+				t.Errorf("%d instances, costs up to %d: it has %.2f of the slots' time, want 0.4 to %.2f", tc.instances, tc.cost, part, tc.most)
+			}
+		})
+	}
 }
 
 // TestInstancesShareSlots guards that of instances whose clients wait for the same slots, each has a
