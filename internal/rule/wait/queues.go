@@ -71,6 +71,9 @@ type queue struct {
 
 	slots []time.Time // of a rate, in order: at least as many as requests wait without a turn
 
+	served    string // the client whose request was served last
+	anyServed bool   // whether there is one
+
 	turns int         // how many requests have a turn
 	polls int         // how many of these turns are polls
 	freed int         // slots freed while none waited and some had turns, at most as many as these
@@ -335,7 +338,10 @@ func (s *Queues) remove(w *Waiter, served bool) {
 	case Waiting:
 		s.unwait(w)
 	case Granted, poll:
-		if s.endTurn(w, served); !served || w.turn == poll {
+		if s.endTurn(w, served); served {
+			l.served, l.anyServed = w.client, true
+		}
+		if !served || w.turn == poll {
 			s.wake(l, w.turn)
 		}
 	}
@@ -426,23 +432,32 @@ func nextPoll() time.Duration {
 	return pollEvery/10 + rand.N(2*pollEvery-pollEvery/5) //nolint:gosec // not a secret
 }
 
-// wake gives the next request a turn, and its client's next turn is after the turns of all others. If
-// none waits, a request that has a turn may have another one.
+// wake gives the next request a turn, and its client's next turn is after the turns of all others, also
+// of those that come before the next request is served. If none waits, a request that has a turn may
+// have another one.
 func (s *Queues) wake(l *queue, t Turn) {
 	if l.ring.Len() == 0 {
 		l.freed = min(l.freed+1, l.turns)
 		return
 	}
+	if c := l.clients[l.served]; l.anyServed && c != nil {
+		s.moveBack(c) // also behind those who have come since
+	}
 	c := s.next(l)
 	w := c.waiters.Front().Value.(*Waiter)
 	s.unwait(w)
-	w.round = c.number
-	if s.last++; c.waiters.Len() > 0 {
-		c.number = s.last
-		l.ring.MoveToBack(c.at)
+	if w.round = c.number; c.waiters.Len() > 0 {
+		s.moveBack(c)
 	}
 	s.beginTurn(w, t)
 	w.ready <- struct{}{}
+}
+
+// moveBack has the next turn of c be after those of all others.
+func (s *Queues) moveBack(c *client) {
+	s.last++
+	c.number = s.last
+	c.queue.ring.MoveToBack(c.at)
 }
 
 // next returns the client that has the next turn: the first one in the ring that has less than
