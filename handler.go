@@ -150,7 +150,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return next.ServeHTTP(w, r)
 	}
 	v := h.rules.Decide(r, w.Header())
-	if v.Outcome.Open() {
+	if v.Outcome.Enter() {
 		defer v.Outcome.Count(state.Process.Process)
 	}
 	if v.Status != 0 {

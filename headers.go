@@ -45,8 +45,8 @@ func (d denial) Error() string {
 	return "rate limit " + d.Title + " exceeded: retry after " + fieldtext.WholeSeconds(d.wait) + " s"
 }
 
-// errNoDecision replaces errors that error routes should not show to clients, as
-// they may contain the store's address, for example. The reason is in the log.
+// errNoDecision replaces errors other than denials, which error routes should not show to
+// clients, as they may contain the store's address, for example. The reason is in the log.
 var errNoDecision = errors.New("rate limits can't be checked for this request")
 
 // reject rejects a request, by an error for error routes to handle. If none would

@@ -36,7 +36,7 @@ func (r *servers) sending(to *redisscript.Server, batch []*redisscript.Call) {
 func (r *servers) call(end redisscript.Deadline, q *query, dst []outcome) (srv *redisscript.Server, outcomes []outcome, err error) {
 	for range 2 {
 		srv, outcomes, err = r.callOnce(end, q, dst)
-		if err != nil || !isLate(outcomes[len(dst):]) {
+		if err != nil || !isOvertaken(outcomes[len(dst):]) {
 			return srv, outcomes, err
 		}
 		r.eachReservation(q, r.ledger.refused)
@@ -68,9 +68,9 @@ func (r *servers) callOnce(end redisscript.Deadline, q *query, dst []outcome) (*
 	return srv, outcomes, nil
 }
 
-// isLate reports whether a renewal of what this process holds has overtaken the call with
+// isOvertaken reports whether a renewal of what this process holds has overtaken the call with
 // these outcomes, so that it did nothing.
-func isLate(outcomes []outcome) bool {
+func isOvertaken(outcomes []outcome) bool {
 	return slices.ContainsFunc(outcomes, func(o outcome) bool { return o.receipt < 0 })
 }
 

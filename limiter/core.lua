@@ -89,7 +89,7 @@ local RESET = 9  -- empty the buckets; the reply is what they held
 -- The flags of a bucket.
 local COUNTS = 1 -- count denied requests: charge them if there is room, otherwise as the algorithm says
 local DRY = 2    -- a dry run: decide as always, but never deny the request
-local HOLDS = 4  -- where ALL or EACH would charge an admitted request, hold its units, since its outcome is not known yet; with a cost of 0, admit it in any case
+local HOLDS = 4  -- where ALL or EACH would charge an admitted request, hold its units, since its outcome is not known yet; a request that costs nothing only reads what is held
 
 --@ decide.lua: roles
 

@@ -400,8 +400,8 @@ func (f *fallback) renewed(held []*reservation, server *redisscript.Server) {
 	}
 }
 
-// loseUnknown finds out whether k's servers count what it holds, and has those that lead be
-// know of it if they do not.
+// loseUnknown finds out whether k's servers count what it holds. If they do not, it is marked as
+// lost, so that those that lead are told.
 func (f *fallback) loseUnknown(k *reservation) {
 	k.recount()
 	if q := k.query; q.counted && (q.holder == nil || !f.leads()) {

@@ -34,7 +34,7 @@ local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 -- for the account before, which RENEW replaces.
 local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4, 5, 6, 7, 8
 
--- parse returns the record in a text from an offset on, or nothing if it is none.
+-- parse returns the record that begins at an offset of a text, or nothing if that is no record.
 local function parse(text, offset)
   local record = {}
   for i = 1, (#text + 1 - offset) / 8 / FIELDS do

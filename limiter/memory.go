@@ -197,7 +197,7 @@ type ordered struct {
 	table *table
 }
 
-// lockAll locks the tables of all places and appends them to dst.
+// lockAll locks the tables of all locations and appends them to dst.
 func lockAll(locations []location, dst []ordered) []ordered {
 	last, inOrder := uint64(0), true
 	for i := range locations {

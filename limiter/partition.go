@@ -178,7 +178,7 @@ type location struct {
 	partition *partition
 	table     *table
 	level     bucket.Level
-	inFlight  int64 // units that another store may still admit
+	inFlight  int64 // units that another store may still admit, or that are held
 
 	dirty   dirtiness // whether another store may know less than this one
 	unsure  bool      // whether a denial makes the bucket dirty

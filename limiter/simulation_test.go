@@ -388,7 +388,7 @@ func (h *history) arrive() {
 	for _, p := range x.parts {
 		p.err = errLate // until it is answered
 		h.call(p.query, func(outcomes []outcome, at int64, lifetime []int) {
-			if isLate(outcomes) { // nothing was done, and it is decided here
+			if isOvertaken(outcomes) { // nothing was done, and it is decided here
 				h.v.eachReservation(p.query, h.v.ledger.refused)
 				return
 			}

@@ -10,7 +10,7 @@ import (
 )
 
 // What is in flight, and what servers hold for this process, is one machine under one lock,
-// traffic.mu. This file has its states, flights.go counts, accounts.go changes accounts, and
+// traffic.mu (of a store without a fallback, that of its ledger). This file has its states, flights.go counts, accounts.go changes accounts, and
 // above these fallback.go follows levels, renewal.go sends what accounts have, ledger.go decides
 // what is held, and report.go reports. Each calls only those before it.
 //
@@ -18,7 +18,7 @@ import (
 //	query        gathering    the first unit to report              it is sent: asking
 //	             asking       it is sent                            its answer, or it is given up: ended
 //	             holding      its request is admitted               that is settled: ended
-//	             owing        a charge is not known to its server   it is, or is charged here
+//	             owing        a charge is not known to its server   it is, or is charged here; then it is not counted
 //	             ended        nothing follows from its answer
 //	reservation  requested    its call is sent                      admitted, refused or lost
 //	             running      a server or this process admits it    it is settled
@@ -184,8 +184,8 @@ type totals struct{ ended, charged int64 }
 type accountName struct{ number, receipt int64 }
 
 // reservation is what a request holds of one bucket in a server, or in this process if that
-// did not answer, from its decision until it is settled. Meanwhile its query counts as
-// in flight, so that the fallback leaves room for it.
+// did not answer, from its decision until it is settled. Meanwhile a query of its own, which is
+// never sent, counts as in flight, so that the fallback leaves room for it.
 type reservation struct {
 	store  *servers
 	query  *query

@@ -76,9 +76,9 @@ func (t *table) get(hash uint64) (s bucket.Level, dirty dirtiness) {
 // has reports whether t has a bucket with the given hash.
 func (t *table) has(hash uint64) bool { return t.used > 0 && t.slots[t.find(hash)].Clear != 0 }
 
-// own returns the slot of the bucket with the given hash, or nil if there is none
+// cleanSlot returns the slot of the bucket with the given hash, or nil if there is none
 // or it is dirty.
-func (t *table) own(hash uint64) *slot {
+func (t *table) cleanSlot(hash uint64) *slot {
 	if t.used == 0 {
 		return nil
 	}

@@ -51,7 +51,7 @@ func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
 	now := m.clock().Microseconds()
 	var s bucket.Level
-	if stored := t.own(hash); stored != nil && m.leader.Load() == nil {
+	if stored := t.cleanSlot(hash); stored != nil && m.leader.Load() == nil {
 		s = stored.At(now)
 		if denied = (b.need() > b.Limit.Size || b.Limit.of().Wait(s, b.need(), now) > 0) && !b.free(); !denied {
 			s = b.Limit.of().Add(s, b.Cost, m.moment(b.Limit.of(), now))
@@ -259,7 +259,8 @@ func (t *taking) mark(p *location, changes bool) {
 	}
 }
 
-// report fills in o for p's bucket, which has been charged. Returning it would cost more.
+// report fills in o for p's bucket, once it has been charged if it is to be. Returning it would
+// cost more.
 func (t *taking) report(p *location, b *Bucket, o *outcome) {
 	s := p.level
 	if p.inFlight > 0 {

@@ -64,7 +64,7 @@ func (m *Memory) empty(b *Bucket) (bucket.Ahead, *bucket.EntriesLevel) {
 }
 
 // visit returns the level of b's bucket, and the one of its log if it has one. If the
-// bucket exists, visit calls do with its place, whose table is locked. It makes no
+// bucket exists, visit calls do with its location, whose table is locked. It makes no
 // partition for a limit that has none.
 func (m *Memory) visit(b *Bucket, do func(p *location, now int64)) (bucket.Ahead, *bucket.EntriesLevel) {
 	part := m.directory.Load().partition(b.limitID())

@@ -148,7 +148,7 @@ func isToken(text string) bool {
 	})
 }
 
-// fieldMeant returns the name of a field that was meant by a text that is none.
+// fieldMeant returns the name of a field that was probably meant by a text that is not one.
 func fieldMeant(text string) string {
 	i := strings.IndexFunc(text, func(r rune) bool { return !isToken(string(r)) })
 	if i <= 0 {

@@ -66,8 +66,8 @@ func (l Limit) Validate() error {
 	return l.Check()
 }
 
-// Checked returns l, which is complete and valid, such that Check does not look again. Whoever
-// changes its numbers keeps them valid.
+// Checked marks l, which is complete and valid, so that Check does not check it again. Code that
+// changes its numbers must keep them valid.
 func (l Limit) Checked() Limit {
 	l.checked = true
 	return l

@@ -118,7 +118,7 @@ func (a warm) reach(l *Limit) int64 {
 	return int64(float64(l.Size-l.DripSize) * l.Interval())
 }
 
-// Room: there is room for a request, whatever it costs, or there is none. Other units
+// Room: there is room for a request, whatever it costs, or for no request. Other units
 // make it wait.
 func (a warm) Room(l *Limit, s Level, n, now int64) int64 {
 	if n > 0 {

@@ -148,7 +148,7 @@ const (
 		"servers shutdown_delay skip_install_trust storage storage_check storage_clean_interval"
 )
 
-// homeOf returns the scope to which an option in s belongs, or nil if it is none or belongs to s.
+// homeOf returns the scope to which an option in s belongs, or nil if it is not an option or belongs to s.
 func (s *Scope) homeOf(name string) *Scope {
 	if slices.Contains(s.Options, name) {
 		return nil // except for how it is written

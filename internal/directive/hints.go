@@ -21,7 +21,7 @@ type hint struct {
 
 // Hints are all of them. Those with several lines, between which is a semicolon, are about a block that has all of
 // these, in any order; a line in parentheses stays. In use, <x> is the first word of the kind x after the words that are
-// written out, or else the example behind "="; without either, the hint is none. <x...> is all
+// written out, or else the example behind "="; without either, the hint does not apply. <x...> is all
 // words of the kind. The first hint that is one counts, before any option that is spelled like a word.
 var Hints = []hint{
 	{inLimits, amounts + "|limit <n>; (algorithm <windowed>)", `"size <n>"`},

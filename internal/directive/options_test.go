@@ -233,7 +233,7 @@ func TestHintsAreNoOptions(t *testing.T) {
 }
 
 // TestWordsAnywhere guards that every option of this module and of mholt/caddy-ratelimit, and
-// every word from elsewhere, has an error with what to write instead wherever it is none: in one short
+// every word from elsewhere, has an error with what to write instead wherever it is not an option: in one short
 // line with file and line, which does not list the options.
 func TestWordsAnywhere(t *testing.T) {
 	t.Parallel()

@@ -233,7 +233,7 @@ func homeOfField(t reflect.Type, known map[string]reflect.Type, name string) (ho
 }
 
 // useFields returns what to use instead of a field in an object with the options of a scope, and the known
-// fields. It returns "" if that is not known, or is none of these.
+// fields. It returns "" if that is not known, or is not one of these.
 func useFields(here *Scope, known map[string]reflect.Type, lines [][]string, i int) string {
 	use, _ := instead(here, lines, i)
 	switch {

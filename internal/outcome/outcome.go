@@ -95,10 +95,10 @@ func (o *Outcome) SetResult(result telemetry.Checked) {
 	}
 }
 
-// Open reports whether the calling handler is the outermost of those that a request
+// Enter reports whether the calling handler is the outermost of those that a request
 // passes, which counts the request when it ends: by then the handlers within it have
 // decided too. There may be no outcome.
-func (o *Outcome) Open() (outermost bool) {
+func (o *Outcome) Enter() (outermost bool) {
 	if o == nil || o.opened {
 		return false
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// Serve passes a request on, and sets the header fields of its outcome, if it has any, when the
-// response begins.
+// Serve passes a request on, and keeps the values of others out of the header fields of its
+// outcome, if it has any.
 func (o *Outcome) Serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if o == nil {
 		return next.ServeHTTP(w, r)

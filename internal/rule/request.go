@@ -144,7 +144,7 @@ func (q *Request) Release() {
 func (q *Request) Entries() []Entry { return q.entries }
 
 // Loads returns the entries of limits that follow the load, in the order in which they are
-// asked. There is no decision on them before Acquire.
+// asked. They are decided last, by acquire.
 func (q *Request) Loads() []Entry { return q.loads }
 
 // firstDenied returns the index of the first entry that has denied, or -1.

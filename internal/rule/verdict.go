@@ -116,7 +116,7 @@ func (h *Handler) refuse(v *Verdict, err error) {
 			v.Status = failed.StatusCode
 		}
 		if v.Status >= http.StatusInternalServerError {
-			h.report("a matcher failed; requests are rejected", errMatcher)
+			h.logError("a matcher failed; requests are rejected", errMatcher)
 		}
 	}
 	v.Outcome.SetResult(why)
@@ -128,7 +128,7 @@ func (h *Handler) undecided(v *Verdict, err error) {
 	v.Outcome.SetResult(telemetry.CheckedUndecided)
 	switch {
 	case !errors.Is(err, limiter.ErrUnavailable): // a malformed request, not an outage
-		h.report("the store could not process a request, responding with 500", err)
+		h.logError("the store could not process a request, responding with 500", err)
 		v.Status, v.Err = http.StatusInternalServerError, err
 	case h.OnError == OnErrorAllow:
 		if c := h.Logger.Check(zap.DebugLevel, "no decision on a request, admitting it"); c != nil {
@@ -139,15 +139,15 @@ func (h *Handler) undecided(v *Verdict, err error) {
 	}
 }
 
-// report logs an error that clients can provoke, at most once a minute.
-func (h *Handler) report(message string, err error) {
+// logError logs an error that clients can provoke, at most once a minute.
+func (h *Handler) logError(message string, err error) {
 	if h.reported.Allow() {
 		h.Logger.Error(message, zap.Error(err))
 	}
 }
 
-// Pass passes the request on, sets the header fields of its outcome when the response begins, and
-// settles what it holds, whatever its outcome.
+// Pass passes the request on, keeps the values of others out of the header fields of its outcome,
+// and settles what it holds, whatever becomes of it.
 func (v *Verdict) Pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if v.holdings == nil {
 		return v.Outcome.Serve(w, r, next)

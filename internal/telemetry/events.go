@@ -83,8 +83,8 @@ func newEmitter(p *Process) *emitter {
 	}
 }
 
-// listen notes which config emits events from now on. What limits denied before anyone
-// listened is not informed. The lock must be held.
+// listen notes which config emits events from now on. There are no events for denials
+// before that. The lock must be held.
 func (p *Process) listen() {
 	newest := p.newestStarted()
 	for kind := range denialEvents {

@@ -165,7 +165,7 @@ func (e *Entry) ResponseHeader() (h http.Header) {
 	return h
 }
 
-// Units returns what the limits of then have charged, by their paths, or nil if the log does not
+// Units returns what the limits charged at that time, by their paths, or nil if the log does not
 // tell.
 func (e *Entry) Units() map[string]int64 {
 	var logged struct {

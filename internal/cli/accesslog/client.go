@@ -70,7 +70,7 @@ func isAddress(field string) bool {
 	return new(Entry).setAddress(strings.Trim(field[strings.IndexByte(field, '=')+1:], `()<>"'`))
 }
 
-// splitAddress splits an address, which may have a port; ok is false if it is none.
+// splitAddress splits an address, which may have a port; ok is false if it is not an address.
 func splitAddress(text string) (host, port string, ok bool) {
 	if len(text) < len("::") || len(text) > 64 { // a dash, mostly
 		return "", "", false

@@ -16,7 +16,7 @@ type object struct {
 	items []*yaml.Node // of a list
 }
 
-// objectOf returns the object of Kubernetes that a document is, or nil if it is none.
+// objectOf returns a document as an object of Kubernetes, or nil if it is not one.
 func (e *envoy) objectOf(node *yaml.Node) (*object, error) {
 	fields, err := e.fields(node, "configuration")
 	if err != nil {
@@ -36,7 +36,7 @@ func (e *envoy) objectOf(node *yaml.Node) (*object, error) {
 		}
 	}
 	if !isObject || o.kind == "" {
-		return nil, nil //nolint:nilnil // it is none
+		return nil, nil //nolint:nilnil // not an object of Kubernetes
 	}
 	return o, nil
 }

@@ -197,7 +197,7 @@ var (
 	bandwidth = regexp.MustCompile(`(?i)^([0-9]{1,6}) ?([kmg]?)(?:bits?|bps|bits?/s)$`)
 )
 
-// RateMeant returns the rate that is meant by a text that is none, or "" if that is unknown.
+// RateMeant returns the rate that was probably meant by a text that is not a rate, or "".
 func RateMeant(text string) string {
 	if m := bandwidth.FindStringSubmatch(text); m != nil {
 		bits, _ := strconv.ParseUint(m[1], 10, 64)

@@ -65,7 +65,7 @@ func (w *proxyWatch) finds(r *http.Request) (found bool, remedy string) {
 	}
 	switch state {
 	case watchUntrusted:
-		if found = mayBePrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr); found {
+		if found = looksPrivate(r.RemoteAddr) && isForwarded(r.Header) && isPrivate(r.RemoteAddr); found {
 			remedy = trustProxy(r)
 		}
 	case watchTrusted:
@@ -104,8 +104,8 @@ func TrustsProxies(s *caddyhttp.Server) bool {
 	return s.TrustedProxiesUnix || !field.IsValid() || field.Kind() != reflect.Interface || !field.IsNil()
 }
 
-// mayBePrivate reports whether an address may be private, without parsing it, which takes longer.
-func mayBePrivate(hostport string) bool {
+// looksPrivate reports whether an address begins like a private one. It saves parsing most others.
+func looksPrivate(hostport string) bool {
 	if hostport == "" {
 		return false
 	}

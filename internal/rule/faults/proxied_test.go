@@ -11,7 +11,7 @@ func TestPrivatePeers(t *testing.T) {
 		"172.15.0.1:80": false, "172.32.0.1:80": false, "192.0.2.1:80": false, "198.51.100.1:80": false, "[2001:db8::1]:80": false,
 		"[fe80::1]:80": false, "[::ffff:192.0.2.1]:80": false, "@": false, "": false, "10.": false,
 	} {
-		if got := mayBePrivate(address) && isPrivate(address); got != want {
+		if got := looksPrivate(address) && isPrivate(address); got != want {
 			t.Errorf("%q: got %v, want %v", address, got, want)
 		}
 	}

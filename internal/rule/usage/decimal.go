@@ -18,7 +18,7 @@ type decimal struct {
 // beyond it, a number is more than any bucket holds, or the smallest that there is.
 const maxExponent = 100
 
-// parseDecimal parses a number as JSON has it. It returns false if it is none or negative.
+// parseDecimal parses a number as JSON has it. It returns false if it is not a number or negative.
 // Of more than 18 digits the rest is rounded up.
 func parseDecimal(text string) (d decimal, ok bool) {
 	mantissa, exponent := text, ""

@@ -172,7 +172,7 @@ func (p *pipeline) submit(c *Call) {
 	}
 	how := p.add(c, time.Now())
 	p.mu.Unlock()
-	p.startApart(how) // the reader may have called, which must not wait for a writer
+	p.goSend(how) // the reader may have called, which must not wait for a writer
 }
 
 // behind reports whether what is in flight waits for its answer for so long that nothing
@@ -238,7 +238,7 @@ func (p *pipeline) next(now time.Time) how {
 // start sends the open calls, in the way that next has decided.
 func (p *pipeline) start(how how) {
 	if how != here {
-		p.startApart(how)
+		p.goSend(how)
 		return
 	}
 	p.send()
@@ -246,11 +246,11 @@ func (p *pipeline) start(how how) {
 	p.writing = false
 	how = p.next(p.last) // or a moment later
 	p.mu.Unlock()
-	p.startApart(how)
+	p.goSend(how)
 }
 
-// startApart starts sending the open calls, and returns at once.
-func (p *pipeline) startApart(how how) {
+// goSend sends the open calls in a goroutine.
+func (p *pipeline) goSend(how how) {
 	if how != already {
 		go p.sendAll()
 	}
@@ -269,7 +269,7 @@ func (p *pipeline) sendPaced() {
 	p.paced = false
 	how := p.next(time.Now())
 	p.mu.Unlock()
-	p.startApart(how)
+	p.goSend(how)
 }
 
 // sendAll sends batches as long as there are open calls and the server may have
@@ -392,7 +392,7 @@ func (p *pipeline) use(conn *connection) bool {
 	how := p.next(time.Now())
 	p.mu.Unlock()
 	go p.read(conn, ended)
-	p.startApart(how)
+	p.goSend(how)
 	return true
 }
 
@@ -417,7 +417,7 @@ func (p *pipeline) check() {
 	p.again = append(p.again, new(invocation))
 	how := p.next(time.Now())
 	p.mu.Unlock()
-	p.startApart(how)
+	p.goSend(how)
 }
 
 // connections returns the number of connections that are idle and in use: one in
@@ -525,7 +525,7 @@ func (p *pipeline) readReply(conn *connection, from *replyReader) error {
 		how = p.next(conn.heard())
 	}
 	p.mu.Unlock()
-	p.startApart(how)
+	p.goSend(how)
 	if in == nil {
 		return errUnasked
 	}
@@ -563,7 +563,7 @@ func (p *pipeline) answered(conn *connection, in *invocation, failure error) {
 	if news {
 		p.server.restarted()
 	}
-	p.startApart(how)
+	p.goSend(how)
 	if !forgotten {
 		in.failure = failure
 		b.answered = append(b.answered, in)
