@@ -63,14 +63,6 @@ func (t *account) recount() {
 	}
 }
 
-// doubts returns 1 if the server may have charged what t owes, and 0 otherwise.
-func (t *account) doubts() int {
-	if t != nil && t.owed != nil && t.owed.counted && t.owed.lost {
-		return 1
-	}
-	return 0
-}
-
 // unconfirmed returns how many of the units that q says were charged are not in the level here.
 func (t *account) unconfirmed(q *query) (units int64) {
 	if q.number != t.number { // it has been renewed since, and q does nothing
@@ -186,13 +178,14 @@ func (t *account) renew() {
 	t.receipt, t.doubt, t.renewal = 0, false, r
 }
 
-// forgetOwed has t no longer send what it owes, which is charged here since the buckets have
-// moved: when they move back, the server gets it as a part of the level.
+// forgetOwed has t no longer send what it owes, which is charged here: the server gets it as a
+// part of the level. The next account begins with nothing owed, also if the one before has not been
+// answered.
 func (t *account) forgetOwed() {
-	if r := t.renewal; r != nil {
-		r.charged, r.owed = r.charged-r.owed, 0
-		return
-	}
+	last := t.renewal
 	t.charged = t.confirmed.charged
 	t.renew()
+	if last != nil && last.before.receipt < 0 {
+		t.renewal.before.receipt = -1 // no server has held for these requests
+	}
 }

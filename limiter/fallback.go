@@ -183,7 +183,7 @@ func (f *fallback) join(q *query, outcomes []outcome) {
 			fl := f.flights.of[p.hash]
 			p.crossed = fl.crossedBy(q)
 			switch {
-			case fl.doubts > q.account.doubts(): // whether the level has what is owed will be known soon, but not by this answer
+			case fl.doubts > 0: // whether the level has what is owed will be known soon, but not by this answer
 				p.crossed = own
 			case !fl.emptied.met(q) && !o.blocked: // or the level may be from before that, or include units that are only held
 				s, newest = o.After(now), fl.latest.isBefore(q, f.sent)
@@ -217,29 +217,25 @@ func (f *fallback) end(q *query) {
 }
 
 // settled records the outcome of q, which settles or renews an account, and what follows from it.
-// outcomes is nil if there is no answer. What the server may have charged or not goes into the
-// level here before the answer joins that, which may have it: of both the higher one counts.
+// outcomes is nil if there is no answer. What it says of what is owed comes first: what the server
+// has not charged goes into the level here, and what it has is no longer owed. Then the answer
+// joins the level here like any other: not if it may have more of what is still owed.
 func (f *fallback) settled(q *query, outcomes []outcome, a settlement) {
 	if f == nil {
 		return
 	}
 	owed, p := q.account.owed, &q.buckets[0]
-	known := int64(0)
-	if owed != nil {
-		known = min(a.known, owed.buckets[0].cost)
-		f.chargeOwed(q.account, min(a.unknown, owed.buckets[0].cost-known))
+	if outcomes == nil || !f.leads() || q.account.paid { // the level is from another server, or has what is charged here later
+		outcomes, a.unknown, a.known = nil, a.unknown+a.known, 0
 	}
 	if p.cost = 0; a.lapsed > 0 {
 		p.held.charge = a.lapsed
 		f.chargeHere(p)
 	}
-	if outcomes == nil || !f.leads() || q.account.paid { // the level is from another server, or has what is charged here later
-		f.end(q)
-		f.chargeOwed(q.account, known)
-	} else {
-		p.held.charge = known
-		f.join(q, outcomes)
-		f.owes(owed, -known)
+	if p.held.charge = 0; owed != nil {
+		p.held.charge = min(a.known, owed.buckets[0].cost)
+		f.owes(owed, -p.held.charge)
+		f.chargeOwed(q.account, a.unknown)
 	}
 	switch {
 	case owed == nil || !owed.counted:
@@ -249,6 +245,11 @@ func (f *fallback) settled(q *query, outcomes []outcome, a settlement) {
 		f.unlink(owed)
 		owed.lost = false
 		f.link(owed)
+	}
+	if outcomes == nil {
+		f.end(q)
+	} else {
+		f.join(q, outcomes)
 	}
 }
 

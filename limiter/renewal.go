@@ -137,9 +137,14 @@ func (n *ledger) wasRenewed(q *query, outcomes []outcome, sent time.Duration, er
 	t, held := q.account, q.buckets[0].held
 	a := settlement{doubtful: err != nil && !redisscript.NotRun(err)}
 	n.lock()
+	t.mayExist = t.mayExist || !redisscript.NotRun(err)
+	if q.number != t.number { // its place was taken, see forgetOwed
+		n.store.fallback.settled(q, nil, settlement{})
+		n.unlock()
+		return
+	}
 	r := t.renewal
 	r.sent = false
-	t.mayExist = t.mayExist || !redisscript.NotRun(err)
 	if err != nil {
 		a.unknown = t.failed(err)
 		n.store.fallback.settled(q, nil, a)
@@ -184,17 +189,11 @@ func (t *account) failed(err error) (here int64) {
 		t.settling > 0 || t.renewal != nil && t.renewal.sent {
 		return 0
 	}
-	last := t.renewal
-	if here = t.charged - t.confirmed.charged; last != nil {
-		here += last.owed
+	if here = t.charged - t.confirmed.charged; t.renewal != nil {
+		here += t.renewal.owed
 	}
-	if here == 0 {
-		return 0
-	}
-	t.charged, t.confirmed.charged = 0, 0
-	t.renew()
-	if last != nil && last.before.receipt < 0 {
-		t.renewal.before.receipt = -1 // no server has held for these requests
+	if here > 0 {
+		t.forgetOwed()
 	}
 	return here
 }

@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,60 +17,130 @@ import (
 // wire is a client with one connection to the server of a virtual store, which runs calls in
 // the order in which they were sent, when the test says so.
 type wire struct {
-	store *Redis
-	v     *clockedRedis
-	sha   string
-	line  []*redisscript.Call // sent and not run
-	late  bool                // whether the server does not answer in time
-	down  bool                // whether there is no connection
-	pass  func()              // lets a moment pass
-	auto  bool                // whether the server runs each call at once
+	store     *Redis
+	v         *clockedRedis
+	sha       string
+	line      []*redisscript.Call // sent and not run
+	unsent    []unsentCall        // until there is a connection
+	answered  []func()            // what follows from answers that have come
+	stop      bool                // whether the answer has come for which a request waits
+	together  int                 // how many calls an invocation has at most
+	late      bool                // whether the server does not answer in time
+	away      bool                // whether the connection is lost, and another one is being made
+	down      bool                // whether there is none, and what is submitted fails
+	auto      bool                // whether the server runs each call at once
+	pass      func()              // lets a moment pass
+	meanwhile func()              // what happens while a request waits for its answer
+}
+
+// unsentCall is a call, with what its outcome is passed to.
+type unsentCall struct {
+	*redisscript.Call
+	done func(error)
 }
 
 // run has the server run the next n calls, of which answers may be lost.
 func (w *wire) run(n int, answers bool) {
-	for ; n > 0 && len(w.line) > 0; n-- {
-		c := w.line[0]
-		w.line = w.line[1:]
+	for w.handle() && n > 0 && len(w.line) > 0 {
+		calls := w.line[:min(n, w.together, len(w.line))]
+		w.line, n = w.line[len(calls):], n-len(calls)
+		var keys []string
+		var args []any
+		for _, c := range calls {
+			keys, args = append(keys, c.Keys...), append(args, c.Arg)
+		}
 		w.pass() // no receipt is given twice
-		reply, err := w.v.admin.EvalSha(context.Background(), w.sha, c.Keys, c.Arg).Int64Slice()
+		reply, err := w.v.admin.EvalSha(context.Background(), w.sha, keys, args...).Int64Slice()
 		if err != nil {
 			panic(err)
 		}
-		if c.Done != nil && answers {
-			c.Reply = reply
-			c.Done(nil)
-		} else if c.Done != nil {
-			c.Done(errLost)
+		for _, c := range calls {
+			c.Reply, reply = reply[:c.Replies:c.Replies], reply[c.Replies:]
+			err := errLost
+			if answers {
+				err = nil
+			}
+			if c.Done != nil {
+				w.answered = append(w.answered, func() { c.Done(err) })
+			}
 		}
 	}
 }
 
-// cut breaks the connection after the server has run n of the calls on it, and answered none.
-// There is another one then.
-func (w *wire) cut(n int) {
+// handle does what follows from answers that have come, in their order, up to the one for which
+// a request waits, and reports whether it has not come.
+func (w *wire) handle() bool {
+	for len(w.answered) > 0 && !w.stop {
+		next := w.answered[0]
+		w.answered = w.answered[1:]
+		next()
+	}
+	return !w.stop
+}
+
+// lose breaks the connection after the server has run n of the calls on it, and answered none.
+func (w *wire) lose(n int) {
 	w.run(n, false)
-	lost := w.line
-	w.line = nil
+	ended, lost := w.answered, w.line
+	w.answered, w.line, w.away = nil, nil, true
+	for _, next := range ended {
+		next()
+	}
 	for _, c := range lost {
 		if c.Done != nil {
 			c.Done(errLost)
 		}
 	}
-	w.store.fallback.restarted(nil)
 }
 
-// send has c sent.
-func (w *wire) send(c *redisscript.Call) {
-	w.store.sending(nil, []*redisscript.Call{c})
-	sent := &redisscript.Call{Keys: []string{strings.Clone(c.Keys[0])}, Arg: strings.Clone(c.Arg)}
-	if c.Done != nil {
-		sent.Done = func(err error) {
-			c.Reply = sent.Reply
-			c.Done(err)
-		}
+// connect makes a connection if there is none, on which what has waited for it is sent.
+func (w *wire) connect() {
+	if !w.away || w.down {
+		return
 	}
-	w.line = append(w.line, sent)
+	w.store.fallback.restarted(nil)
+	w.away = false
+	unsent := w.unsent
+	w.unsent = nil
+	w.send(unsent...)
+}
+
+// cut loses the connection, and makes another one at once.
+func (w *wire) cut(n int) {
+	w.lose(n)
+	w.connect()
+}
+
+// fail ends what waits for a connection.
+func (w *wire) fail() {
+	unsent := w.unsent
+	w.unsent = nil
+	for _, c := range unsent {
+		c.done(errNotSent)
+	}
+}
+
+// send has calls sent, in one batch.
+func (w *wire) send(batch ...unsentCall) {
+	if w.away {
+		w.unsent = append(w.unsent, batch...)
+		return
+	}
+	var calls []*redisscript.Call
+	for _, c := range batch {
+		calls = append(calls, c.Call)
+	}
+	w.store.sending(nil, calls)
+	for _, c := range batch {
+		sent := &redisscript.Call{Keys: []string{strings.Clone(c.Keys[0])}, Arg: strings.Clone(c.Arg), Replies: c.Replies}
+		if c.done != nil {
+			sent.Done = func(err error) {
+				c.Reply = sent.Reply
+				c.done(err)
+			}
+		}
+		w.line = append(w.line, sent)
+	}
 }
 
 // Do implements client: it has the server run all calls up to this one, or gives up.
@@ -77,14 +148,29 @@ func (w *wire) Do(_ redisscript.Deadline, c *redisscript.Call) (*redisscript.Ser
 	if w.down {
 		return nil, errNotSent
 	}
-	w.send(c)
-	if w.late {
+	var reply []int64
+	var failure error
+	over, given := false, false
+	w.send(unsentCall{c, func(err error) {
+		if !given {
+			reply, failure, over, w.stop = c.Reply, err, true, true
+		}
+	}})
+	w.meanwhile()
+	given, w.stop = !over && w.late, false
+	if i := slices.IndexFunc(w.unsent, func(u unsentCall) bool { return u.Call == c }); i >= 0 {
+		w.unsent = slices.Delete(w.unsent, i, i+1)
+		return nil, errNotSent
+	}
+	if given {
 		return nil, errLost
 	}
-	last := w.line[len(w.line)-1]
-	last.Done = func(error) { c.Reply = last.Reply }
-	w.run(len(w.line), true)
-	return nil, nil
+	if !over {
+		w.run(len(w.line), true)
+		w.stop = false
+	}
+	c.Reply = reply
+	return nil, failure
 }
 
 // Submit implements client.
@@ -92,7 +178,7 @@ func (w *wire) Submit(_ redisscript.Deadline, c *redisscript.Call) error {
 	if w.down {
 		return errNotSent
 	}
-	w.send(c)
+	w.send(unsentCall{c, c.Done})
 	if w.auto {
 		w.run(len(w.line), true)
 	}
@@ -104,6 +190,7 @@ func (*wire) Connect()                   {}
 func (*wire) Stats() []redisscript.Stats { return nil }
 func (w *wire) Close() error {
 	w.run(len(w.line), false)
+	w.fail()
 	w.down = true
 	return nil
 }
@@ -125,12 +212,49 @@ func findNotSent(t *testing.T) {
 	}
 }
 
+// TestSettledAgainWhileInDoubt guards a charge whose answer was lost with the connection: the
+// settlement that is sent again is overtaken by a renewal, since another request is decided here.
+// Its answer does not say whether the level that it has includes the charge, which is settled by the
+// renewal. It is charged once.
+func TestSettledAgainWhileInDoubt(t *testing.T) {
+	findNotSent(t)
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
+	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: 50 * time.Millisecond, Fallback: NewMemory()})
+	r.ledger.running = true
+	w := &wire{store: r, v: v, sha: sha, together: 3, pass: func() { v.advance(t, time.Microsecond) }, meanwhile: func() {}}
+	r.client = w
+	b := hourly(1000)
+	a := beginThere(t, r, b)
+	a.held.Settle(0, 13)
+	w.lose(1) // once it has been charged
+	r.ledger.tick()
+	_, other := begin(t, r, b)
+	w.connect()
+	for range 3 {
+		w.run(len(w.line), true)
+	}
+	other.held.Settle(0, 8)
+	w.run(len(w.line), true)
+	beginThere(t, r, b).held.Settle(0, 0) // reports what is known here
+	w.run(len(w.line), true)
+	v.client, v.keys = w, r.keys
+	if l, err := r.Peek(t.Context(), b); err != nil || l.Units != 21 || l.Held != 0 {
+		t.Errorf("%+v, %v, want 21 units", l, err)
+	}
+}
+
 // TestSettledOnceInHistories guards that one process charges each unit once, by random histories
 // of requests that hold their cost, hold nothing, or are charged at once, and of servers that
-// answer late or not in time, before and after they have run what they were sent; connections
-// that break, outages, data and scripts that are lost, clocks that stand, costs of any size, and
-// buckets that move to other places and back, with the old stores closed or not. With two processes, of which one
-// may hear nothing for long, nothing is charged twice, and what each was charged is not lost.
+// answer late or not in time, before and after they have run what they were sent, one by one or
+// several together; of connections that break, also while requests wait for their answers, and calls
+// that wait to be sent until there is another one; outages, data and scripts that are lost, clocks
+// that stand, costs of any size, and buckets that move to other places and back, with the old
+// stores closed or not. With two processes, of which one may hear nothing for long, nothing is
+// charged twice, and what each was charged is not lost.
 func TestSettledOnceInHistories(t *testing.T) {
 	t.Parallel()
 	findNotSent(t)
@@ -146,7 +270,8 @@ func TestSettledOnceInHistories(t *testing.T) {
 			{Size: 1000, DripInterval: 100 * time.Hour, DripSize: 1},
 			FixedWindow(1_000_000, 10_000*time.Hour), SlidingWindow(1_000_000, 10_000*time.Hour), SlidingLog(5000, 10_000*time.Hour),
 		}).Draw(t, "limit")
-		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
+		keys := []string{"k", "l"}[:rapid.IntRange(1, 2).Draw(t, "keys")]
+		bucketOf := func(key int) Bucket { return Bucket{Name: "b", Key: keys[key], Limit: limit, Cost: 1} }
 		huge := rapid.IntRange(0, 3).Draw(t, "huge") == 0 // whether the bucket may become full
 		amount := func(least int64) int64 {
 			if huge && rapid.IntRange(0, 3).Draw(t, "much") == 0 {
@@ -154,16 +279,21 @@ func TestSettledOnceInHistories(t *testing.T) {
 			}
 			return rapid.Int64Range(least, 3).Draw(t, "units")
 		}
+		type request struct {
+			key  int
+			held *Held
+		}
 		type node struct {
 			memory  *Memory
 			store   *wire
 			old     []*wire
 			closed  []*wire
-			awake   int64 // what its clock shows
-			charged int64
-			running []*Held
+			awake   int64    // what its clock shows
+			charged [2]int64 // by key
+			running []request
 		}
-		asleep := false
+		asleep, together := false, rapid.IntRange(1, 3).Draw(t, "together")
+		var meanwhile func(n *node)
 		nodes := make([]*node, rapid.IntRange(1, 2).Draw(t, "processes"))
 		open := func(n *node, location string) *wire {
 			r := newRedisWithoutClient(RedisOptions{KeyPrefix: location, Timeout: 50 * time.Millisecond, Fallback: n.memory})
@@ -172,7 +302,7 @@ func TestSettledOnceInHistories(t *testing.T) {
 			r.clock = func() time.Duration {
 				return c.show(time.Duration(n.awake-awake)*time.Microsecond, time.Duration(v.now-began)*time.Microsecond)
 			}
-			w := &wire{store: r, v: v, sha: sha, pass: func() { v.advance(t, time.Microsecond) }}
+			w := &wire{store: r, v: v, sha: sha, together: together, pass: func() { v.advance(t, time.Microsecond) }, meanwhile: func() { meanwhile(n) }}
 			r.client = w
 			return w
 		}
@@ -209,21 +339,11 @@ func TestSettledOnceInHistories(t *testing.T) {
 				})
 			}
 		}
-		for range rapid.IntRange(5, 40).Draw(t, "steps") {
-			n := rapid.SampledFrom(nodes).Draw(t, "process")
-			w := n.store
-			for _, old := range n.old {
-				if rapid.IntRange(0, 9).Draw(t, "old") > 0 { // its server goes on
-					old.run(len(old.line), true)
-				}
-				exact = exact && len(old.line) == 0 // or the new store may tell of what is still to be run
-			}
-			what := rapid.SampledFrom([]string{
-				"begin", "begin", "begin", "end", "end", "end", "take", "look", "serve", "serve", "pass", "pass", "late", "in time", "cut", "error", "down", "up", "scripts", "data", "sleep", "move", "close",
-			}).Draw(t, "what")
+		step := func(n *node, what string) {
+			w, key := n.store, rapid.IntRange(0, len(keys)-1).Draw(t, "key")
 			switch what {
 			case "begin", "take", "look":
-				c := b
+				c := bucketOf(key)
 				c.Hold, c.Cost = what != "take", amount(1)
 				if what == "look" {
 					c.Cost = 0
@@ -234,40 +354,48 @@ func TestSettledOnceInHistories(t *testing.T) {
 					t.Fatalf("%+v, %v", d, err)
 				}
 				if d[0].Denied {
-					continue
+					exact = exact && (what != "take" || d[0].By == DecidedByRedis) // which may charge it later
+					return
 				}
 				if what == "take" {
-					n.charged += c.Cost
+					n.charged[key] += c.Cost
 					exact = exact && (!w.late || len(n.old) == 0) // another connection may tell of it before it is run
 				} else {
-					n.running = append(n.running, req.Held)
+					n.running = append(n.running, request{key, req.Held})
 				}
 			case "end":
 				if len(n.running) == 0 {
-					continue
+					return
 				}
 				i := rapid.IntRange(0, len(n.running)-1).Draw(t, "which")
-				charge := amount(0)
-				n.running[i].Settle(0, charge)
-				n.charged += min(charge, 2*limit.Size)
+				charge, of := amount(0), n.running[i]
 				n.running = append(n.running[:i], n.running[i+1:]...)
+				of.held.Settle(0, charge)
+				n.charged[of.key] += min(charge, 2*limit.Size)
 			case "serve":
 				w.run(rapid.IntRange(1, 3).Draw(t, "calls"), true)
 			case "pass":
 				pass(rapid.SampledFrom([]time.Duration{resendEvery, time.Second, renewEvery}).Draw(t, "time"))
+			case "wait":
+				pass(resendEvery)
 			case "late", "in time":
 				w.late = what == "late"
 			case "cut":
 				w.cut(rapid.IntRange(0, len(w.line)).Draw(t, "run"))
+			case "lose":
+				w.lose(rapid.IntRange(0, len(w.line)).Draw(t, "run"))
+			case "connect":
+				w.connect()
 			case "error": // of a call that the server has run, at least in part
 				w.run(1, false)
 			case "down":
-				w.cut(rapid.IntRange(0, len(w.line)).Draw(t, "run"))
+				w.lose(rapid.IntRange(0, len(w.line)).Draw(t, "run"))
 				w.down = true
+				w.fail()
 			case "up":
 				if w.down {
 					w.down = false
-					w.store.fallback.restarted(nil)
+					w.connect()
 				}
 			case "scripts":
 				w.store.fallback.restarted(nil)
@@ -286,9 +414,10 @@ func TestSettledOnceInHistories(t *testing.T) {
 				n.store = open(n, rapid.SampledFrom([]string{"rl:a:", "rl:c:"}).Draw(t, "to"))
 			case "close":
 				if len(n.old) == 0 {
-					continue
+					return
 				}
 				w, n.old = n.old[0], n.old[1:]
+				w.connect()
 				w.run(len(w.line), true)
 				w.auto = true
 				_ = w.store.Close()
@@ -297,6 +426,31 @@ func TestSettledOnceInHistories(t *testing.T) {
 					reported, exact = reported && account.isIdle(), exact && account.isIdle()
 				}
 			}
+		}
+		over := false
+		meanwhile = func(n *node) {
+			if over {
+				return
+			}
+			for range rapid.SampledFrom([]int{0, 0, 0, 0, 1, 2, 3}).Draw(t, "meanwhile") {
+				if !n.store.stop {
+					step(n, rapid.SampledFrom([]string{"end", "end", "serve", "wait", "late", "lose", "connect", "cut", "error"}).Draw(t, "what"))
+				}
+			}
+		}
+		for range rapid.IntRange(5, 40).Draw(t, "steps") {
+			n := rapid.SampledFrom(nodes).Draw(t, "process")
+			for _, old := range n.old {
+				if rapid.IntRange(0, 9).Draw(t, "old") > 0 { // its server goes on
+					old.connect()
+					old.run(len(old.line), true)
+				}
+				exact = exact && len(old.line)+len(old.unsent)+len(old.answered) == 0 // or the new store may tell of what is still to be run
+			}
+			what := rapid.SampledFrom([]string{
+				"begin", "begin", "begin", "end", "end", "end", "take", "look", "serve", "serve", "pass", "pass", "late", "in time", "cut", "lose", "lose", "connect", "connect", "connect", "error", "down", "up", "scripts", "data", "sleep", "move", "close",
+			}).Draw(t, "what")
+			step(n, what)
 			for _, n := range nodes {
 				for _, w := range n.closed {
 					w.store.reports.sendDue()
@@ -309,37 +463,48 @@ func TestSettledOnceInHistories(t *testing.T) {
 			})
 			seen[what]++
 		}
-		total := int64(0)
-		all(func(w *wire) { w.down, w.late = false, false })
+		over = true
+		all(func(w *wire) {
+			w.down, w.late = false, false
+			w.connect()
+		})
+		total, most := [2]int64{}, int64(0)
 		for _, n := range nodes {
-			for _, h := range n.running {
-				h.Settle(0, 0)
+			for _, of := range n.running {
+				of.held.Settle(0, 0)
 			}
-			total += n.charged
+			for key := range keys {
+				total[key] += n.charged[key]
+				most = max(most, total[key])
+			}
 		}
-		exact = exact && total <= limit.Size // or what is charged may not have fit
+		exact = exact && most <= limit.Size // or what is charged may not have fit
 		for range 20 {
 			all(func(w *wire) { w.run(len(w.line), true) })
 			pass(resendEvery)
 		}
 		for range 2 {
 			for _, n := range nodes {
-				c, held := b, new(Held)
-				c.Hold = true
-				n.store.store.denyCache = newDenyCache(denySlots) // it is called, although it may be full
-				d, err := n.store.store.Take(context.Background(), Request{Buckets: []Bucket{c}, Held: held}, nil)
-				if err != nil || d[0].By != DecidedByRedis {
-					t.Fatalf("%+v, %v", d, err)
+				for key := range keys {
+					c, held := bucketOf(key), new(Held)
+					c.Hold = true
+					n.store.store.denyCache = newDenyCache(denySlots) // it is called, although it may be full
+					d, err := n.store.store.Take(context.Background(), Request{Buckets: []Bucket{c}, Held: held}, nil)
+					if err != nil || d[0].By != DecidedByRedis {
+						t.Fatalf("%+v, %v", d, err)
+					}
+					held.Settle(0, 0)
+					n.store.run(len(n.store.line), true)
 				}
-				held.Settle(0, 0)
-				n.store.run(len(n.store.line), true)
 			}
 		}
 		for _, n := range nodes {
 			v.client, v.keys = n.store.store.client, n.store.store.keys
-			l, err := n.store.store.Peek(context.Background(), b)
-			if err != nil || l.Held != 0 && reported || exact && l.Units != total || l.Units < min(n.charged, limit.Size) {
-				t.Fatalf("%+v, %v, want %d of %d units, exactly %t", l, err, n.charged, total, exact)
+			for key := range keys {
+				l, err := n.store.store.Peek(context.Background(), bucketOf(key))
+				if err != nil || l.Held != 0 && reported || exact && l.Units != total[key] || l.Units < min(n.charged[key], limit.Size) {
+					t.Fatalf("%+v, %v, want %d of %d units, exactly %t", l, err, n.charged[key], total[key], exact)
+				}
 			}
 		}
 	})
