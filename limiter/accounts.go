@@ -80,7 +80,7 @@ func (n *ledger) of(k *reservation) *account {
 	p := &k.query.buckets[0]
 	t := n.all[p.key]
 	if t == nil {
-		t = &account{ledger: n, open: make(map[*reservation]struct{})}
+		t = &account{ledger: n, key: p.key, open: make(map[*reservation]struct{})}
 		if n.all == nil {
 			n.all = make(map[string]*account)
 		}
@@ -91,7 +91,7 @@ func (n *ledger) of(k *reservation) *account {
 		t.mayExist, t.doubt, t.lost, t.renewal = false, false, false, nil
 		t.heard = n.store.clock()
 	}
-	t.bucket = k.bucket
+	t.bucket, t.recalled = k.bucket, false
 	k.account = t
 	return t
 }

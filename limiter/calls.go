@@ -22,15 +22,25 @@ func (r *servers) deadline(ctx context.Context) (end redisscript.Deadline, now t
 
 // sending is called before calls are sent to a server.
 func (r *servers) sending(to *redisscript.Server, batch []*redisscript.Call) {
+	r.ledger.lock() // for all: what a call says of its account and the level that it reports go together
 	r.fallback.send(to, batch)
 	for _, c := range batch {
-		q := c.Owner.(*query)
-		r.ledger.sending(q)
-		q.encode()
+		r.ledger.sending(c.Owner.(*query))
+	}
+	r.ledger.unlock()
+	for _, c := range batch {
+		c.Owner.(*query).encode()
 	}
 }
 
-// call sends q to the server that has its buckets, and appends the outcomes to dst. After an
+// restarted is called when a server may have restarted, or be another one.
+func (r *servers) restarted(server *redisscript.Server) {
+	r.fallback.restarted(server)
+	r.ledger.recall()
+}
+
+// call sends q to the server that has its buckets, and appends the outcomes to dst, which are
+// recorded by then, see heard. After an
 // error q may still be in flight. If a renewal of what this process holds has overtaken q, it
 // is queried again.
 func (r *servers) call(end redisscript.Deadline, q *query, dst []outcome) (srv *redisscript.Server, outcomes []outcome, err error) {
@@ -57,15 +67,29 @@ func (r *servers) callOnce(end redisscript.Deadline, q *query, dst []outcome) (*
 		})
 		return srv, dst, err
 	}
-	outcomes, corrupt, err := q.outcomes(dst)
-	if err == nil && corrupt {
+	if q.answer.corrupt {
 		_ = srv.ReportCorrupt(errCorrupt)
 	}
-	if err != nil {
+	if err = q.answer.err; err != nil {
 		r.eachReservation(q, r.ledger.lost)
 		return srv, dst, srv.ReportCorrupt(fmt.Errorf("%w: %w", errCorrupt, err))
 	}
-	return srv, outcomes, nil
+	return srv, append(dst, q.answer.outcomes...), nil
+}
+
+// heard reads the answer to a call, and records what was decided. It is called in the order of
+// the answers, since what one says includes what those before it do. If there is none in time, what
+// the request that waits for it then decides here is not included either.
+func (r *servers) heard(c *redisscript.Call, err error, inTime bool) {
+	q := c.Owner.(*query)
+	if err != nil || !inTime {
+		r.fallback.failed(q)
+		return
+	}
+	a := &q.answer
+	if a.outcomes, a.corrupt, a.err = q.outcomes(a.outcomes[:0]); a.err == nil && !isLate(a.outcomes) {
+		r.answered(q, a.outcomes)
+	}
 }
 
 // isOvertaken reports whether a renewal of what this process holds has overtaken the call with

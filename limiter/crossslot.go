@@ -218,12 +218,10 @@ func (r *servers) holdParts(end redisscript.Deadline, parts []*part) []*part {
 func (r *servers) callPart(end redisscript.Deadline, p *part) {
 	p.query = r.query(p.Request, byte(p.Accounting))
 	_, p.outcomes, p.err = r.call(end, p.query, nil)
-	if p.err != nil {
-		return
+	if p.err == nil {
+		p.query.release()
+		p.query = nil
 	}
-	r.answered(p.query, p.outcomes)
-	p.query.release()
-	p.query = nil
 }
 
 // decideHere decides the parts that no server has decided. outcomes has the outcomes of the

@@ -89,6 +89,31 @@ func (v *clockedRedis) flush(t rapid.TB) {
 	v.denyCache = newDenyCache(64)
 }
 
+// dump returns all that is stored but the clock, by key.
+func (v *clockedRedis) dump(t rapid.TB) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, key := range v.admin.Keys(context.Background(), "*").Val() {
+		if value, err := v.admin.Dump(context.Background(), key).Result(); err == nil && key != "clock" { // or it expired
+			all[key] = value
+		}
+	}
+	return all
+}
+
+// restore has all stored that dump has returned, and nothing else.
+func (v *clockedRedis) restore(t rapid.TB, all map[string]string) {
+	t.Helper()
+	now := v.now
+	v.flush(t)
+	v.at(t, now)
+	for key, value := range all {
+		if err := v.admin.Restore(context.Background(), key, 0, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // stored returns the stored value of each bucket, "" for one that is absent.
 func (v *clockedRedis) stored(t rapid.TB, buckets []Bucket) []string {
 	t.Helper()

@@ -84,19 +84,17 @@ func (f *fallback) leads() bool {
 }
 
 // send records that a batch is about to be sent to a server. It adds the levels of
-// dirty buckets to the queries about them.
+// dirty buckets to the queries about them. The lock must be held.
 func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	if f == nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	leads := f.takeLead()
 	for _, c := range batch {
 		q := c.Owner.(*query)
 		f.unlink(q) // it may have been sent to another server before
 		f.sent++
-		q.order, q.server, q.lost = f.sent, to, false
+		q.order, q.server, q.lost, q.failed = f.sent, to, false, false
 		if q.account != nil && q.account.owed != nil {
 			q.account.owed.server = to
 		}
@@ -322,9 +320,11 @@ func (f *fallback) drop(queries ...*query) {
 // appends to dst. If the request is denied elsewhere and charging is atomic, this only
 // reports what would be decided, and counts it where that is wanted.
 func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*query) []outcome {
-	f.drop(instead...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for _, q := range instead {
+		f.end(q)
+	}
 	w := scratches.Get().(*scratch)
 	defer w.release()
 	f.findInFlight(req, w)

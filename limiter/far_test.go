@@ -246,7 +246,11 @@ func (n *farNode) send(q *redisscript.Call) error {
 
 // Do implements client.
 func (n *farNode) Do(_ redisscript.Deadline, q *redisscript.Call) (*redisscript.Server, error) {
-	return nil, n.send(q)
+	err := n.send(q)
+	if err == nil {
+		n.store.heard(q, nil, true)
+	}
+	return nil, err
 }
 
 // Submit implements client.

@@ -72,9 +72,9 @@ func (fl *flight) count(q *query, p *bucketQuery, n int) {
 	}
 	if q.lost {
 		fl.lost += n
-		if q.stage == owing {
-			fl.doubts += n
-		}
+	}
+	if q.isInDoubt() {
+		fl.doubts += n
 	}
 	for as := range fl.crossed {
 		if m := &fl.crossed[as]; n < 0 && m.met(q) {
@@ -242,6 +242,22 @@ func (f *traffic) lose(q *query) {
 		if fl.lost++; q.stage == owing {
 			fl.doubts++
 		}
+	}
+}
+
+// failed records that q was not answered, or too late, before its request goes on.
+func (f *fallback) failed(q *query) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if q.stage != asking || !q.counted || q.failed {
+		return
+	}
+	q.failed = true
+	for i := range q.buckets {
+		f.flights.of[q.buckets[i].hash].doubts++
 	}
 }
 

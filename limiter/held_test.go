@@ -351,6 +351,7 @@ func (n *lossyNode) Do(_ redisscript.Deadline, q *redisscript.Call) (*redisscrip
 	}
 	if reply := run(); answered {
 		q.Reply = reply
+		n.heard(q, nil, true)
 		return nil, nil
 	}
 	return nil, errLost

@@ -164,12 +164,10 @@ func (r *Redis) Ban(ctx context.Context, b Bucket, d time.Duration) error {
 	end, _ := r.deadline(ctx)
 	q := r.query(Request{Buckets: []Bucket{b}}, byte(AccountingAtomic))
 	q.buckets[0].local = localLevel{Ahead: s, dirty: own} // if there is no fallback, which would
-	_, outcomes, err := r.call(end, q, nil)
-	if err != nil {
+	if _, _, err = r.call(end, q, nil); err != nil {
 		r.fallback.drop(q)
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	r.answered(q, outcomes)
 	q.release()
 	return nil
 }

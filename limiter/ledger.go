@@ -22,14 +22,13 @@ func (r *servers) reserveBucket(req Request, i int) {
 	req.Buckets[i].reservedAs = uint16(len(req.Held.reservations)) // at most maxBuckets
 }
 
-// sending says in q, which is about to be sent, what it requests of its accounts.
+// sending says in q, which is about to be sent, what it requests of its accounts. n is locked.
 func (n *ledger) sending(q *query) {
 	for i := range q.buckets {
 		p := &q.buckets[i]
 		if p.held == nil || q.account == nil && p.held.reservation == nil {
 			continue
 		}
-		n.lock()
 		if t := q.account; t != nil {
 			p.held.accountName = accountName{q.number, t.receipt}
 			if q.number == t.number { // otherwise it has been renewed since, and this does nothing
@@ -40,7 +39,6 @@ func (n *ledger) sending(q *query) {
 			p.held.number = p.held.reservation.number
 		}
 		p.held.process = n.process
-		n.unlock()
 	}
 }
 

@@ -36,6 +36,7 @@ var queries = sync.Pool{New: func() any {
 func (k keys) query(req Request, what byte) *query {
 	q := queries.Get().(*query)
 	q.what, q.stage, q.ahead, q.lost, q.holder, q.account = what, asking, 0, false, nil, nil
+	q.failed = false
 	q.names, q.ends, q.Keys, q.buckets = q.names[:0], q.ends[:0], q.Keys[:0], q.buckets[:0]
 	var slot []byte // the part of the last name that buckets of one key have in common
 	for i := range req.Buckets {
@@ -102,6 +103,10 @@ func (q *query) reports() bool {
 	}
 	return false
 }
+
+// isInDoubt reports whether a server may have charged what q owes, or what its request is yet to be
+// charged here.
+func (q *query) isInDoubt() bool { return q.failed || q.lost && q.stage == owing }
 
 // holds reports whether a server that has admitted a request holds units of p's bucket,
 // by its outcome.

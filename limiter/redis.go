@@ -44,7 +44,8 @@ func newRedis(opt RedisOptions, script *redisscript.Script) *Redis {
 	r := newRedisWithoutClient(opt)
 	r.client = redisscript.Open(opt.forScripts(), script, redisscript.Hooks{
 		Sending:   r.sending,
-		Restarted: r.fallback.restarted,
+		Answered:  r.heard,
+		Restarted: r.restarted,
 	})
 	return r
 }
@@ -207,7 +208,6 @@ func (r *Redis) decide(end redisscript.Deadline, req Request, dst []outcome) ([]
 	_, outcomes, err := r.call(end, q, dst)
 	switch {
 	case err == nil:
-		r.answered(q, outcomes[len(dst):])
 		q.release()
 		return outcomes, nil
 	case len(req.Buckets) > 1 && redisscript.MovingSlot(err):

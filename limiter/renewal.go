@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"slices"
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter/internal/redisscript"
@@ -29,6 +30,9 @@ const (
 
 	// lookTogether is how many accounts are looked at while requests wait.
 	lookTogether = 64
+
+	// maxPast is how many accounts that have ended are remembered at most.
+	maxPast = 10_000
 )
 
 // advance sends what is to be sent of t. Again says whether that goes for what was not
@@ -38,13 +42,18 @@ func (n *ledger) advance(t *account, again bool) {
 		return
 	}
 	n.lock()
+	n.start()
+	q := t.next(again)
+	n.unlock()
+	n.submit(q)
+}
+
+// start has run look after the accounts, if there are any.
+func (n *ledger) start() {
 	if !n.running && len(n.all) > 0 {
 		n.running = true
 		go n.run()
 	}
-	q := t.next(again)
-	n.unlock()
-	n.submit(q)
 }
 
 // next returns the next call for t, or nil if there is nothing to send. Again says whether
@@ -219,6 +228,7 @@ func (n *ledger) tick() {
 	n.lock()
 	looked, sent, combine := 0, 0, max(sendTogether, len(n.all)/sendPortions)
 	now := n.store.clock()
+	n.forgetPast(now)
 	for key, t := range n.all {
 		if looked++; looked%lookTogether == 0 {
 			n.unlock()
@@ -227,8 +237,12 @@ func (n *ledger) tick() {
 		if n.all[key] != t { // it ended meanwhile
 			continue
 		}
+		if t.recalled && t.lapsed(now) {
+			t.mayExist = false
+		}
 		if t.isIdle() {
 			delete(n.all, key)
+			n.remember(t)
 			continue
 		}
 		if t.renewal == nil && now-t.heard >= renewEvery && t.runs() {
@@ -250,4 +264,53 @@ func (n *ledger) tick() {
 		}
 	}
 	n.unlock()
+}
+
+// remember keeps t, which has ended, for as long as a server that takes over may still have it.
+func (n *ledger) remember(t *account) {
+	if !t.mayExist || t.recalled {
+		return
+	}
+	if len(n.past) == maxPast {
+		n.past = slices.Delete(n.past, 0, maxPast/10)
+	}
+	t.owed = nil
+	n.past = append(n.past, t)
+}
+
+// lapsed reports whether no server has what t held any more, if nothing was sent since it was heard of.
+func (t *account) lapsed(now time.Duration) bool { return now-t.heard >= lapse }
+
+// forgetPast forgets the accounts that no server has any more.
+func (n *ledger) forgetPast(now time.Duration) {
+	i := 0
+	for i < len(n.past) && n.past[i].lapsed(now) {
+		i++
+	}
+	n.past = slices.Delete(n.past, 0, i)
+}
+
+// recall has the accounts renewed that have ended lately. A server that has restarted, or has
+// been a replica, may lack what ended them: it would hold their units until they lapse, and charge
+// them besides. What they were charged is a part of the level here, which it gets with the next
+// request.
+func (n *ledger) recall() {
+	n.lock()
+	defer n.unlock()
+	n.forgetPast(n.store.clock())
+	for _, t := range slices.Backward(n.past) {
+		if n.all[t.key] == nil { // otherwise the renewal of that one ends it
+			n.all[t.key] = t
+		}
+	}
+	for _, t := range n.all {
+		if t.mayExist && t.isIdle() {
+			t.doubt, t.recalled = true, true
+			if n.store.fallback != nil {
+				t.charged, t.confirmed.charged = 0, 0
+			}
+		}
+	}
+	n.past = nil
+	n.start()
 }

@@ -104,7 +104,7 @@ type flight struct {
 	unsent total       // of those that have not been sent
 
 	lost      int // queries of which the servers that lead may not know
-	doubts    int // how many of them owe what a server may have charged
+	doubts    int // those of which a server may have charged what is charged here too, see isInDoubt
 	reporting int // queries that report a level
 
 	crossed [own + 1]meeting // when something was last decided here that made the bucket as dirty as that
@@ -145,7 +145,8 @@ type ledger struct {
 
 	mu      sync.Mutex // of a store without a fallback, see lock
 	all     map[string]*account
-	number  int64 // the latest of an account
+	past    []*account // that are not in all any more, the latest last, see recall
+	number  int64      // the latest of an account
 	running bool
 	closed  bool // whether nothing is sent any more
 }
@@ -156,6 +157,7 @@ type ledger struct {
 // until they are answered. The lock of the ledger guards it.
 type account struct {
 	ledger *ledger
+	key    string // by which the ledger has it
 	bucket Bucket
 	open   map[*reservation]struct{} // what is held, or has been requested
 
@@ -172,6 +174,7 @@ type account struct {
 	lost     bool     // since the server may not have what it held
 	renewal  *renewal // until it is answered
 	paid     bool     // whether the server is to charge what requests in progress hold, see close
+	recalled bool     // whether it had ended, and is renewed in case that its server does not know
 	owed     *query   // in flight for what is charged and not answered, see fallback.owe
 
 	heard time.Duration // when the last call was sent that the server has answered
@@ -221,7 +224,14 @@ type query struct {
 	counted    bool      // whether it does
 	holder     *fallback // whose servers count its units as held; nil if none do
 	lost       bool      // whether the servers that lead may not know of it: one has restarted since, or it was sent to others
+	failed     bool      // whether its answer was no reply, or late, which its request is yet to find
 	next, prev *query
+
+	answer struct { // to it, if a request waits for it
+		outcomes []outcome
+		corrupt  bool
+		err      error
+	}
 
 	// Memory for Keys and Arg. The next query that reuses q overwrites it.
 	names, group []byte

@@ -145,6 +145,9 @@ func newHookedClient(t testing.TB, server *redistest.Server, script *Script, hoo
 	if hooks.Sending == nil {
 		hooks.Sending = func(*Server, []*Call) {}
 	}
+	if hooks.Answered == nil {
+		hooks.Answered = func(*Call, error, bool) {}
+	}
 	if hooks.Restarted == nil {
 		hooks.Restarted = func(*Server) {}
 	}

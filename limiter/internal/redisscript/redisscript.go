@@ -69,6 +69,11 @@ type Hooks struct {
 	// Called before calls are sent to a server. Their Arg may still be changed.
 	Sending func(*Server, []*Call)
 
+	// Called with the outcome of a call, as its Done would be, before Do returns it: its caller
+	// may come to that after later calls have been answered. It is also called if the caller has
+	// given up before.
+	Answered func(c *Call, err error, inTime bool)
+
 	// Called when the server may have lost its data: it has restarted, or is
 	// another one.
 	Restarted func(*Server)

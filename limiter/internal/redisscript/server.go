@@ -197,9 +197,15 @@ func (s *Server) finish(c *Call, err error) {
 	switch {
 	case c.Done != nil:
 		c.Done(err)
-	case c.finish():
-		c.err = err
-		c.done <- struct{}{}
+	default:
+		inTime := c.finish()
+		if !c.ours {
+			s.hooks.Answered(c, err, inTime)
+		}
+		if inTime {
+			c.err = err
+			c.done <- struct{}{}
+		}
 	}
 }
 
