@@ -73,7 +73,10 @@ func (t *account) next(again bool) *query {
 		r.sent = true
 		r.tries++
 		q := t.call(whatRenew)
-		q.buckets[0].cost, q.buckets[0].held.before, q.buckets[0].held.beforeCharged = r.units, r.before, r.charged
+		q.buckets[0].cost, q.buckets[0].held.before = r.units, r.before
+		if r.owed > 0 || t.ledger.store.fallback == nil { // otherwise all is in the level here, which may be reported before
+			q.buckets[0].held.beforeCharged = r.charged
+		}
 		return q
 	}
 	if t.receipt < 0 || t.queued || t.totals == t.sent && (!again || t.settling > 0 || t.totals == t.confirmed) {
@@ -292,8 +295,7 @@ func (n *ledger) forgetPast(now time.Duration) {
 
 // recall has the accounts renewed that have ended lately. A server that has restarted, or has
 // been a replica, may lack what ended them: it would hold their units until they lapse, and charge
-// them besides. What they were charged is a part of the level here, which it gets with the next
-// request.
+// them besides.
 func (n *ledger) recall() {
 	n.lock()
 	defer n.unlock()
@@ -306,9 +308,6 @@ func (n *ledger) recall() {
 	for _, t := range n.all {
 		if t.mayExist && t.isIdle() {
 			t.doubt, t.recalled = true, true
-			if n.store.fallback != nil {
-				t.charged, t.confirmed.charged = 0, 0
-			}
 		}
 	}
 	n.past = nil
