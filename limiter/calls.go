@@ -87,7 +87,7 @@ func (r *servers) heard(c *redisscript.Call, err error, inTime bool) {
 		return
 	}
 	a := &q.answer
-	if a.outcomes, a.corrupt, a.err = q.outcomes(a.outcomes[:0]); a.err == nil && !isLate(a.outcomes) {
+	if a.outcomes, a.corrupt, a.err = q.outcomes(a.outcomes[:0]); a.err == nil && !isOvertaken(a.outcomes) {
 		r.answered(q, a.outcomes)
 	}
 }
