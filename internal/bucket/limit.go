@@ -63,11 +63,11 @@ type Limit struct {
 // about 35 years.
 func (l Limit) Validate() error {
 	l = l.Complete()
-	return l.Check()
+	return l.check()
 }
 
-// Checked marks l, which is complete and valid, so that Check does not check it again. Code that
-// changes its numbers must keep them valid.
+// Checked marks l, which is complete and valid, so that Check does not check it again; Validate
+// does. Code that changes its numbers must keep them valid.
 func (l Limit) Checked() Limit {
 	l.checked = true
 	return l

@@ -54,7 +54,8 @@ func TestRefusedTexts(t *testing.T) {
 		units+" 0 1.0 1.5")
 	refuses(t, ParseRate, "use <n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, "+
 		"and s, sec, second, m, min, minute, h, hr, hour, d, day or a duration", "",
-		"use <n>/<duration> with "+strings.TrimPrefix(wantFewer, "use "), "562949953421313/1s 99999999999999999999/1s")
+		"use <n>/<duration> with "+strings.TrimPrefix(wantFewer, "use "), "562949953421313/1s 99999999999999999999/1s",
+		"use <n>/<duration> with "+strings.TrimPrefix(wantUnits, "use "), "0/1s")
 }
 
 // refuses checks the errors of a parser for what is absurd, except the texts that it
