@@ -211,7 +211,7 @@ func TestCountDenied(t *testing.T) {
 		sitetest.Step{Path: "/both", Want: `200 limit=1 remaining=0 clear=10.000`},
 		sitetest.Step{Path: "/both", After: time.Second, Want: `429 limit=1 remaining=0 clear=19.000 reset=9.000 retry-after=9`},
 		sitetest.Step{Path: "/both", After: time.Second, Want: `429 limit=1 remaining=0 clear=28.000 reset=8.000 retry-after=8`},
-		sitetest.Step{Path: "/both", After: 4 * time.Second, Want: `429 limit=1 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
+		sitetest.Step{Path: "/both", After: 4 * time.Second, Want: `429 limit=3 remaining=0 clear=30.000 reset=10.000 retry-after=10`},
 	)
 	for _, path := range []string{"/bucket", "/sliding", "/warm", "/interval"} {
 		s.Clock.Advance(10 * time.Minute)

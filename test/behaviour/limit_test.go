@@ -509,8 +509,9 @@ func TestEachAccounting(t *testing.T) {
 	s.Run(
 		// What this one is charged fills the user's bucket: the wait is for both.
 		sitetest.Step{Path: "/trade", Want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
-		sitetest.Step{Path: "/trade", Want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
-		sitetest.Step{Path: "/trade", Want: "429 limit=6 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		// Now the user's bucket denies too, for longer.
+		sitetest.Step{Path: "/trade", Want: "429 limit=16 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
+		sitetest.Step{Path: "/trade", Want: "429 limit=16 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
 		sitetest.Step{Want: "429 limit=16 remaining=0 clear=32.000 reset=2.000 retry-after=2"},
 	)
 }
@@ -625,7 +626,7 @@ func TestLegacyLimit(t *testing.T) {
 			sitetest.Step{Want: "429 limit=1 remaining=0 clear=2.000 reset=1.000 retry-after=1"},
 			sitetest.Step{After: time.Second, Want: "200 limit=1 remaining=0 clear=3.000"},
 			sitetest.Step{After: time.Second, Want: "200 limit=1 remaining=0 clear=4.000"},
-			sitetest.Step{After: time.Second, Want: "429 limit=1 remaining=1 clear=3.000 reset=1.000 retry-after=1"},
+			sitetest.Step{After: time.Second, Want: "429 limit=4 remaining=1 clear=3.000 reset=1.000 retry-after=1"},
 		)
 	})
 }
