@@ -273,7 +273,7 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 			import plain
 		}
 		respond admitted
-	}`, dir, redistest.FreeAddr(t), addr, socket, sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { time.Sleep(20 * time.Millisecond) })), 0o600); err != nil {
+	}`, dir, redistest.FreeAddr(t), addr, socket, sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { time.Sleep(5 * time.Millisecond) })), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	sitetest.RunCaddy(t, log.writer, file)
@@ -321,7 +321,7 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 		res.Body.Close()
 	}
 	var busy sync.WaitGroup
-	for range 3 { // longer than an upstream may be slow with as few requests as it can get
+	for range 5 { // more than take no room any more, so that one is always turned away
 		busy.Go(func() {
 			for time.Since(begun) < 22*time.Second {
 				if _, err := ask("/busy"); err != nil {
