@@ -305,6 +305,8 @@ func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error
 	if b.Factor, err = option.NewOptional(l.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
 		return err
 	}
+	b.Size.SetParser(l.planUnits())
+	b.Drip.SetParser(l.planUnits())
 	b.Limit = l.rule
 	l.rule.Settlement.Path, l.rule.Settlement.Reporter = l.rule.Path, &l.rule.Reporter
 	b.Holds = l.rule.Settlement.Holds() && b.IsMain()
@@ -312,7 +314,7 @@ func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error
 		return err
 	}
 	if z := l.rule.Zone; z != nil && z.Events == 0 {
-		b.Constant.Cost = b.Constant.Limit.Size + 1 // more than it ever has room for
+		b.Constant.Limit.Size = 0
 	}
 	b.SetName(defaultKey)
 	l.rule.Buckets = append(l.rule.Buckets, b)

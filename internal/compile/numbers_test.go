@@ -284,9 +284,13 @@ func FuzzPlaceholderNumbers(f *testing.F) {
 			var got int64
 			switch option {
 			case "size":
-				got = b.Limit.Size
+				if got = b.Limit.Size; b.Cost > got { // no quota
+					got = 0
+				}
 			case "drip_size":
-				got = b.Limit.DripSize
+				if got = b.Limit.DripSize; b.Cost > b.Limit.Size { // no quota
+					got = 0
+				}
 			case "cost":
 				got = b.Cost
 			case "factor":

@@ -191,6 +191,14 @@ func (l *LimitBuilder) units() option.Parser[int64] {
 	return option.Units
 }
 
+// planUnits is units for what depends on the request.
+func (l *LimitBuilder) planUnits() option.Parser[int64] {
+	if l.countsBytes() {
+		return option.PlanBytes
+	}
+	return option.PlanUnits
+}
+
 // setMaxBuckets sets up the buckets of a limit that is defined by max, duration
 // and min_interval: one that holds max units and drips one at a time, max of them
 // per duration, and one that holds a single unit for the interval. The interval may

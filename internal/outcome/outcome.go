@@ -297,13 +297,13 @@ func (o *Outcome) violated() string {
 
 // resetIn returns, given a summary of entries, over what time from at on, in µs since 1970, to
 // spend the units that the deciding one has left or, if the request was denied, its wait. It is
-// 0 if that is up to requests in progress.
+// 0 if that is up to requests in progress, and without a quota.
 func resetIn(entries []Entry, sum limiter.Summary, at int64) time.Duration {
 	e := &entries[sum.Deciding]
 	switch {
 	case sum.Denied && !sum.Never:
 		return sum.RetryAfter
-	case e.Concurrency:
+	case e.Concurrency, e.Decision.Size == 0:
 		return 0
 	}
 	return e.Limit.SpendTime(&e.Decision, time.UnixMicro(at))

@@ -72,25 +72,28 @@ func (b *Bucket) Complete() error {
 		numbers.DripSize = b.Drip.Constant
 	}
 	b.setAlgorithm(&numbers)
-	numbers, err := b.checked(numbers)
+	checked, err := b.checked(numbers)
 	if err != nil {
 		return err
 	}
-	if err := b.checkExtraCapacity(numbers); err != nil {
+	if err := b.checkExtraCapacity(numbers); err != nil { // which are to be checked anew
 		return err
 	}
 	if b.Period == nil && !b.SizeIsDynamic() && !b.Rate.IsDynamic() && !b.Drip.IsDynamic() && !b.Cost.IsDynamic() && !b.CostIsBody {
-		b.Constant = &limiter.Bucket{Limit: limiter.Limit(numbers), Cost: b.Cost.Constant}
+		b.Constant = &limiter.Bucket{Limit: limiter.Limit(checked), Cost: b.Cost.Constant}
 	}
 	return nil
 }
 
 // checked returns the numbers such that stores need not check them again, or an error if b can't
-// have them.
+// have them. Their size may be 0: see Entry.addExtra.
 func (b *Bucket) checked(numbers bucket.Limit) (bucket.Limit, error) {
+	size := numbers.Size
+	numbers.Size = max(size, 1)
 	err := numbers.Validate()
 	switch {
 	case err == nil:
+		numbers.Size = size
 		return numbers.Checked(), nil
 	case b.Limit.Algorithm.HasWindow():
 		return numbers, b.windowError(numbers)
@@ -199,6 +202,9 @@ func (b *Bucket) numbers(repl *caddy.Replacer, now time.Time) (numbers bucket.Li
 	}
 	if numbers.DripSize, err = b.Drip.At(repl); err != nil {
 		return numbers, false, err
+	}
+	if numbers.DripSize == 0 { // a rate of none is no quota either
+		numbers.Size, numbers.DripSize = 0, 1
 	}
 	numbers, err = b.checked(numbers)
 	return numbers, false, err

@@ -12,12 +12,15 @@ import (
 // they exceed it, and above those units of requests that wait until they have dripped
 // out. To a store the size is larger by both, and what that means is read from the level
 // after the request. So both are exact for all instances, without a queue anywhere.
+//
+// A limit of a plan without a quota has a size of 0, which no bucket has in a store: that is larger
+// by a unit then, which no request fits into.
 type extraCapacity struct {
-	soft, delayed int64
+	soft, delayed, unusable int64
 }
 
 // units returns by how much the bucket is larger than the limit.
-func (c extraCapacity) units() int64 { return c.soft + c.delayed }
+func (c extraCapacity) units() int64 { return c.soft + c.delayed + c.unusable }
 
 // ExtraCapacity returns by how many units b may exceed its size, given its numbers for a request
 // of some cost.

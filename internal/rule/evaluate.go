@@ -29,7 +29,7 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 		if e.Query.Hold && e.Limit.Settlement.HoldOff {
 			e.Query.Cost = 0
 		}
-		if l := e.Limit; l.Soft > 0 || l.MaxDelay > 0 {
+		if l := e.Limit; l.Soft > 0 || l.MaxDelay > 0 || e.Query.Limit.Size == 0 {
 			e.addExtra()
 			q.mayQueue, q.mayExceed = q.mayQueue || l.waitsForSlot(), true
 		}
@@ -37,14 +37,18 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 	return q, nil
 }
 
-// addExtra adds to the size that e asks for what may be above it for one more request.
+// addExtra adds to the size that e asks for what may be above it for one more request. Without a
+// quota, e asks for more than there is, and fills nothing.
 func (e *Entry) addExtra() {
-	if e.extra = e.extraCapacity((*bucket.Limit)(&e.Query.Limit), e.Query.Cost); e.extra == (extraCapacity{}) {
-		return
-	}
+	e.extra = e.extraCapacity((*bucket.Limit)(&e.Query.Limit), e.Query.Cost)
 	if e.extra.delayed > 0 {
 		if e.waits = e.Limit.Waiting.Reserve(e.Limit.MaxWaiting); !e.waits {
 			e.extra.delayed = 0
+		}
+	}
+	if e.Query.Limit.Size+e.extra.units() == 0 {
+		if e.extra.unusable, e.Query.Limit.CountDenied = 1, false; e.need() > 0 {
+			e.Query.Cost = max(e.Query.Cost, 2)
 		}
 	}
 	e.Query.Limit.Size += e.extra.units()

@@ -18,28 +18,46 @@ import (
 )
 
 // Units parses a number of units.
-func Units(text string) (int64, string) {
-	switch n, use := Cost(text); {
-	case isBytes(text):
-		return 0, "a whole number of at least 1, or bytes in a limit with actual_cost bytes or cost body"
-	case use == useWhole || use == "" && n < 1:
-		return 0, "a whole number of at least 1"
-	default:
-		return n, use
-	}
-}
+func Units(text string) (int64, string) { return unitsFrom(1)(text) }
 
 // Bytes parses a number of units that are bytes, which may have a unit, as in 10MB (a million bytes each)
 // or 10MiB (1024² bytes each).
-func Bytes(text string) (int64, string) {
-	if !isBytes(text) {
-		return Units(text)
+func Bytes(text string) (int64, string) { return bytesFrom(1)(text) }
+
+// PlanUnits and PlanBytes are Units and Bytes for what depends on the request: a plan may be one
+// without a quota, which is 0.
+var PlanUnits, PlanBytes = unitsFrom(0), bytesFrom(0)
+
+// unitsFrom returns the parser of a number of units.
+func unitsFrom(least int64) Parser[int64] {
+	return func(text string) (int64, string) {
+		whole := useWhole
+		if least > 0 {
+			whole += fmt.Sprintf(" of at least %d", least)
+		}
+		switch n, use := Cost(text); {
+		case isBytes(text):
+			return 0, whole + ", or bytes in a limit with actual_cost bytes or cost body"
+		case use == useWhole || use == "" && n < least:
+			return 0, whole
+		default:
+			return n, use
+		}
 	}
-	n, err := humanize.ParseBytes(text)
-	if err != nil || n < 1 || n > bucket.MaxUnits {
-		return 0, "a number of bytes from 1 to 2^49, such as 1000000, 10MB or 10MiB"
+}
+
+// bytesFrom returns the parser of a number of bytes.
+func bytesFrom(least int64) Parser[int64] {
+	return func(text string) (int64, string) {
+		if !isBytes(text) {
+			return unitsFrom(least)(text)
+		}
+		n, err := humanize.ParseBytes(text)
+		if err != nil || n > bucket.MaxUnits || int64(n) < least {
+			return 0, fmt.Sprintf("a number of bytes from %d to 2^49, such as 1000000, 10MB or 10MiB", least)
+		}
+		return int64(n), ""
 	}
-	return int64(n), ""
 }
 
 var byteSize = regexp.MustCompile(`(?i)^[0-9]+(?:\.[0-9]+)?(?:[kmgt]i?)?b$`)
@@ -124,7 +142,7 @@ func (f Factor) String() string {
 // Thousandths returns f in thousandths, which must be a whole number below 2^32.
 func (f Factor) Thousandths() uint32 { return uint32(f / 1000) } //nolint:gosec // it is
 
-// Divide returns size divided by f, rounded up, at least 1. Results above
+// Divide returns size divided by f, rounded up, at least 1 unless size is 0. Results above
 // bucket.MaxUnits are capped at one more than that. f must not be 0.
 func (f Factor) Divide(size int64) int64 {
 	hi, lo := bits.Mul64(uint64(size), 1e6)

@@ -42,6 +42,9 @@ func TestRefusedTexts(t *testing.T) {
 	refuses(t, Units, wantUnits, units, wantFewer,
 		"562949953421313 9223372036854775807 9223372036854775808 18446744073709551616 99999999999999999999999999 "+
 			"99999999999999999999/1s 9999999999999999999999h "+strings.Repeat("9", 50)+"d")
+	refuses(t, PlanUnits, "use a whole number", "0 "+units, wantFewer,
+		"562949953421313 9223372036854775807 9223372036854775808 18446744073709551616 99999999999999999999999999 "+
+			"99999999999999999999/1s 9999999999999999999999h "+strings.Repeat("9", 50)+"d")
 	refuses(t, Bits(32), "use a whole number of bits from 1 to 32", "1")
 	refuses(t, Bits(128), "use a whole number of bits from 1 to 128", "1 60")
 	refuses(t, Integer(0, 65535), "use a whole number from 0 to 65535", "0 1 60")

@@ -185,6 +185,9 @@ func Is(want string, words ...string) Parser[bool] {
 	}
 }
 
+// SetParser sets the parser of what a template becomes, if that may be what a constant must not.
+func (v *Value[T]) SetParser(parse Parser[T]) { v.parse = parse }
+
 // IsDynamic reports whether the value depends on the request.
 func (v *Value[T]) IsDynamic() bool { return v.Template != "" }
 

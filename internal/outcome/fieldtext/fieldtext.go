@@ -41,7 +41,7 @@ func AppendPolicy(b []byte, l *limiter.Limit, d *limiter.Decision, unit string) 
 func AppendLimit(b []byte, l *limiter.Limit, d *limiter.Decision, denied bool, unit string, at time.Time) []byte {
 	b = appendParameter(b, ";r=", d.Remaining)
 	switch {
-	case d.Never:
+	case d.Never, d.Size == 0:
 	case denied && d.RetryAfter > 0:
 		b = appendParameter(b, ";t=", CeilSeconds(d.RetryAfter))
 	case denied, unit == ConcurrentRequests:
