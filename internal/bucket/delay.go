@@ -24,7 +24,8 @@ type delaying interface {
 }
 
 // Delayed returns how many units have to be added to the Size of l so that requests of the
-// given cost are admitted if they have to wait for at most d. It is rounded down: to whole
+// given cost are admitted if they have to wait for at most d, or for longer by less than 1 part in
+// 10,000, as the drips of a rate may. It is rounded down: to whole
 // drips or, with [WarmingUp], to the time of whole units. It is 0 if such requests can't
 // wait: d is shorter than that, or l is neither a leaky bucket nor warms up, or they cost
 // too much for the latter, or more than Size − DripSize + 1 units in a leaky bucket, as then

@@ -142,11 +142,14 @@ func (leaky) Ending(_ *Limit, s Level, _, _ int64) Level { return s }
 // delayed: what drips within d. A drip lets pass those requests whose last unit has room
 // then: as many units as drip, and the others of the first of them, which have waited in vain
 // until then. If these are more than the size, more would pass at once than without a delay.
+// A drip of a rate may come late, by up to 1 µs, and counts as if it did not: the third of 3/s is
+// within 1s.
 func (leaky) delayed(l *Limit, d, cost int64) int64 {
 	if cost > l.Size-l.DripSize+1 {
 		return 0
 	}
-	return min(mulDiv(d/l.Rate(), l.DripSize, 1), MaxUnits)
+	late := min(d/(tolerance-1), d/l.Rate()+1)
+	return min(mulDiv((d+late)/l.Rate(), l.DripSize, 1), MaxUnits)
 }
 
 // waits: the larger size is all that there is to it.

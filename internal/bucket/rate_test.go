@@ -288,3 +288,33 @@ func TestPerIsValid(t *testing.T) {
 		}
 	})
 }
+
+// TestDelayedAtARate guards that as many requests may wait as the rate says that is written, although
+// its drips take longer by a part of a microsecond.
+func TestDelayedAtARate(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		n    int64
+		each time.Duration
+		wait time.Duration
+		want int64
+	}{
+		{3, time.Second, 332 * time.Millisecond, 0},
+		{3, time.Second, 333333 * time.Microsecond, 1},
+		{3, time.Second, 666 * time.Millisecond, 1},
+		{3, time.Second, 667 * time.Millisecond, 2},
+		{3, time.Second, time.Second, 3},
+		{7, time.Second, time.Second, 7},
+		{7, time.Second, time.Minute, 420},
+		{10, time.Second, 999 * time.Millisecond, 9},
+		{1, time.Second, 9999 * time.Millisecond, 9},
+	} {
+		l, err := OfRate(tc.n, tc.each, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Delayed(tc.wait, 1); got != tc.want {
+			t.Errorf("%d/%v: %d may wait for %v, want %d", tc.n, tc.each, got, tc.wait, tc.want)
+		}
+	}
+}

@@ -75,10 +75,10 @@ func (b *Bucket) checkDelay(numbers *bucket.Limit) error {
 	switch unit := numbers.DripTime(1); {
 	case !b.Counts.MayWait():
 		needed = "algorithm leaky_bucket, token_bucket or warm_up"
-	case l.MaxDelay < unit:
-		return option.Bad("max_delay", l.Waiting.Option, fmt.Sprintf("at least %v, the time in which one unit drips", unit))
 	case l.delayed(*numbers, cost) > 0:
 		return nil
+	case l.MaxDelay < unit:
+		return option.Bad("max_delay", l.Waiting.Option, fmt.Sprintf("at least %v, the time in which one unit drips", unit))
 	case l.Algorithm.HasSize():
 		size := minDelaying(numbers, cost) - l.Soft
 		needed = fmt.Sprintf("size %d or more, as drip_size is %d and cost %d: otherwise more than the size could pass at once", size, numbers.DripSize, cost)
