@@ -1,10 +1,14 @@
 package advice
 
 import (
+	"fmt"
 	"slices"
+	"sort"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
@@ -130,7 +134,40 @@ func (c *collector) numbers(h *rule.Handler, around *routes.Around) {
 				Remedy:  "Give it a size of what a page needs, in place of a min_interval, or a matcher for the requests that it is meant for.",
 			})
 		}
+		if longer := longerDelay(b.Bucket); longer > 0 {
+			c.limit(b.Path, Advice{
+				Kind:    DelayUnused,
+				Problem: fmt.Sprintf("Its max_delay, %v, is a moment too short for one more request to wait.", b.Limit.MaxDelay),
+				Remedy:  fmt.Sprintf("Write max_delay %v, unless that is meant.", longer),
+			})
+		}
 	}
+}
+
+// longerDelay returns a max_delay of whole milliseconds with which more requests to b would wait, and
+// which is longer than its own by little: 1 %, and a tenth of the time that another request takes. It is
+// 0 if there is none.
+func longerDelay(b *rule.Bucket) time.Duration {
+	l := b.Limit
+	if !b.IsMain() || b.Constant == nil || l.MaxDelay == 0 {
+		return 0
+	}
+	numbers, cost := bucket.Limit(b.Constant.Limit), b.UsualCost()
+	numbers.Size += l.Soft
+	waiting := numbers.Delayed(l.MaxDelay, cost)
+	first := l.MaxDelay/time.Millisecond + 1
+	most := (l.MaxDelay + min(l.MaxDelay/100, numbers.DripTime(cost)/10)) / time.Millisecond
+	n := int(most - first + 1)
+	if waiting == 0 || n < 1 {
+		return 0
+	}
+	more := sort.Search(n, func(i int) bool {
+		return numbers.Delayed((first+time.Duration(i))*time.Millisecond, cost) > waiting
+	})
+	if more == n {
+		return 0
+	}
+	return (first + time.Duration(more)) * time.Millisecond
 }
 
 // deniesTwoAtOnce reports whether of two simultaneous requests one is denied at once.

@@ -44,6 +44,7 @@ const (
 	ProxyExempted
 	BanOfAll
 	OneAtOnce
+	DelayUnused
 	Unprotected
 	ConsistencyUnused
 	Unavailable
@@ -103,6 +104,7 @@ var kinds = [Kinds]kind{
 	ProxyExempted:     {"proxy_exempted", hint},
 	BanOfAll:          {"ban_of_all", hint},
 	OneAtOnce:         {"one_at_once", hint},
+	DelayUnused:       {"delay_unused", hint},
 	Unprotected:       {"unprotected", perhaps},
 	ConsistencyUnused: {"consistency_unused", hint},
 	Unavailable:       {"unavailable", hint},

@@ -213,6 +213,9 @@ func TestRemedies(t *testing.T) {
 		{"one in an interval", advice.OneAtOnce, "size", [2]sitetest.Config{
 			{Site: "rate_limit a {\nmin_interval 5m\n}" + end}, {Site: "rate_limit a {\nsize 3\ndrip_rate 5m\n}" + end},
 		}, times(4, "/"), [2]string{"200 429 429 429", "200 200 200 429"}},
+		{"max_delay that is a moment too short", advice.DelayUnused, "max_delay 667ms", [2]sitetest.Config{
+			{Site: "rate_limit a {\nrate 3/s\nmax_delay 666ms\n}" + end}, {Site: "rate_limit a {\nrate 3/s\nmax_delay 667ms\n}" + end},
+		}, nil, [2]string{}},
 		{"many keys with concurrency auto", advice.Unprotected, "concurrency auto", [2]sitetest.Config{
 			{Site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\n}" + end}, {Site: "rate_limit {\nlimit a {\nkey {client_ip}\nconcurrency auto\n}\nlimit b {\nconcurrency auto\n}\n}" + end},
 		}, nil, [2]string{}},

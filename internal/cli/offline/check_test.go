@@ -100,6 +100,8 @@ func TestCheck(t *testing.T) {
 		{"size by variable", site + "vars size 5\nrate_limit a {\nsize {vars.size}\n}\n}", nil},
 		{"size 1 for all", site + "rate_limit a {\nsize 1\n}\n}",
 			[]string{"limit a: It is for all requests of the site, and its bucket holds a single one"}},
+		{"max_delay that is a moment too short", site + "rate_limit a {\nrate 3/s\nmax_delay 666ms\n}\n}", []string{"limit a: Its max_delay, 666ms, is a moment too short for one more request to wait."}},
+		{"max_delay that is long enough", site + "rate_limit a {\nrate 3/s\nmax_delay 667ms\n}\nrate_limit b {\nrate 3/s\nmax_delay 1s\n}\nrate_limit c {\nrate 1000/s\nmax_delay 1s\n}\nrate_limit d {\nrate 3/s\nmax_delay 600ms\n}\n}", nil},
 		{"size 1 for some", site + "rate_limit /login* a {\nsize 1\n}\n}", nil},
 		{"size 1 that failures take up only", site + "rate_limit a {\nsize 1\ncount status 401\nhold off\n}\n}", nil},
 		{"size 1 whose requests wait", site + "rate_limit a {\nsize 1\nmax_delay 5s\n}\n}", nil},
