@@ -16,12 +16,12 @@ import (
 //
 //	state of     is           from                                  until
 //	query        gathering    the first unit to report              it is sent: asking
-//	             asking       it is sent                            its answer, or it is given up: ended
+//	             asking       it is sent                            there is an answer, or it is given up: ended
 //	             holding      its request is admitted               that is settled: ended
 //	             owing        a charge is not known to its server   it is, or is charged here; then it is not counted
 //	             ended        nothing follows from its answer
 //	reservation  requested    its call is sent                      admitted, refused or lost
-//	             running      a server or this process admits it    it is settled
+//	             running      a server or this process admits it    its request is settled
 //	account      new          receipt -1                            a hold is admitted
 //	             open         the receipt of a server               idle, or in doubt
 //	             in doubt     the server may have something else    next renews it

@@ -167,10 +167,7 @@ var methods = strings.Fields("GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PAT
 // unmatchedMethod returns why no request has a method, if none does. One that HTTP does not have may
 // be an application's own.
 func unmatchedMethod(method string) Advice {
-	var several []string
-	for word := range strings.FieldsFuncSeq(method, func(r rune) bool { return !isToken(string(r)) || r == '|' }) {
-		several = append(several, word)
-	}
+	several := strings.FieldsFunc(method, func(r rune) bool { return !isToken(string(r)) || r == '|' })
 	switch {
 	case slices.Contains(methods, method):
 		return Advice{}

@@ -345,7 +345,7 @@ func (h *hint) apply(lines [][]string, i int) (use string, taken int) {
 		part, stays := strings.CutPrefix(strings.TrimSuffix(part, ")"), "(")
 		matches := func(words []string) bool { return begins(words, part) }
 		at := i
-		if len(parts) > 1 && !matches(lines[i]) {
+		if len(parts) > 1 && !matches(lines[at]) { //nolint:gosec // i is the index of a line
 			at = slices.IndexFunc(lines, matches)
 		}
 		if at < 0 || !matches(lines[at]) || slices.Contains(found, at) || stays && at == i {

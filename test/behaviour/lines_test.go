@@ -42,7 +42,7 @@ var lines = map[string][]line{
 	"Reporter.SlowAtMin": {
 		{"warn", "the upstream is slower than latency with only min requests in progress; if it is not broken or used by others, latency is too low for it"},
 	},
-	"Handler.logError":      {{"error", "a matcher failed; requests are rejected"}},
+	"Handler.logError":    {{"error", "a matcher failed; requests are rejected"}},
 	"Handler.undecided":   {{"debug", "no decision on a request, admitting it"}},
 	"Handler.reject":      {{"debug", "request rejected"}},
 	"Handler.logExceeded": {{"info", "rate limit exceeded"}},

@@ -78,14 +78,14 @@ func commandNames(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-// ExitStatus is an error that makes a command exit with a status, without a message.
-type ExitStatus int
+// StatusError is an error that makes a command exit with a status, without a message.
+type StatusError int
 
 // ErrProblems is the status of a command that has found a problem.
-const ErrProblems = ExitStatus(2)
+const ErrProblems = StatusError(2)
 
 // Error implements error.
-func (s ExitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+func (s StatusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 // Runs sets what a command does. One whose output could not be written fails, whatever
 // its status.
@@ -94,7 +94,7 @@ func Runs(cmd *cobra.Command, run func(cmd *cobra.Command, args []string) error)
 		out := &terminal.Output{Writer: cmd.OutOrStdout()}
 		cmd.SetOut(out)
 		err := run(cmd, args)
-		var status ExitStatus
+		var status StatusError
 		exits := errors.As(err, &status)
 		if out.Err != nil && (err == nil || exits) {
 			return fmt.Errorf("writing the output: %w", out.Err)

@@ -132,13 +132,13 @@ func (c *checker) status() error {
 	case mistakes > 0:
 		return command.ErrProblems
 	case len(c.Advice) > 0:
-		return onlyWarnings
+		return errWarnings
 	}
 	return nil
 }
 
-// onlyWarnings is the exit status if all advice is on what may be meant.
-const onlyWarnings = command.ExitStatus(3)
+// errWarnings is the exit status if all advice is on what may be meant.
+const errWarnings = command.StatusError(3)
 
 // mistakes returns how much of the advice is on what can't be meant.
 func (c *checker) mistakes() (n int) {

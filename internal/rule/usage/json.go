@@ -208,7 +208,7 @@ func (s *scanner) name(b []byte) int {
 	return end + 1
 }
 
-// mark notes if the value at at says that the text is the last one.
+// mark notes if a value at its place says that the text is the last one.
 func (s *scanner) mark(value []byte) {
 	s.marked = s.marked || slices.Contains(s.at.marks, string(value))
 }

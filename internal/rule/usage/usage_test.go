@@ -190,7 +190,7 @@ func TestSaysEnd(t *testing.T) {
 		{lines, "{\"done\":false}\n{\"done\":true", false},
 		{lines, "{\"done\":false}\n{\"done\":true}", true},
 		{lines, "{\"done\":true,\"a\":1}\n{\"done\":false}\n", false},
-		{lines, "{\"done\":truely}\n{\"done\":[true]}\n{\"done\":{\"done\":true}}", false},
+		{lines, "{\"done\":trueish}\n{\"done\":[true]}\n{\"done\":{\"done\":true}}", false},
 		{lines, "{\"a\":1}", false},
 		{whole, "{\"a\":1", false},
 		{whole, "{\"a\":{\"b\":[]}}", true},
