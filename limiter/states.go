@@ -15,7 +15,7 @@ import (
 // what is held, and report.go reports. Each calls only those before it.
 //
 //	state of     is           from                                  until
-//	query        gathering    the first unit to report              it is sent: asking
+//	query        gathering    the first unit to report              it is sent
 //	             asking       it is sent                            there is an answer, or it is given up: ended
 //	             holding      its request is admitted               that is settled: ended
 //	             owing        a charge is not known to its server   it is, or is charged here; then it is not counted
