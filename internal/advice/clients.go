@@ -155,19 +155,18 @@ func longerDelay(b *rule.Bucket) time.Duration {
 	numbers, cost := bucket.Limit(b.Constant.Limit), b.UsualCost()
 	numbers.Size += l.Soft
 	waiting := numbers.Delayed(l.MaxDelay, cost)
-	first := l.MaxDelay/time.Millisecond + 1
-	most := (l.MaxDelay + min(l.MaxDelay/100, numbers.DripTime(cost)/10)) / time.Millisecond
+	first := l.MaxDelay.Milliseconds() + 1
+	most := (l.MaxDelay + min(l.MaxDelay/100, numbers.DripTime(cost)/10)).Milliseconds()
 	n := int(most - first + 1)
 	if waiting == 0 || n < 1 {
 		return 0
 	}
-	more := sort.Search(n, func(i int) bool {
-		return numbers.Delayed((first+time.Duration(i))*time.Millisecond, cost) > waiting
-	})
+	longer := func(i int) time.Duration { return time.Duration(first+int64(i)) * time.Millisecond }
+	more := sort.Search(n, func(i int) bool { return numbers.Delayed(longer(i), cost) > waiting })
 	if more == n {
 		return 0
 	}
-	return (first + time.Duration(more)) * time.Millisecond
+	return longer(more)
 }
 
 // deniesTwoAtOnce reports whether of two simultaneous requests one is denied at once.

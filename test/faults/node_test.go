@@ -174,7 +174,15 @@ func (n *node) launch(options ...string) (err error) {
 	if n.caddy, err = caddytest.Start(n.t, cmd); err != nil {
 		return err
 	}
-	return n.caddy.Serves(n.addr)
+	if err = n.caddy.Serves(n.addr); err != nil {
+		return err
+	}
+	// Caddy starts the site before other apps, or after them, and tells its config once all of it runs.
+	res, err := admin.Get("http://" + n.admin + "/config/")
+	if err == nil {
+		err = res.Body.Close()
+	}
+	return err
 }
 
 // client asks sites, and admin their admin endpoints, whose connections do not outlast a
