@@ -343,11 +343,9 @@ func parseMemory(d *caddyfile.Dispenser, m *config.Memory) error {
 // parseRedis parses the redis block.
 func parseRedis(d *caddyfile.Dispenser, r *config.Redis) error {
 	head := d.Token()
-	if r.Addresses = d.RemainingArgs(); len(r.Addresses) == 0 {
-		return d.Err("redis: no address given; use redis <address>..., such as localhost:6379")
-	}
+	r.Addresses = d.RemainingArgs()
 	// Hosts need no port, so that these would be hosts too, and a password one to look up.
-	for _, word := range r.Addresses[1:] {
+	for _, word := range r.Addresses[min(1, len(r.Addresses)):] {
 		if slices.Contains(RedisScope.Options, word) {
 			return d.Errf("redis: the option %s is among the addresses; use a block, with a line for it", word)
 		}
@@ -368,6 +366,9 @@ func parseRedis(d *caddyfile.Dispenser, r *config.Redis) error {
 	written := readBlock(d, RedisScope, head)
 	if err := written.parse(d, parsers); err != nil {
 		return err
+	}
+	if len(r.Addresses) == 0 {
+		return errorAt(head, errors.New("redis: no address given, or a variable that is not set; use redis <address>..., such as localhost:6379"))
 	}
 	if err := r.Check(); err != nil {
 		var wrong *option.Error

@@ -106,6 +106,7 @@ var Hints = []hint{
 	{inLimits, "count not header <w>", `"count header !<w>" for responses without it`},
 	{inLimits, "limit <whole>", `"rate <whole>/1m" with the time that is meant, or limit <name> { ... }`},
 	{inLimits, "limit <units>", `"rate <units>"`},
+	{inLimits, "<rated>", `"rate <rated>"`},
 	{inLimits, "limit <w> <units>", `"limit <w>" with "rate <units>" in it`},
 	{inLimits, "key header <w>", `"key {header.<w>}"`},
 	{inLimits, "key cookie <w>", `"key {cookie.<w>}"`},
