@@ -25,11 +25,11 @@ func init() {
 //			<option of a limit>...
 //		}
 //
-//		accounting atomic | each | in_order
-//		headers    x-ratelimit | github | ratelimit-11 | fill ... | off
+//		accounting atomic | each
+//		headers    x-ratelimit | github | ratelimit-11 ... | off
 //		on_error   fallback | allow | deny
 //		body       on | off
-//		jitter     <share>
+//		jitter     slots
 //		ignore_advice <kind...>
 //		log
 //	}

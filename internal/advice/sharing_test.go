@@ -39,7 +39,7 @@ func TestUnintendedSharing(t *testing.T) {
 		{"sites whose zones have one name", sitetest.Config{Site: "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}", Sites: other + "rate_limit {\nzone a {\nevents 5\nwindow 1m\n}\n}\n}"}, ""},
 		{"handle blocks that share a name", sitetest.Config{Site: "handle /a {\n" + api + "}\nhandle {\n" + api + "}"}, ""},
 		{"blocks that share a nested name", sitetest.Config{Site: "handle /a {\n" + within + "}\nhandle {\n" + within + "}"}, ""},
-		{"groups in one block", sitetest.Config{Site: "rate_limit {\naccounting in_order\nlimit a {\nlimit x {\nrate 1/s\n}\n}\nlimit b {\nlimit x {\nrate 1/s\n}\n}\n}"}, ""},
+		{"groups in one block", sitetest.Config{Site: "rate_limit {\naccounting each\nlimit a {\nlimit x {\nrate 1/s\n}\n}\nlimit b {\nlimit x {\nrate 1/s\n}\n}\n}"}, ""},
 		{"a site and a path in it", sitetest.Config{Site: "route {\n" + api + "handle /a {\n" + api + "}\n}"}, twice},
 		{"a site and a path in it, the path first", sitetest.Config{Site: "route {\nroute /a {\n" + api + "}\n" + api + "}"}, ""},
 		{"a site and a path in it, nested", sitetest.Config{Site: "route {\n" + within + "handle /a {\n" + within + "}\n}"}, twice},

@@ -40,11 +40,15 @@ func (c *collector) floodedBy(b conditionedBucket, all []conditionedBucket, acco
 	if b.forAll() || !charges(b.LocatedBucket) {
 		return
 	}
+	how := "With accounting " + string(accounting)
+	if accounting == rule.InOrder {
+		how = "As zones count in order"
+	}
 	for _, a := range all {
 		if (a.meets(b) || b.meets(a)) && tighter(b.Bucket, a.Bucket) {
 			c.limit(a.Path, Advice{
 				Kind: Floodable,
-				Problem: "With accounting " + string(accounting) + ", it is also charged for requests that limit " + b.Path +
+				Problem: how + ", it is also charged for requests that limit " + b.Path +
 					" denies: a single client that sends many of them uses up what all have.",
 				Remedy: "Use accounting atomic, with which a denied request is charged to no limit.",
 			})

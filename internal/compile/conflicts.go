@@ -3,7 +3,6 @@ package compile
 import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // conflict is an option that does not go with something else: another option, one of its values,
@@ -43,7 +42,6 @@ var conflicts = []conflict{
 	{"ban", "count_denied", "use one of them: either keeps out clients that keep sending"},
 	{"ban", "when_full share", "use when_full forget: otherwise whole networks would be banned"},
 
-	{"borrow", "accounting in_order", "use accounting atomic or each: limits checked in order don't know what later ones have"},
 	{"borrow", "count_denied", "remove count_denied: only the pool knows what is denied"},
 	{"borrow", "ban", "use ban in another limit: only the pool knows what is denied"},
 	{"borrow", "max_delay", "use one of them: a request either waits or borrows"},
@@ -79,8 +77,6 @@ func (l *LimitBuilder) has(with string) bool {
 		return err == nil && use == "" && units == 0
 	case "when_full share":
 		return l.rule.ShareWhenFull
-	case "accounting in_order":
-		return l.Settings.Accounting == rule.InOrder
 	}
 	return l.Setting(with) != nil
 }

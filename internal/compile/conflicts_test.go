@@ -73,9 +73,6 @@ func TestClashesAreErrors(t *testing.T) {
 				options = append(options, "size 5")
 			}
 			block := "limit a {; " + strings.Join(options, "; ") + "; }; limit other {; size 5; pool; }; limit third {; size 5; borrow other; }; limit fourth {; size 5; borrow a; }"
-			if c.With == "accounting in_order" {
-				block += "; accounting in_order"
-			}
 			err := configtest.ValidateCaddyfile(configtest.InLimit(block))
 			begins, ends := `/a": `+c.Option+`: `, "can't be combined with "+c.With+"; "+c.Instead
 			if err == nil || !strings.Contains(err.Error(), begins) || !strings.Contains(err.Error(), ends) {

@@ -19,20 +19,22 @@ type Settings struct {
 	Families   outcome.Families
 	OnError    rule.OnError // empty if it is the app's
 	NoBody     bool         // whether denials have none
-	Jitter     float64
+	Jitter     *rule.Jitter // nil without
 }
 
 // set reads the options of a block.
 func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
-	charged, fields := rule.Atomic, config.List{}
-	if len(b.RateLimits) > 0 {
-		charged, fields = rule.InOrder, config.List{"off"}
-	}
-	if len(b.Headers) > 0 {
-		fields = b.Headers
-	}
-	if s.Accounting, err = option.ParseConstant("accounting", cmp.Or(b.Accounting, string(charged)), rule.ParseAccounting); err != nil {
+	if s.Accounting, err = option.ParseConstant("accounting", cmp.Or(b.Accounting, string(rule.Atomic)), rule.ParseAccounting); err != nil {
 		return err
+	}
+	fields := b.Headers
+	if len(b.RateLimits) > 0 {
+		if b.Accounting == "" {
+			s.Accounting = rule.InOrder
+		}
+		if len(fields) == 0 {
+			fields = config.List{"off"}
+		}
 	}
 	if s.Families, err = NewFamilies(fields); err != nil {
 		return err
@@ -49,11 +51,7 @@ func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
 		return err
 	}
 	if b.Jitter != "" {
-		parse := parseJitter
-		if len(b.RateLimits) > 0 {
-			parse = zone.ParseJitter
-		}
-		s.Jitter, err = option.Parse(resolve, "jitter", string(b.Jitter), parse)
+		s.Jitter, err = option.Parse(resolve, "jitter", string(b.Jitter), jitterParser(len(b.RateLimits) > 0))
 	}
 	return err
 }
@@ -63,7 +61,7 @@ func NewFamilies(words []string) (outcome.Families, error) {
 	if len(words) == 0 {
 		return outcome.XRateLimit, nil
 	}
-	const use = "x-ratelimit, github, ratelimit-11, fill, or off alone"
+	const use = "x-ratelimit, github, ratelimit-11, or off alone"
 	var set outcome.Families
 	for i, word := range words {
 		var family outcome.Families
@@ -74,8 +72,6 @@ func NewFamilies(words []string) (outcome.Families, error) {
 			family = outcome.XRateLimit | outcome.GitHub
 		case "ratelimit-11":
 			family = outcome.IETF
-		case "fill":
-			family = outcome.Fill
 		case "off":
 			if len(words) > 1 {
 				return 0, option.Bad("headers", strings.Join(words, " "), use)
@@ -91,16 +87,22 @@ func NewFamilies(words []string) (outcome.Families, error) {
 		}
 		set |= family
 	}
-	if set == outcome.Fill {
-		set |= outcome.XRateLimit
-	}
 	return set, nil
 }
 
-// parseJitter parses the jitter option. Beside limits, more than 1 is a percentage by mistake.
-func parseJitter(text string) (share float64, use string) {
-	if share, use = zone.ParseJitter(text); use != "" || share > 1 {
-		return 0, "a share of the wait from 0 to 1, such as 0.1 for 10 %"
+// jitterParser returns the parser of the option jitter, which may be a share beside zones.
+func jitterParser(zones bool) option.Parser[*rule.Jitter] {
+	return func(text string) (*rule.Jitter, string) {
+		if text == "slots" {
+			return rule.NewJitter(0), ""
+		}
+		if !zones {
+			return nil, "slots, with which each denied client is told a time of its own"
+		}
+		share, use := zone.ParseJitter(text)
+		if use != "" || share == 0 {
+			return nil, use
+		}
+		return rule.NewJitter(share), ""
 	}
-	return share, ""
 }

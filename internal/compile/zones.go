@@ -48,10 +48,10 @@ func (c *Compiler) setZones() error {
 // warnZones logs, once in a config, which options of zones have no effect and what takes
 // their place, unless that is in place, and a jitter that may be meant as a percentage.
 func (c *Compiler) warnZones(s *Shared) {
-	if c.Settings.Jitter > 1 && !s.warned["jitter"] {
+	if jitter := c.Settings.Jitter; jitter != nil && jitter.Share > 1 && !s.warned["jitter"] {
 		s.warned["jitter"] = true
 		c.Logger.Warn("this jitter makes waits several times as long, since it is a fraction and no percentage",
-			zap.Float64("jitter", c.Settings.Jitter), zap.String("instead", zone.Percent(c.Settings.Jitter)))
+			zap.Float64("jitter", jitter.Share), zap.String("instead", zone.Percent(jitter.Share)))
 	}
 	for _, o := range []struct {
 		name  string

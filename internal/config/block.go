@@ -9,12 +9,10 @@ type Block struct {
 
 	// Which buckets to charge if some have room for the request and others do
 	// not. With `atomic`, none: a denied request uses up no limit. With
-	// `each`, every bucket that has room. With `in_order`, the limits are checked one
-	// after the other, in the order of the block: those before the first that
-	// denies are charged, and those after it are not checked. With these two, requests that
-	// are denied use up other limits: nine denied trades take nine units from the bucket
-	// of all actions of that user, which are then denied too. Default: `atomic`, for
-	// `rate_limits` `in_order`.
+	// `each`, every bucket that has room: then requests that are denied use up other limits,
+	// and nine denied trades take nine units from the bucket of all actions of that user, which
+	// are then denied too. Default: `atomic`; `rate_limits` are checked one after the other,
+	// see there.
 	Accounting string `json:"accounting,omitempty"`
 
 	// The header fields to set on responses, one or more of:
@@ -26,11 +24,10 @@ type Block struct {
 	//   first that shows `X-RateLimit-*` decides how.
 	// - `ratelimit-11`: `RateLimit-Policy` and `RateLimit` of
 	//   draft-ietf-httpapi-ratelimit-headers-11, with an item for each limit
-	// - `fill`: where an upstream sends any field of a family, leave that family to it,
-	//   unless the request was denied; otherwise all fields of the upstream's that are of the same family are removed.
-	//   The families are `X-RateLimit-*`, and `RateLimit` with `RateLimit-*`.
 	// - `off`, alone: none
 	//
+	// Fields of an upstream that are of the same family are removed. The families are
+	// `X-RateLimit-*`, and `RateLimit` with `RateLimit-*`.
 	// The response to a denied request always has `Retry-After`.
 	Headers List `json:"headers,omitempty"`
 
@@ -59,10 +56,14 @@ type Block struct {
 	// `on` (default) or `off`: one line of text with the seconds until there is room.
 	Body string `json:"body,omitempty"`
 
-	// The largest share by which the wait in a denial is longer than necessary, such
-	// as 0.2 for up to a fifth, at most 1, with `rate_limits` also more. How much is random, so
-	// that clients that were denied together do not return together. All header fields,
-	// placeholders, messages and log fields have the same wait. Default: 0.
+	// With `slots`, clients that a bucket has denied are told times one after the other: the first one
+	// when there is room, and each further one a drip later, at most a minute later than the first. So
+	// they do not all return in the same second to a bucket that has room for one of them. With
+	// windows, what a window admits is spread over it; with `concurrency`, over the second after which
+	// to retry. If that is more than a minute each, the times are a second apart. All header fields,
+	// placeholders, messages and log fields have the same wait. Each Caddy instance spreads the
+	// clients that it denies. With `rate_limits` it may be the largest share by which waits are longer,
+	// at random, such as 0.2 for up to a fifth. Default: none.
 	Jitter Number `json:"jitter,omitempty"`
 
 	// The kinds of advice on limits of this block that are meant as they are, such as

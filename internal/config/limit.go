@@ -336,7 +336,7 @@ type Limit struct {
 	// same block that has `pool`. A request that borrows is charged there and not here, as
 	// a whole. It is denied if there is no room there either. Header fields are about this
 	// limit alone, and `{http.rate_limit.borrowed}` has its path. Not with `count_denied`,
-	// `ban`, `max_delay` or `accounting in_order`. Default: it borrows nothing.
+	// `ban` or `max_delay`. Default: it borrows nothing.
 	Borrow string `json:"borrow,omitempty" bucket:"any"`
 
 	// Whether this limit is a pool for limits that name it in `borrow`. It counts what they

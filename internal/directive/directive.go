@@ -156,7 +156,7 @@ func (p *limitParser) blockParsers(b *config.Block) map[string]func() error {
 	maps.Copy(parsers, zoneParsers(p.Helper, &b.Zones))
 	parsers["headers"] = func() error {
 		if b.Headers = p.RemainingArgs(); len(b.Headers) == 0 {
-			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, fill, or off alone")
+			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, or off alone")
 		}
 		return nil
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Families is a set of families of header fields, and how they are set.
+// Families is a set of families of header fields.
 type Families uint8
 
 // The families of header fields. All fields whose names begin alike are of one family, also
@@ -21,9 +21,6 @@ type Families uint8
 const (
 	XRateLimit Families = 1 << iota // X-RateLimit-*
 	IETF                            // RateLimit and RateLimit-*: ours are RateLimit-Policy and RateLimit, of draft 11
-
-	// Fill leaves a family to an upstream that sends any of it.
-	Fill
 
 	// GitHub makes X-RateLimit-* those that GitHub sends. Of several handlers that show the
 	// family, the first decides.
@@ -122,61 +119,34 @@ func (f *fields) value(name string) string {
 	return ""
 }
 
-// dropForeign leaves of each family in h either our fields or those of others, which a
-// proxy has added. It returns the families that are ours: those of which we have fields,
-// except those in fill of which there are others too.
-func (f *fields) dropForeign(h http.Header, fill Families) (ours Families) {
-	fill &= f.families()
-	ours = f.families() &^ f.foreignFamilies(h, fill)
-	f.keepFamilies(h, ours, fill&^ours)
-	return ours
-}
-
-// foreignFamilies returns which of some families have fields of others in h.
-func (f *fields) foreignFamilies(h http.Header, of Families) (foreign Families) {
-	if of == 0 {
-		return 0
-	}
-	for name, values := range h {
-		if len(values) > 1 || len(values) == 1 && values[0] != f.value(name) {
-			foreign |= of & familyOf(name)
-		}
-	}
-	return foreign
-}
-
-// keepFamilies removes from h what others added to the families that are ours, and to fields that
-// are of no family, and what is ours from the families that are theirs. A field of ours that
-// was removed or replaced meanwhile is left alone.
-func (f *fields) keepFamilies(h http.Header, ours, theirs Families) {
+// dropForeign removes from h what others, such as a proxy, added to our families, and to fields
+// of ours that are of no family. A field of ours that was removed or replaced meanwhile is left
+// alone.
+func (f *fields) dropForeign(h http.Header) {
+	ours := f.families()
 	for name, values := range h {
 		family := familyOf(name)
 		if family == 0 && len(values) < 2 {
 			continue
 		}
-		own := f.value(name)
-		first := own != "" && len(values) > 0 && values[0] == own
-		switch {
-		case family&ours != 0 && own == "", family&theirs != 0 && first && len(values) == 1:
+		switch own := f.value(name); {
+		case own == "" && family&ours != 0:
 			delete(h, name)
-		case family&theirs != 0 && first:
-			h[name] = values[1:]
-		case family&^ours == 0 && first:
+		case own != "" && len(values) > 0 && values[0] == own:
 			h[name] = values[:1]
 		}
 	}
 }
 
-// owns reports whether a field may only have our value, given its name and the families
-// that are ours.
-func (f *fields) owns(name string, ours Families) bool {
+// owns reports whether a field may only have our value, given its name.
+func (f *fields) owns(name string) bool {
 	name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))
-	return familyOf(name)&ours != 0 || name == fieldNames[fieldRetryAfter] && f.values[fieldRetryAfter] != ""
+	return familyOf(name)&f.families() != 0 || name == fieldNames[fieldRetryAfter] && f.values[fieldRetryAfter] != ""
 }
 
 // dropAnnounced removes from the trailers that h announces those that are ours: their
 // values would be an upstream's.
-func (f *fields) dropAnnounced(h http.Header, ours Families) {
+func (f *fields) dropAnnounced(h http.Header) {
 	announced, ok := h["Trailer"]
 	if !ok {
 		return
@@ -184,7 +154,7 @@ func (f *fields) dropAnnounced(h http.Header, ours Families) {
 	rest := make([]string, 0, len(announced))
 	for _, names := range announced {
 		for name := range strings.SplitSeq(names, ",") {
-			if !f.owns(name, ours) {
+			if !f.owns(name) {
 				rest = append(rest, strings.TrimSpace(name))
 			}
 		}
@@ -195,9 +165,9 @@ func (f *fields) dropAnnounced(h http.Header, ours Families) {
 }
 
 // dropTrailers removes those that are ours from the trailers in h that were not announced.
-func (f *fields) dropTrailers(h http.Header, ours Families) {
+func (f *fields) dropTrailers(h http.Header) {
 	for key := range h {
-		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.owns(name, ours) {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && f.owns(name) {
 			delete(h, key)
 		}
 	}

@@ -408,7 +408,7 @@ func TestFieldsOfAnyDecision(t *testing.T) {
 			for i, d := range decisions {
 				items[i].Decision, items[i].Cost = d, req.Buckets[i].Cost
 				if limiter.Denied(decisions) {
-					items[i].extendRetryAfter(0)
+					items[i].extendRetryAfter()
 				}
 			}
 			f := fieldsOf(items)

@@ -4,8 +4,6 @@ package outcome
 
 import (
 	"bytes"
-	"math"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -37,7 +35,6 @@ type Outcome struct {
 	logged  bool                 // whether the access log shows it
 	traced  bool                 // whether the request has a span
 	stripe  uint8                // of counters
-	forced  Families             // those that some limit is shown in without Fill
 	inline  [1]Entry
 	text    [40]byte // backs the fields that the first handler sets
 }
@@ -130,9 +127,6 @@ func (o *Outcome) Append(e Entry) (i int) {
 	if e.Decision.DryRun || e.Decision.Pool {
 		e.Families = 0
 	}
-	if e.Families&Fill == 0 {
-		o.forced |= e.Families
-	}
 	if e.Concurrency {
 		e.Decision.Clear = 0 // when it is clear is up to the requests in progress
 	}
@@ -142,9 +136,9 @@ func (o *Outcome) Append(e Entry) (i int) {
 
 // Show updates the header fields by what one handler decided: the entries from index before on. It
 // returns the entry of these that decided, nil if there is none, and the reported wait, for all
-// limits that were asked so far: 0 unless the request was denied and a wait helps. jitter is the
-// largest share by which the wait is longer.
-func (o *Outcome) Show(before int, jitter float64, h http.Header) (decider *Entry, wait time.Duration) {
+// limits that were asked so far: 0 unless the request was denied and a wait helps. longer returns the
+// wait to report instead of one that would do, of the entry that denied the request; it may be nil.
+func (o *Outcome) Show(before int, longer func(*Entry, time.Duration) time.Duration, h http.Header) (decider *Entry, wait time.Duration) {
 	if before == len(o.entries) {
 		return nil, 0
 	}
@@ -159,17 +153,18 @@ func (o *Outcome) Show(before int, jitter float64, h http.Header) (decider *Entr
 		o.fields.remove(h)
 		numberDuplicates(o.entries, before)
 	}
-	if all.Denied && (len(o.entries) > 1 || jitter > 0) {
-		share := rand.Float64() * jitter //nolint:gosec // not a secret
+	if all.Denied && len(o.entries) > 1 {
 		for i := range o.entries {
 			if e := &o.entries[i]; i >= before || e.Decision.RetryAfter == 0 { // or it was reported before
-				e.extendRetryAfter(share)
+				e.extendRetryAfter()
 			}
 		}
 		all, _ = summarize(o.entries, 0)
 	}
-	if all.Denied {
-		o.forced = XRateLimit | IETF // a page for the denial does not know its wait
+	if longer != nil && own.Denied && all.RetryAfter > 0 {
+		e := &o.entries[before+own.Deciding]
+		e.Decision.RetryAfter = longer(e, all.RetryAfter)
+		all.RetryAfter = e.Decision.RetryAfter
 	}
 	o.fields.render(o.entries, all, o.at, text)
 	o.fields.set(h)
@@ -337,9 +332,6 @@ func (o *Outcome) marked(is func(*Entry) bool) string {
 	return ""
 }
 
-// fill returns the families that are left to an upstream that sends any of them.
-func (o *Outcome) fill() Families { return (XRateLimit | IETF) &^ o.forced }
-
 // Wrap returns a writer that keeps values of others out of our fields. It returns
 // w if w has such a writer already or there are no fields.
 func (o *Outcome) Wrap(w http.ResponseWriter) http.ResponseWriter {
@@ -359,24 +351,10 @@ func (o *Outcome) Wrap(w http.ResponseWriter) http.ResponseWriter {
 
 // extendRetryAfter sets RetryAfter, also of a bucket that was charged for a request that
 // another one denied: the time until it has room for the same request again, since
-// it would deny clients that retry earlier. The time is longer by a share. All that tells
-// of it reads it here.
-func (e *Entry) extendRetryAfter(share float64) {
+// it would deny clients that retry earlier. All that tells of it reads it here.
+func (e *Entry) extendRetryAfter() {
 	b := limiter.Bucket{Limit: e.Limit, Cost: e.Cost}
-	wait := b.RoomIn(&e.Decision)
-	if share > 0 {
-		wait = longer(wait, share)
-	}
-	e.Decision.RetryAfter = wait
-}
-
-// longer returns a wait that is longer by a share.
-func longer(wait time.Duration, share float64) time.Duration {
-	more := share * float64(wait)
-	if more >= float64(math.MaxInt64-wait) {
-		return math.MaxInt64
-	}
-	return wait + time.Duration(more)
+	e.Decision.RetryAfter = b.RoomIn(&e.Decision)
 }
 
 // listAfter numbers e after others of its path. If one of them is of the same

@@ -1,6 +1,7 @@
 package outcome
 
 import (
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -42,18 +43,18 @@ func outcomeOfVisits(visits ...visit) (*Outcome, *caddy.Replacer, http.Header) {
 
 // add adds what was decided on n buckets, as one handler does.
 func add(o *Outcome, n int, of func(i int) Entry, show Families, h http.Header) (decider *Entry, wait time.Duration) {
-	return addAt(o, n, of, show, time.Time{}, 0, h)
+	return addAt(o, n, of, show, time.Time{}, nil, h)
 }
 
-// addAt is add at some time, with jitter.
-func addAt(o *Outcome, n int, of func(i int) Entry, show Families, at time.Time, jitter float64, h http.Header) (decider *Entry, wait time.Duration) {
+// addAt is add at some time, with what makes the wait of a denial longer.
+func addAt(o *Outcome, n int, of func(i int) Entry, show Families, at time.Time, longer func(*Entry, time.Duration) time.Duration, h http.Header) (decider *Entry, wait time.Duration) {
 	before := o.Grow(n, at)
 	for i := range n {
 		e := of(i)
 		e.Families = show
 		o.Append(e)
 	}
-	return o.Show(before, jitter, h)
+	return o.Show(before, longer, h)
 }
 
 var (
@@ -151,36 +152,42 @@ func TestResultsMerge(t *testing.T) {
 // is, and that one of several blocks with jitter makes the wait for all of them longer.
 func TestJitterOfSeveralHandlers(t *testing.T) {
 	t.Parallel()
-	const huge = 1e300 // makes any wait the longest there is
-	longest := `retry-after=9223372037`
+	const longest = `retry-after=9223372037`
 	used := limiter.Decision{Size: 1, Clear: time.Second}
 	for _, tc := range []struct {
 		name      string
 		decisions []limiter.Decision // of the handlers, and the jitter of each
-		jitter    []float64
+		jitter    []bool
 		want      string
 	}{
-		{"none", []limiter.Decision{full}, []float64{0}, `retry-after=1`},
-		{"of the block that denies", []limiter.Decision{full}, []float64{huge}, longest},
-		{"of a block that admits", []limiter.Decision{roomy, full}, []float64{huge, 0}, `retry-after=1`},
-		{"behind a block that took the last room", []limiter.Decision{used, full}, []float64{0, huge}, longest},
-		{"then one in an error route", []limiter.Decision{full, full}, []float64{0, huge}, longest},
-		{"then one in an error route that admits", []limiter.Decision{full, roomy}, []float64{0, huge}, `retry-after=1`},
-		{"none that helps", []limiter.Decision{never}, []float64{huge}, ``},
+		{"none", []limiter.Decision{full}, []bool{false}, `retry-after=1`},
+		{"of the block that denies", []limiter.Decision{full}, []bool{true}, longest},
+		{"of a block that admits", []limiter.Decision{roomy, full}, []bool{true, false}, `retry-after=1`},
+		{"behind a block that took the last room", []limiter.Decision{used, full}, []bool{false, true}, longest},
+		{"then one in an error route", []limiter.Decision{full, full}, []bool{false, true}, longest},
+		{"then one in an error route that admits", []limiter.Decision{full, roomy}, []bool{false, true}, `retry-after=1`},
+		{"none that helps", []limiter.Decision{never}, []bool{true}, ``},
 	} {
 		repl, h := caddy.NewReplacer(), make(http.Header)
 		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
 		var wait time.Duration
 		for i, d := range tc.decisions {
+			var longer func(*Entry, time.Duration) time.Duration
+			if tc.jitter[i] {
+				longer = forEver
+			}
 			_, wait = addAt(Of(r, repl, 0), 1, func(int) Entry {
 				return Entry{Policy: policyOf("a"), Limit: limitOf(d.Size), Cost: 1, Decision: d}
-			}, 0, time.Time{}, tc.jitter[i], h)
+			}, 0, time.Time{}, longer, h)
 		}
 		if got := fieldstest.In(h); got != tc.want || got != "" && !strings.HasSuffix(got, "="+fieldtext.WholeSeconds(wait)) {
 			t.Errorf("%s: got %s and a wait of %v, want %s", tc.name, got, wait, tc.want)
 		}
 	}
 }
+
+// forEver makes any wait the longest there is.
+func forEver(*Entry, time.Duration) time.Duration { return math.MaxInt64 }
 
 // TestReset guards the time that {http.rate_limit.reset} and reset_at tell: both the same
 // one, rounded up, of the limit that decides, and none that is out of range.
@@ -193,20 +200,20 @@ func TestReset(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		entries []Entry
-		jitter  float64
+		longer  func(*Entry, time.Duration) time.Duration
 		want    string
 	}{
-		{"time to spend what remains", []Entry{{Limit: limitOf(100), Decision: roomy}}, 0, "90 1800000091"},
-		{"none left", []Entry{{Limit: limitOf(5), Decision: limiter.Decision{Size: 5, Clear: 4200 * time.Millisecond}}}, 0, "1 1800000001"},
-		{"a window ends on the second", []Entry{{Limit: window, Decision: limiter.Decision{Size: 10, Remaining: 4, Clear: 1700 * time.Millisecond}}}, 0, "2 1800000002"},
-		{"an empty window by the clock", []Entry{{Limit: clock, Decision: limiter.Decision{Size: 10, Remaining: 10}}}, 0, "57600 1800057600"},
-		{"the least room", []Entry{{Limit: limitOf(100), Decision: roomy}, {Limit: limitOf(5), Decision: tight}}, 0, "1 1800000002"},
-		{"equal room, the one that takes longer", []Entry{{Limit: limitOf(5), Decision: tight}, {Limit: limitOf(5, time.Minute), Decision: tightForMinutes}}, 0, "60 1800000061"},
-		{"denied", []Entry{{Limit: limitOf(8), Decision: full}}, 0, "1 1800000002"},
-		{"never", []Entry{{Limit: limitOf(3), Decision: never}}, 0, "3 1800000004"},
-		{"requests in progress", []Entry{{Policy: &Policy{Concurrency: true}, Limit: limitOf(5), Decision: tight}}, 0, "0 1800000001"},
-		{"decades", []Entry{{Limit: slow, Decision: limiter.Decision{Size: 1, Clear: years}}}, 0, "1103760000 2903760001"},
-		{"longer than any time", []Entry{{Limit: slow, Decision: limiter.Decision{Denied: true, Size: 1, Clear: years, RetryAfter: years}}}, 1e300, "9223372037 11023372038"},
+		{"time to spend what remains", []Entry{{Limit: limitOf(100), Decision: roomy}}, nil, "90 1800000091"},
+		{"none left", []Entry{{Limit: limitOf(5), Decision: limiter.Decision{Size: 5, Clear: 4200 * time.Millisecond}}}, nil, "1 1800000001"},
+		{"a window ends on the second", []Entry{{Limit: window, Decision: limiter.Decision{Size: 10, Remaining: 4, Clear: 1700 * time.Millisecond}}}, nil, "2 1800000002"},
+		{"an empty window by the clock", []Entry{{Limit: clock, Decision: limiter.Decision{Size: 10, Remaining: 10}}}, nil, "57600 1800057600"},
+		{"the least room", []Entry{{Limit: limitOf(100), Decision: roomy}, {Limit: limitOf(5), Decision: tight}}, nil, "1 1800000002"},
+		{"equal room, the one that takes longer", []Entry{{Limit: limitOf(5), Decision: tight}, {Limit: limitOf(5, time.Minute), Decision: tightForMinutes}}, nil, "60 1800000061"},
+		{"denied", []Entry{{Limit: limitOf(8), Decision: full}}, nil, "1 1800000002"},
+		{"never", []Entry{{Limit: limitOf(3), Decision: never}}, nil, "3 1800000004"},
+		{"requests in progress", []Entry{{Policy: &Policy{Concurrency: true}, Limit: limitOf(5), Decision: tight}}, nil, "0 1800000001"},
+		{"decades", []Entry{{Limit: slow, Decision: limiter.Decision{Size: 1, Clear: years}}}, nil, "1103760000 2903760001"},
+		{"longer than any time", []Entry{{Limit: slow, Decision: limiter.Decision{Denied: true, Size: 1, Clear: years, RetryAfter: years}}}, forEver, "9223372037 11023372038"},
 	} {
 		repl := caddy.NewReplacer()
 		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), repl, httptest.NewRecorder(), new(caddyhttp.Server))
@@ -216,7 +223,7 @@ func TestReset(t *testing.T) {
 				e.Policy = policyOf("a")
 			}
 			return e
-		}, 0, at, tc.jitter, make(http.Header))
+		}, 0, at, tc.longer, make(http.Header))
 		if got := repl.ReplaceAll("{http.rate_limit.reset} {http.rate_limit.reset_at}", "?"); got != tc.want {
 			t.Errorf("%s: got %s, want %s", tc.name, got, tc.want)
 		}

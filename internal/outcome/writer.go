@@ -42,8 +42,7 @@ type Writer struct {
 	caddyhttp.ResponseWriterWrapper
 	outcome *Outcome
 	cleaned bool
-	ours    Families // that the header has from us
-	written int32    // the number of fields in the header when it was written
+	written int32 // the number of fields in the header when it was written
 }
 
 // cleanHeader removes foreign values and announced trailers from the header, once.
@@ -51,8 +50,8 @@ func (rw *Writer) cleanHeader() {
 	if !rw.cleaned {
 		rw.cleaned = true
 		h := rw.Header()
-		rw.ours = rw.outcome.fields.dropForeign(h, rw.outcome.fill())
-		rw.outcome.fields.dropAnnounced(h, rw.ours)
+		rw.outcome.fields.dropForeign(h)
+		rw.outcome.fields.dropAnnounced(h)
 		rw.written = int32(len(h))
 	}
 }
@@ -66,7 +65,7 @@ func (rw *Writer) CleanTrailers() {
 		return
 	}
 	rw.cleanHeader() // it may not have been written explicitly
-	rw.outcome.fields.dropTrailers(h, rw.ours)
+	rw.outcome.fields.dropTrailers(h)
 }
 
 // WriteHeader implements http.ResponseWriter. An informational response is not
@@ -75,7 +74,7 @@ func (rw *Writer) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		rw.cleanHeader()
 	} else {
-		rw.outcome.fields.dropForeign(rw.Header(), rw.outcome.fill())
+		rw.outcome.fields.dropForeign(rw.Header())
 	}
 	rw.ResponseWriter.WriteHeader(status)
 }

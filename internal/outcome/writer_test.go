@@ -152,7 +152,7 @@ func TestWriter(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bottom := &spy{header: http.Header{"X-Ratelimit-Limit": {"5", "100"}}}
-			rec := &Outcome{fields: fields{values: [fieldCount]string{fieldLimit: "5"}}, forced: XRateLimit}
+			rec := &Outcome{fields: fields{values: [fieldCount]string{fieldLimit: "5"}}}
 			tc.do(rec.Wrap(bottom))
 			if !reflect.DeepEqual(bottom.events, tc.want) {
 				t.Errorf("the writer underneath got %q, want %q", bottom.events, tc.want)
@@ -166,7 +166,7 @@ func TestWriter(t *testing.T) {
 func TestWriterOverPlainWriter(t *testing.T) {
 	t.Parallel()
 	bottom := httptest.NewRecorder()
-	rec := &Outcome{fields: fields{values: [fieldCount]string{fieldLimit: "5"}}, forced: XRateLimit}
+	rec := &Outcome{fields: fields{values: [fieldCount]string{fieldLimit: "5"}}}
 	w := rec.Wrap(struct{ http.ResponseWriter }{bottom})
 	if n, err := io.Copy(w, bytes.NewReader(make([]byte, 100_000))); n != 100_000 || err != nil {
 		t.Errorf("copied %d, %v", n, err)

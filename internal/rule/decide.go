@@ -12,7 +12,7 @@ import (
 // to. With an error, nothing was decided. What policies did, such as a delay or a ban, is counted
 // here; who was admitted or denied by count.
 //
-// Only limits that are asked in order may take more than one call: one that charges all or
+// Only zones, which are asked in order, may take more than one call: one that charges all or
 // none is all it takes for a request that is admitted, and another one charges a denied
 // request. A request that waits for a slot is decided anew each time that one may be free.
 func (q *Request) Decide(s limiter.Store, how How) (err error) {
@@ -20,8 +20,6 @@ func (q *Request) Decide(s limiter.Store, how How) (err error) {
 		return nil
 	}
 	switch n := len(q.entries); {
-	case how.Accounting == InOrder && n > 1 && q.notesDenials():
-		err = q.decideInOrder()
 	case how.Accounting == InOrder:
 		if err = q.decideEntries(0, n); err == nil {
 			q.chargeInOrder()
@@ -60,22 +58,6 @@ func (q *Request) chargeInOrder() {
 		first = earlier
 	}
 	q.undecide(first+1, len(q.entries))
-}
-
-// decideInOrder asks a store about one bucket after the other, until one denies. Asked all at
-// once, limits that count denied requests, or ban for them, would do so after that one too,
-// and twice before it.
-func (q *Request) decideInOrder() error {
-	for i := range q.entries {
-		if err := q.decideEntries(i, i+1); err != nil {
-			return err
-		}
-		if d := &q.entries[i].Decision; d.Denied && !d.DryRun {
-			q.undecide(i+1, len(q.entries))
-			break
-		}
-	}
-	return nil
 }
 
 // Withhold has the i-th entry not asked about. A pool lends nothing then, and one from which

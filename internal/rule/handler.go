@@ -20,8 +20,8 @@ type Handler struct {
 	Accounting Accounting
 	OnError    OnError
 	Families   outcome.Families
-	Jitter     float64
-	Log        bool // whether the access log shows outcomes
+	Jitter     *Jitter // nil if waits are as short as they may be
+	Log        bool    // whether the access log shows outcomes
 
 	Store    limiter.Store
 	Timeout  time.Duration // of Redis; 0 without
@@ -50,11 +50,11 @@ type Accounting string
 const (
 	Atomic  Accounting = "atomic"   // nothing
 	Each    Accounting = "each"     // every limit that has room
-	InOrder Accounting = "in_order" // the limits before the first that denies
+	InOrder Accounting = "in_order" // the limits before the first that denies, as in mholt/caddy-ratelimit: only for zones
 )
 
 // ParseAccounting parses the option accounting.
-var ParseAccounting = option.OneOf(Atomic, Each, InOrder)
+var ParseAccounting = option.OneOf(Atomic, Each)
 
 // OnError is how to handle a request on which Redis does not decide.
 type OnError string

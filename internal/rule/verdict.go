@@ -74,7 +74,11 @@ func (h *Handler) charge(v *Verdict, q *Request, header http.Header) {
 		err = q.acquire()
 		q.report(n, 0) // without header fields: these are no quotas of clients
 	}
-	decider, wait := v.Outcome.Show(first, h.Jitter, header)
+	var longer func(*outcome.Entry, time.Duration) time.Duration
+	if h.Jitter != nil {
+		longer = func(e *outcome.Entry, wait time.Duration) time.Duration { return h.Jitter.longer(q, e, wait) }
+	}
+	decider, wait := v.Outcome.Show(first, longer, header)
 	switch {
 	case err != nil:
 		h.refuse(v, err)
@@ -90,13 +94,17 @@ func (v *Verdict) deny(q *Request, decider *outcome.Entry, wait time.Duration) {
 		v.Status, v.Err = settle.StatusClientLeft, context.Canceled
 		return
 	}
-	v.Status, v.Denial, v.Wait = decider.Status, decider, wait
+	v.Status, v.Denial, v.Wait, v.Key = decider.Status, decider, wait, q.keyOf(decider.Name)
+}
+
+// keyOf returns the key of the bucket of a name.
+func (q *Request) keyOf(name string) string {
 	for i := range q.entries {
-		if e := &q.entries[i]; e.Query.Name == decider.Name {
-			v.Key = e.Query.Key
-			break
+		if e := &q.entries[i]; e.Query.Name == name {
+			return e.Query.Key
 		}
 	}
+	return ""
 }
 
 // refuse rejects a request for which it is unknown which limits apply, or how: a value in it or a

@@ -101,10 +101,6 @@ func TestBanWith(t *testing.T) {
 		// While a is banned, it is not charged either, or the next ban would begin at once.
 		"each, alone": {"rate_limit x {\naccounting each\n" + limit + "}\nrespond ok", "200 429/60/x/a +59s 429/1/x/a +1s 200"},
 		"each, two":   {"rate_limit x {\naccounting each\n" + limit + "limit d {\nsize 100\n}\n}\nrespond ok", "200 429/60/x/a +59s 429/1/x/a +1s 200"},
-		// b is not asked when a has denied, and so bans nobody for it.
-		"in order":               {"rate_limit x {\naccounting in_order\n" + limit + behind + "}\nrespond ok", "200 429/60/x/a 429/60/x/a +60s 429/3600/x/b +1s 429/3599/x/b"},
-		"in order, charged":      {"rate_limit x {\naccounting in_order\n" + first + limit + "}\nrespond ok", "200 429/3600/x/a 429/3600/"},
-		"in order, min_interval": {"rate_limit x {\naccounting in_order\nmax 100\nduration 1m\nmin_interval 1s\nban 1m\n}\nrespond ok", "200 429/60/x/min_interval 429/60/x +60s 200"},
 	} {
 		for _, redis := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, redis %t", name, redis), func(t *testing.T) {

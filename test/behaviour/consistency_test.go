@@ -242,7 +242,6 @@ func TestConsistencyOfBlocks(t *testing.T) {
 		"consistency lease 1m\nlimit in {\nsize 500\ndrip_rate 1h\nconsistency eventual 100ms\n}":        "redis",
 		"consistency lease 1m\nlimit in {\nmatch path /in\nsize 500\ndrip_rate 1h\nconsistency exact\n}": "lease",
 		"accounting each\nconsistency lease 1m\nlimit in {\nsize 500\ndrip_rate 1h\n}":                   "lease",
-		"accounting in_order\nconsistency lease 1m\nlimit in {\nsize 500\ndrip_rate 1h\n}":               "lease",
 	} {
 		t.Run(options, func(t *testing.T) {
 			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {

@@ -35,16 +35,11 @@ func TestNewFamilies(t *testing.T) {
 		{"off", 0, ""},
 		{"off ratelimit-11", 0, `headers: "off ratelimit-11" is not valid; use x-ratelimit`},
 		{"ratelimit-11 off", 0, `headers: "ratelimit-11 off" is not valid; use x-ratelimit`},
-		{"fill", outcome.XRateLimit | outcome.Fill, ""},
-		{"fill ratelimit-11", outcome.IETF | outcome.Fill, ""},
 		{"github", outcome.XRateLimit | outcome.GitHub, ""},
-		{"github ratelimit-11 fill", outcome.XRateLimit | outcome.GitHub | outcome.IETF | outcome.Fill, ""},
 		{"github github", 0, `headers: duplicate "github"`},
 		{"x-ratelimit github", 0, `headers: x-ratelimit can't be combined with github; use one of them`},
 		{"github x-ratelimit", 0, `headers: x-ratelimit can't be combined with github; use one of them`},
 		{"github off", 0, `headers: "github off" is not valid; use x-ratelimit`},
-		{"fill fill", 0, `headers: duplicate "fill"`},
-		{"fill off", 0, `headers: "fill off" is not valid; use x-ratelimit`},
 		{"ratelimit", 0, `headers: "ratelimit" is not valid; use x-ratelimit`},
 		{"X-RateLimit", 0, `headers: "X-RateLimit" is not valid; use x-ratelimit`},
 		{"ratelimit-11 draft-7", 0, `headers: "draft-7" is not valid; use x-ratelimit`},
@@ -237,8 +232,6 @@ func TestUpstreamTrailers(t *testing.T) {
 			{"both families", "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit-11\n}", ""},
 			{"one family", "rate_limit {\nsize 9\n}", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`},
 			{"none", "rate_limit {\nsize 9\nheaders off\n}", all},
-			// Its header has none of our fields, so that they are ours.
-			{"one family, filled", "rate_limit {\nsize 9\nheaders fill\n}", `policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`},
 			{"two blocks", `
 				rate_limit outer {
 					size 9
@@ -278,7 +271,7 @@ func TestUpstreamTrailers(t *testing.T) {
 }
 
 // Guards that an informational response has one rate limit and not two: ours, like the final
-// one that it announces, or with fill the upstream's if it has any.
+// one that it announces.
 func TestEarlyHintsHaveOneLimit(t *testing.T) {
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</style.css>; rel=preload")
@@ -296,22 +289,16 @@ func TestEarlyHintsHaveOneLimit(t *testing.T) {
 	})
 	const (
 		ours = `limit=9 remaining=8 clear=1.000 policy="default";q=9;w=9 ratelimit="default";r=8;t=8`
-		up   = `limit=5000 remaining=4999 clear=1.5 reset=1795259336 policy="up";q=5000;w=60 ratelimit="up";r=4999;t=1`
 		hint = "103 </style.css>; rel=preload "
 	)
-	for _, tc := range []struct{ path, headers, second, final string }{
-		{"/", "x-ratelimit ratelimit-11", ours, ours},
-		{"/hints", "x-ratelimit ratelimit-11", ours, ours},
-		{"/", "x-ratelimit ratelimit-11 fill", up, up},
-		{"/hints", "x-ratelimit ratelimit-11 fill", up, ours},
-	} {
-		t.Run(tc.headers+" "+tc.path, func(t *testing.T) {
-			s := sitetest.Start(t, "rate_limit {\nsize 9\nheaders "+tc.headers+"\n}\nreverse_proxy "+upstream)
-			hints, final := s.GetWithHints(tc.path)
-			if want := []string{hint + ours, hint + tc.second}; !slices.Equal(hints, want) {
+	for _, path := range []string{"/", "/hints"} {
+		t.Run(path, func(t *testing.T) {
+			s := sitetest.Start(t, "rate_limit {\nsize 9\nheaders x-ratelimit ratelimit-11\n}\nreverse_proxy "+upstream)
+			hints, final := s.GetWithHints(path)
+			if want := []string{hint + ours, hint + ours}; !slices.Equal(hints, want) {
 				t.Errorf("got hints\n %q\nwant\n %q", hints, want)
 			}
-			if got, want := final.String(), "200 "+tc.final; got != want {
+			if got, want := final.String(), "200 "+ours; got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
 		})
@@ -451,27 +438,11 @@ func TestFamiliesAreWhole(t *testing.T) {
 		{"x-ratelimit ratelimit-11", "both", ietf + " " + ours, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
 		{"off", "both", upIETF + " " + up, ""},
 		{"off", "none", "", ""},
-		{"fill", "none", ours, ours + " X-Ratelimit-Reset=60.000"},
-		{"fill", "x", up, ours + " X-Ratelimit-Reset=60.000"},
-		{"fill", "ietf", upIETF + " " + ours, ours + " X-Ratelimit-Reset=60.000"},
-		{"fill", "upgrade", upIETF + " " + up, ours + " X-Ratelimit-Reset=60.000"},
-		{"fill ratelimit-11", "x", ietf + " " + up, ietf},
-		{"fill ratelimit-11", "both", upIETF + " " + up, ietf},
-		{"fill x-ratelimit ratelimit-11", "none", ietf + " " + ours, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
-		{"fill x-ratelimit ratelimit-11", "x", ietf + " " + up, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
-		{"fill x-ratelimit ratelimit-11", "ietf", upIETF + " " + ours, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
-		{"fill x-ratelimit ratelimit-11", "both", upIETF + " " + up, ietf + " " + ours + " X-Ratelimit-Reset=60.000"},
 		{"github", "none", github, github},
 		{"github", "x", github, github},
 		{"github", "both", upIETF + " " + github, github},
 		{"github", "upgrade", upIETF + " " + github, github},
-		{"github fill", "none", github, github},
-		{"github fill", "x", up, github},
-		{"github fill", "ietf", upIETF + " " + github, github},
-		{"github fill", "upgrade", upIETF + " " + up, github},
 		{"github ratelimit-11", "both", ietf + " " + github, ietf + " " + github},
-		{"github ratelimit-11 fill", "x", ietf + " " + up, ietf + " " + github},
-		{"github ratelimit-11 fill", "ietf", upIETF + " " + github, ietf + " " + github},
 	}
 	var site strings.Builder
 	for i, tc := range cases {
@@ -515,13 +486,9 @@ func TestFamiliesAreWhole(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a block that fills and one that does not", func(t *testing.T) {
-		s := sitetest.Start(t, "route {\nrate_limit {\nsize 9\nheaders fill\n}\nrate_limit {\nsize 8\n}\nreverse_proxy "+upstream+"\n}")
-		s.Run(sitetest.Step{Path: "/x", Want: "200 limit=8 remaining=7 clear=1.000"})
-	})
 	// The page is the upstream's, but what it tells of a limit is not what the client ran into.
 	t.Run("a page for a denial", func(t *testing.T) {
-		const block = "rate_limit {\nkey all\nsize 1\nheaders fill ratelimit-11 x-ratelimit\n}\n"
+		const block = "rate_limit {\nkey all\nsize 1\nheaders ratelimit-11 x-ratelimit\n}\n"
 		s := sitetest.Start(t, block+"respond admitted\nhandle_errors {\n"+strings.Replace(block, "size 1", "size 5", 1)+
 			"reverse_proxy "+upstream+"\n}")
 		s.Get("/")

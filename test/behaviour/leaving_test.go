@@ -351,7 +351,7 @@ func TestCountRetriedRequests(t *testing.T) {
 func TestUncountedIfNotPassedOn(t *testing.T) {
 	var passed atomic.Int64
 	upstream := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { passed.Add(1) })
-	s := startLeavingSite(t, "route {\ntest_silent /early pass\nrate_limit {\naccounting in_order\nlimit login {\nkey all\nsize 9\ndrip_rate 1h\ncount status 401\n}\n"+
+	s := startLeavingSite(t, "route {\ntest_silent /early pass\nrate_limit {\nlimit login {\nkey all\nsize 9\ndrip_rate 1h\ncount status 401\n}\n"+
 		"limit tokens {\nkey all\nsize 90\ndrip_rate 1h\ncost 7\ncount status 401\nactual_cost bytes\n}\n"+
 		"limit slow {\nmatch not path /early\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 1h\n}\n}\nreverse_proxy "+upstream+"\n}")
 	s.Get("/")

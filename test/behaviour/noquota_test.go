@@ -60,11 +60,6 @@ func TestPlansWithoutAQuota(t *testing.T) {
 		{name: "within another", block: outer("", limit("a", hourly))},
 		{name: "around another", block: limit("a", hourly+limit("inner", "size 3\ndrip_rate 1h"))},
 		{name: "beside a waiting room", block: outer(limit("a", hourly), "max_delay 2h")},
-		{name: "in order, before", block: "accounting in_order\n" + outer(limit("a", hourly), "")},
-		{
-			name: "in order, behind", block: "accounting in_order\n" + outer("", "") + limit("a", hourly), // so the other is charged
-			some: "200 limit=3 remaining=0 retry-after=",
-		},
 		{
 			name: "borrows", block: limit("a", hourly+"borrow spare") + limit("spare", "size 1\ndrip_rate 1h\npool"),
 			none: [2]string{free, "429 limit=0 remaining=0 retry-after=3600"},

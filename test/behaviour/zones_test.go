@@ -163,8 +163,8 @@ func TestZonePrefixes(t *testing.T) {
 
 // TestZoneOrder guards the rule for several zones: those that admit most in a time are
 // asked first; those before the one that denies stay charged, and those behind it are
-// not asked. The name of that zone is in a placeholder and in the log. Limits keep
-// the rule with accounting in_order, and zones lose it with another.
+// not asked. The name of that zone is in a placeholder and in the log. Zones
+// lose the rule with accounting atomic.
 func TestZoneOrder(t *testing.T) {
 	const zones = `
 		zone slow {
@@ -181,28 +181,6 @@ func TestZoneOrder(t *testing.T) {
 		zone wide {
 			events 4
 			window 2s
-		}`
-	const limits = `
-		headers off
-		accounting in_order
-		limit wide {
-			key all
-			algorithm sliding_log
-			size 4
-			window 2s
-		}
-		limit tight {
-			match method GET
-			key all
-			algorithm sliding_log
-			size 2
-			window 10s
-		}
-		limit slow {
-			key all
-			algorithm sliding_log
-			size 3
-			window 1h
 		}`
 	const rest = `
 		respond ok
@@ -230,7 +208,6 @@ func TestZoneOrder(t *testing.T) {
 		steps       []sitetest.Step
 	}{
 		{"zones", zones, inOrder},
-		{"limits", limits, inOrder},
 		{"zones, atomic", zones + "\naccounting atomic", atomic},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -276,9 +253,8 @@ func (m *theirs) admits(r modelRequest, now time.Duration) string {
 	return ""
 }
 
-// TestZonesDecideAsTheirs guards that zones, and the same written as limits,
-// admit and deny what a model of mholt/caddy-ratelimit does, and that the same zone
-// denies, over thousands of random requests.
+// TestZonesDecideAsTheirs guards that zones admit and deny what a model of mholt/caddy-ratelimit
+// does, and that the same zone denies, over thousands of random requests.
 func TestZonesDecideAsTheirs(t *testing.T) {
 	const zones = `rate_limit {
 		zone all {
@@ -317,76 +293,36 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 			func(r modelRequest) string { return r.user + "-" + r.address }},
 		{"user", 6, 30 * time.Second, all, func(r modelRequest) string { return r.user }},
 	}
-	const limits = `
-	rate_limit {
-		accounting in_order
-		headers off
-		limit all {
-			key static
-			algorithm sliding_log
-			size 40
-			window 30s
+	s := sitetest.Start(t, zones+"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
+	m := &theirs{zones: model, times: make(map[string][]time.Duration)}
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	denied := make(map[string]int)
+	for i := range 5000 {
+		if random.IntN(4) == 0 {
+			most := []time.Duration{ms, time.Second, 3 * time.Second, 40 * time.Second}[random.IntN(4)]
+			s.Clock.Advance(time.Duration(random.Int64N(int64(most))).Truncate(µs) + µs)
 		}
-		limit address {
-			key {remote_host}
-			algorithm sliding_log
-			size 12
-			window 10s
+		r := modelRequest{
+			method:  []string{"GET", "POST"}[random.IntN(2)],
+			user:    []string{"a", "b", "c"}[random.IntN(3)],
+			address: []string{"127.0.0.1", "127.0.0.2"}[i/50%2],
 		}
-		limit writes {
-			match {
-				not {
-					not method POST
-					not header X-Write *
-				}
-			}
-			key {header.X-User}-{remote_host}
-			algorithm sliding_log
-			size 2
-			window 8s
+		if i%50 == 0 {
+			s.From(r.address)
 		}
-		limit user {
-			key {header.X-User}
-			algorithm sliding_log
-			size 6
-			window 30s
+		a := s.Send(r.method, "/", "X-User: "+r.user)
+		want := m.admits(r, s.Clock.Now())
+		denied[want]++
+		if got := strings.TrimPrefix(a.Text, "ok"); got != want || (a.StatusCode == 429) != (want != "") {
+			t.Fatalf("request %d at %v, %+v: got %d %q, want it to be denied by %q", i+1, s.Clock.Now(), r, a.StatusCode, got, want)
 		}
 	}
-	`
-	for name, block := range map[string]string{"zones": zones, "limits": limits} {
-		t.Run(name, func(t *testing.T) {
-			s := sitetest.Start(t, block+"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
-			m := &theirs{zones: model, times: make(map[string][]time.Duration)}
-			random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
-			denied := make(map[string]int)
-			for i := range 5000 {
-				if random.IntN(4) == 0 {
-					most := []time.Duration{ms, time.Second, 3 * time.Second, 40 * time.Second}[random.IntN(4)]
-					s.Clock.Advance(time.Duration(random.Int64N(int64(most))).Truncate(µs) + µs)
-				}
-				r := modelRequest{
-					method:  []string{"GET", "POST"}[random.IntN(2)],
-					user:    []string{"a", "b", "c"}[random.IntN(3)],
-					address: []string{"127.0.0.1", "127.0.0.2"}[i/50%2],
-				}
-				if i%50 == 0 {
-					s.From(r.address)
-				}
-				a := s.Send(r.method, "/", "X-User: "+r.user)
-				want := m.admits(r, s.Clock.Now())
-				denied[want]++
-				if got := strings.TrimPrefix(a.Text, "ok"); got != want || (a.StatusCode == 429) != (want != "") {
-					t.Fatalf("request %d at %v, %+v: got %d %q, want it to be denied by %q", i+1, s.Clock.Now(), r, a.StatusCode, got, want)
-				}
-			}
-			for _, z := range model {
-				if denied[z.name] < 50 {
-					t.Errorf("zone %s has denied %d requests; the test says little", z.name, denied[z.name])
-				}
-			}
-			t.Log(denied)
-		})
+	for _, z := range model {
+		if denied[z.name] < 50 {
+			t.Errorf("zone %s has denied %d requests; the test says little", z.name, denied[z.name])
+		}
 	}
+	t.Log(denied)
 }
 
 // TestZoneAtOneWindow guards a difference: a request that comes exactly one window
@@ -510,23 +446,22 @@ func TestZoneLog(t *testing.T) {
 	}
 }
 
-// TestJitter guards that the wait of a denial is longer by a random share up to the one
-// that is given, of zones and of limits, and that everything has the same wait: fields,
-// placeholder, message and access log. That of zones is the fraction that it is in
-// mholt/caddy-ratelimit, also above 1, which may be meant as a percentage.
-func TestJitter(t *testing.T) {
-	const zone, limit = "zone a {\nevents 1\nwindow 100s\n}", "limit a {\nsize 1\ndrip_rate 100s\n}"
+// TestJitterOfZones guards that the wait of a denial is longer by a random share up to the one
+// that is given, and that everything has the same wait: fields, placeholder, message and access
+// log. It is the fraction that it is in mholt/caddy-ratelimit, also above 1, which may be meant as
+// a percentage.
+func TestJitterOfZones(t *testing.T) {
+	const zone = "zone a {\nevents 1\nwindow 100s\n}"
 	for _, tc := range []struct {
-		block, jitter string
-		longest       int64
-		warned        string
+		jitter  string
+		longest int64
+		warned  string
 	}{
-		{zone, "0.5", 150, ""},
-		{limit, "0.5", 150, ""},
-		{zone, "10", 1100, "for up to 10 %, write jitter 0.1"},
+		{"0.5", 150, ""},
+		{"10", 1100, "for up to 10 %, write jitter 0.1"},
 	} {
-		t.Run(tc.block[:5]+" "+tc.jitter, func(t *testing.T) {
-			s := sitetest.Start(t, "rate_limit {\n"+tc.block+"\nheaders x-ratelimit ratelimit-11\njitter "+tc.jitter+"\nlog\n}\nrespond ok\n"+
+		t.Run(tc.jitter, func(t *testing.T) {
+			s := sitetest.Start(t, "rate_limit {\n"+zone+"\nheaders x-ratelimit ratelimit-11\njitter "+tc.jitter+"\nlog\n}\nrespond ok\n"+
 				"handle_errors {\nrespond `{err.message}, {http.rate_limit.retry_after}`\n}")
 			if warned := s.Log("warn", sitetest.OwnLogger); (len(warned) > 0) != (tc.warned != "") || len(warned) > 0 && warned[0]["instead"] != tc.warned {
 				t.Errorf("warned of %v", warned)
@@ -775,7 +710,7 @@ func TestZonesWrittenAsLimitsKeepCounts(t *testing.T) {
 		t.Run(zone, func(t *testing.T) {
 			s := sitetest.Start(t, "rate_limit {\nzone a {\n"+zone+"\nevents 2\nwindow 1h\n}\n}\nrespond ok")
 			s.Run(sitetest.Times(2, sitetest.Step{Want: "200"})...)
-			limits := "rate_limit {\naccounting in_order\nheaders off\nlimit a {\n" + limit + "\nalgorithm sliding_log\nsize 2\nwindow 1h\n}\n}\nrespond ok"
+			limits := "rate_limit {\nheaders off\nlimit a {\n" + limit + "\nalgorithm sliding_log\nsize 2\nwindow 1h\n}\n}\nrespond ok"
 			if err := s.Load(sitetest.Config{Site: limits}); err != nil {
 				t.Fatal(err)
 			}

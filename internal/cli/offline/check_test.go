@@ -152,7 +152,6 @@ func TestCheck(t *testing.T) {
 		{"tighter limit of failures", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\ncount status 404\n}\n}\n}", nil},
 		{"tighter limit that has requests wait", site + "rate_limit {\nlimit a {\nrate 100/s\n}\nlimit b {\nrate 10/s\nmax_delay 1s\n}\n}\n}", nil},
 		{"limit that costs more", site + "rate_limit {\nlimit a {\nrate 100/s\ncost 20\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
-		{"limit that bans who is denied, in order", site + "rate_limit {\naccounting in_order\nlimit a {\nrate 100/s\nban 10m\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
 		{"limit that counts denials", site + "rate_limit {\nlimit a {\nrate 100/s\ncount_denied\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
 		{"requests in progress", site + "rate_limit {\nlimit a {\nconcurrency 100\n}\nlimit b {\nrate 10/s\n}\n}\n}", nil},
 		{"path with both forms", site + "rate_limit a {\nmatch path /login /login/\nsize 5\n}\n}", nil},
