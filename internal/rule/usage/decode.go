@@ -54,67 +54,40 @@ func inflate(r *bufio.Reader) (io.Reader, error) {
 
 var errWindow = errors.New("the window is too large")
 
-// unzstd decodes zstd.
+// unzstd decodes zstd, with no larger window than that of the first frame needs.
 func unzstd(r *bufio.Reader) (io.Reader, error) {
-	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
-	return &unzstder{Decoder: z, frame: frame{r: r, ended: true}}, err
-}
-
-// wide is how many decoders have had a window larger than narrowWindow.
-var wide atomic.Int32
-
-// unzstder is a decoder of zstd. It gives the decoder one frame after the other, as each has a
-// window of its own.
-type unzstder struct {
-	*zstd.Decoder
-	frame frame
-	wide  bool // whether it is among those
-}
-
-// Read implements io.Reader.
-func (z *unzstder) Read(p []byte) (n int, err error) {
-	for n == 0 && err == nil {
-		if z.frame.ended {
-			if err = z.next(); err != nil {
-				return 0, err
-			}
-			continue
-		}
-		if n, err = z.Decoder.Read(p); err == io.EOF && z.frame.ended { //nolint:errorlint // as readers return it
-			err = nil
-		}
-	}
-	return n, err
-}
-
-// next goes on to the next frame, or skips one that is meant to be.
-func (z *unzstder) next() error {
-	head, err := z.frame.r.Peek(zstd.HeaderMaxSize) // or what there is
+	head, err := r.Peek(zstd.HeaderMaxSize) // or what there is
 	if len(head) == 0 {
-		return err
+		return nil, err
 	}
 	var h zstd.Header
-	if err := h.Decode(head); err != nil {
-		return err
-	}
-	if h.Skippable {
-		_, err := io.CopyN(io.Discard, z.frame.r, int64(h.HeaderSize)+int64(h.SkippableSize))
-		return noEOF(err)
-	}
-	window := h.WindowSize
-	if h.SingleSegment {
-		window = h.FrameContentSize
-	}
-	if window > maxWindow {
-		return errWindow
-	}
-	if window > narrowWindow && !z.wide {
-		if z.wide = true; wide.Add(1) > maxWide {
-			return errWindow
+	z := new(unzstder)
+	most := uint64(narrowWindow)
+	if h.Decode(head) != nil || h.Skippable || window(&h) > narrowWindow {
+		if most, z.wide = maxWindow, true; wide.Add(1) > maxWide {
+			wide.Add(-1)
+			return nil, errWindow
 		}
 	}
-	z.frame = frame{r: z.frame.r, left: h.HeaderSize, sum: h.HasCheckSum}
-	return z.Reset(&z.frame)
+	z.Decoder, err = zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(most))
+	return z, err
+}
+
+// window returns how much of its text a frame may refer to.
+func window(h *zstd.Header) uint64 {
+	if h.SingleSegment {
+		return h.FrameContentSize
+	}
+	return h.WindowSize
+}
+
+// wide is how many decoders may have a window larger than narrowWindow.
+var wide atomic.Int32
+
+// unzstder is a decoder of zstd.
+type unzstder struct {
+	*zstd.Decoder
+	wide bool // whether it is among those
 }
 
 // Close frees what it takes.
@@ -124,47 +97,6 @@ func (z *unzstder) Close() error {
 		wide.Add(-1)
 	}
 	return nil
-}
-
-// frame reads a frame of zstd (RFC 8878, section 3.1.1), and ends where that ends.
-type frame struct {
-	r     *bufio.Reader
-	left  int  // of the header, or of a block
-	sum   bool // whether there is a checksum behind the last block
-	last  bool // whether the last block was begun
-	ended bool
-}
-
-// Read implements io.Reader.
-func (f *frame) Read(p []byte) (int, error) {
-	if f.left == 0 && f.last {
-		f.ended = true
-		return 0, io.EOF
-	}
-	if f.left == 0 {
-		head, err := f.r.Peek(3)
-		if err != nil {
-			return 0, noEOF(err)
-		}
-		bits := int(head[0]) | int(head[1])<<8 | int(head[2])<<16
-		if f.left, f.last = 3+bits>>3, bits&1 == 1; bits>>1&3 == 1 {
-			f.left = 3 + 1 // a byte, which is repeated
-		}
-		if f.last && f.sum {
-			f.left += 4
-		}
-	}
-	n, err := f.r.Read(p[:min(len(p), f.left)])
-	f.left -= n
-	return n, noEOF(err)
-}
-
-// noEOF returns err, or io.ErrUnexpectedEOF if what was read has ended too early.
-func noEOF(err error) error {
-	if err == io.EOF { //nolint:errorlint // as readers return it
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 // unbrotli decodes brotli with a window of at most 4 MiB, which the first byte tells (RFC 7932,
@@ -219,7 +151,7 @@ func (b *Body) decode(r *io.PipeReader, codings []string) {
 		n, err := in.Read(text)
 		b.read(text[:n])
 		if err != nil {
-			b.whole = err == io.EOF //nolint:errorlint // as readers return it
+			b.whole = err == io.EOF // as readers return it
 			return
 		}
 	}
