@@ -182,7 +182,7 @@ func scriptOf(t *testing.T, store limiter.Store, client, admin *redis.Client, b 
 			return script{
 				limit: b.Limit, client: client, sha: a[1], prefix: prefixOf("rl:", b.Limit) + b.Name + ":",
 				args: func(_, decisions int) []any {
-					group := binary.BigEndian.AppendUint16(nil, uint16(decisions)) //nolint:gosec // 64 at most
+					group := binary.BigEndian.AppendUint16(nil, uint16(decisions))
 					return []any{append(group, a[4][2:]...)}
 				},
 				count: func(decisions []any) (decided, denied int) {
@@ -258,7 +258,7 @@ func costsInProcess(t *testing.T, keys, turns, calls int) []costOf {
 	}
 	runtime.KeepAlive(tasks)
 
-	command := exec.CommandContext(t.Context(), "go", "run", "./mholt", "-size", fmt.Sprint(hundred), "-before", fmt.Sprint(hundred/2), //nolint:gosec // all arguments are ours
+	command := exec.CommandContext(t.Context(), "go", "run", "./mholt", "-size", fmt.Sprint(hundred), "-before", fmt.Sprint(hundred/2),
 		"-keys", fmt.Sprint(keys), "-turns", fmt.Sprint(turns), "-calls", fmt.Sprint(calls))
 	var complaints bytes.Buffer
 	command.Stderr = &complaints

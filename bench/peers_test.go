@@ -108,8 +108,8 @@ func takeScript(b testing.TB, client *redis.Client, limit limiter.Limit) script 
 // groups returns core.lua's arguments for n groups of one bucket, as its header
 // describes them.
 func groups(limit limiter.Limit, cost, n int) []any {
-	run := binary.BigEndian.AppendUint16(nil, uint16(n)) //nolint:gosec // 64 at most
-	run = append(run, 0, 1, 0, 0, 0, 0, 0)               // of one leaky bucket, atomic, nothing told
+	run := binary.BigEndian.AppendUint16(nil, uint16(n))
+	run = append(run, 0, 1, 0, 0, 0, 0, 0) // of one leaky bucket, atomic, nothing told
 	for _, number := range []int64{limit.Size, limit.DripInterval.Microseconds(), limit.DripSize, -1, int64(cost)} {
 		run = binary.BigEndian.AppendUint64(run, math.Float64bits(float64(number)))
 	}

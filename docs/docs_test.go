@@ -618,7 +618,7 @@ func TestSession(t *testing.T) {
 	}
 	if *recordSession {
 		text := before + "<!-- session -->\n```text\n" + got + "```\n<!-- end of session -->" + after
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil { //nolint:gosec // it is no secret
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return

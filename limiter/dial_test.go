@@ -87,7 +87,7 @@ func TestDialFails(t *testing.T) {
 	var gaveUp atomic.Bool
 	for name, dial := range map[string]func(ctx context.Context, network, addr string) (net.Conn, error){
 		"no way":  func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no way") },
-		"neither": func(context.Context, string, string) (net.Conn, error) { return nil, nil }, //nolint:nilnil // a mistake
+		"neither": func(context.Context, string, string) (net.Conn, error) { return nil, nil }, // a mistake
 		"timeout": func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			gaveUp.Store(true)

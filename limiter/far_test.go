@@ -96,7 +96,7 @@ func newFarServer(t *testing.T, server *redistest.Server) *farServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := net.Dial("unix", server.Socket) //nolint:noctx // it is there
+	conn, err := net.Dial("unix", server.Socket) // it is there
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func (n *farNode) send(q *redisscript.Call) error {
 	n.sim.calls.Add(1)
 	h := fnv.New64()
 	_, _ = io.WriteString(h, q.Keys[0])
-	random := rand.New(rand.NewPCG(n.sim.seed^h.Sum64(), uint64(time.Now().UnixNano()))) //nolint:gosec // not negative
+	random := rand.New(rand.NewPCG(n.sim.seed^h.Sum64(), uint64(time.Now().UnixNano())))
 	lost, runs, late := random.Float64() < n.sim.network.loss, random.IntN(2) == 0, random.IntN(2) == 0
 	if lost || n.dead.Load() {
 		if runs {

@@ -113,7 +113,7 @@ func TestFarDocument(t *testing.T) {
 // write writes a file of the documentation.
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil { //nolint:gosec // it is no secret
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -22,7 +22,7 @@ func TestMovesKeepCharges(t *testing.T) {
 	for history := range few(90) {
 		t.Run(fmt.Sprint(history), func(t *testing.T) {
 			t.Parallel()
-			random := rand.New(rand.NewPCG(testseed.Base(), uint64(history))) //nolint:gosec // a test
+			random := rand.New(rand.NewPCG(testseed.Base(), uint64(history)))
 			proxy, memory := redistest.StartProxy(t, server.Addr), NewMemory()
 			var log []string
 			said := func(format string, a ...any) { log = append(log, fmt.Sprintf(format, a...)) }

@@ -137,8 +137,8 @@ func TestLettersDiffer(t *testing.T) {
 	by := make(map[byte]bucket.Algorithm)
 	for i, k := range bucket.Algorithms {
 		if other, ok := by[k.Letter]; ok {
-			t.Errorf("%v and %v both have the letter %q", other, bucket.Algorithm(i), k.Letter) //nolint:gosec // there are few
+			t.Errorf("%v and %v both have the letter %q", other, bucket.Algorithm(i), k.Letter)
 		}
-		by[k.Letter] = bucket.Algorithm(i) //nolint:gosec // the same
+		by[k.Letter] = bucket.Algorithm(i)
 	}
 }

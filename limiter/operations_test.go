@@ -95,7 +95,7 @@ func drawRoles(t *rapid.T, buckets []bucketQuery) {
 			these[i].borrows = kind == 2 && i < n-1
 		}
 		if last.pool = kind == 2; !last.pool {
-			last.watches, last.held = uint8(rapid.IntRange(1, n-1).Draw(t, "watches")), nil //nolint:gosec // few
+			last.watches, last.held = uint8(rapid.IntRange(1, n-1).Draw(t, "watches")), nil
 		}
 	}
 }

@@ -162,7 +162,7 @@ func TestAlgorithmsPicture(t *testing.T) {
 	got := drawAlgorithms(drawn)
 	file := filepath.Join("..", "docs", "algorithms.svg")
 	if *drawPicture {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil { //nolint:gosec // it is no secret
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return

@@ -129,7 +129,7 @@ func (s *saver) flush() {
 // piece writes a piece.
 func (s *saver) piece(b []byte) {
 	s.sum = crc32.Update(s.sum, castagnoli, b)
-	s.write(binary.LittleEndian.AppendUint32(nil, uint32(len(b)))) //nolint:gosec // at most savedPiece
+	s.write(binary.LittleEndian.AppendUint32(nil, uint32(len(b)))) // at most savedPiece
 	s.write(b)
 	s.write(binary.LittleEndian.AppendUint32(nil, s.sum))
 }

@@ -47,7 +47,7 @@ func TestNoFaultOverAdmits(t *testing.T) {
 	if racetest.Enabled || testing.Short() {
 		all /= 4 // they run in one goroutine
 	}
-	for seed := range uint64(all) { //nolint:gosec // not negative
+	for seed := range uint64(all) {
 		h := newHistory(t, v, testseed.Base()-1+seed)
 		h.sha = sha
 		h.run()

@@ -215,7 +215,7 @@ func TestGoodput(t *testing.T) {
 			t.Parallel()
 			var runs [][]tally
 			for seed := range *seeds {
-				runs = append(runs, r.run(uint64(seed), options)) //nolint:gosec // not negative
+				runs = append(runs, r.run(uint64(seed), options))
 			}
 			began := 0.0
 			for i, p := range r.phases {

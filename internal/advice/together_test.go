@@ -34,7 +34,7 @@ func drawLimit(random *rand.Rand) limiter.Limit {
 // tighter one, which gets others too, admits.
 func TestFits(t *testing.T) {
 	t.Parallel()
-	random := rand.New(rand.NewPCG(testseed.Base(), 0)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(testseed.Base(), 0))
 	fitting := make(map[bucket.Algorithm]int)
 	for range 3000 {
 		a, b := drawLimit(random), drawLimit(random)

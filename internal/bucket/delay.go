@@ -57,10 +57,10 @@ func (l *Limit) Waits() bool {
 // mulDiv returns a·b/c rounded down, or the largest number if that is larger. None is
 // negative, and c is not 0.
 func mulDiv(a, b, c int64) int64 {
-	over, product := bits.Mul64(uint64(a), uint64(b)) //nolint:gosec // not negative
-	if over >= uint64(c) {                            //nolint:gosec // nor this
+	over, product := bits.Mul64(uint64(a), uint64(b)) // not negative
+	if over >= uint64(c) {                            // nor this
 		return math.MaxInt64
 	}
-	quotient, _ := bits.Div64(over, product, uint64(c)) //nolint:gosec // nor this
-	return int64(min(quotient, math.MaxInt64))          //nolint:gosec // within range
+	quotient, _ := bits.Div64(over, product, uint64(c)) // nor this
+	return int64(min(quotient, math.MaxInt64))          // within range
 }

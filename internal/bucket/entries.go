@@ -58,7 +58,7 @@ func LoadEntryLog(rate, base int64, entries []uint64, latest int64) *EntryLog {
 		before = e >> unitBits
 		total += UnitsOf(e)
 	}
-	g.Total = int32(total) //nolint:gosec // checked
+	g.Total = int32(total) // checked
 	if rate <= 0 || rate > Horizon/3 || base < latest-2*Horizon || total > 2*MaxLogUnits {
 		return nil
 	}
@@ -69,10 +69,10 @@ func LoadEntryLog(rate, base int64, entries []uint64, latest int64) *EntryLog {
 func (g *EntryLog) Keys() int { return entriesKeys + (cap(g.Entries)+EntriesPerKey-1)/EntriesPerKey }
 
 // time returns when the units of an entry were charged, in µs.
-func (g *EntryLog) time(entry uint64) int64 { return g.base + int64(entry>>unitBits) } //nolint:gosec // less than 2^50
+func (g *EntryLog) time(entry uint64) int64 { return g.base + int64(entry>>unitBits) } // less than 2^50
 
 // UnitsOf returns the units of an entry.
-func UnitsOf(entry uint64) int64 { return int64(entry & (1<<unitBits - 1)) } //nolint:gosec // less than 2^14
+func UnitsOf(entry uint64) int64 { return int64(entry & (1<<unitBits - 1)) } // less than 2^14
 
 // live returns the entries that have not left the window.
 func (g *EntryLog) live() []uint64 { return g.Entries[g.head:] }
@@ -80,7 +80,7 @@ func (g *EntryLog) live() []uint64 { return g.Entries[g.head:] }
 // Trim removes what has left the window that ends now.
 func (g *EntryLog) Trim(now int64) {
 	for int(g.head) < len(g.Entries) && g.time(g.Entries[g.head]) <= now-g.rate {
-		g.Total -= int32(UnitsOf(g.Entries[g.head])) //nolint:gosec // less than 2^14
+		g.Total -= int32(UnitsOf(g.Entries[g.head])) // less than 2^14
 		g.head++
 	}
 	if int(g.head) == len(g.Entries) {
@@ -103,10 +103,10 @@ func (g *EntryLog) Append(at, more int64, grow bool) {
 	if more == 0 {
 		return
 	}
-	g.Total += int32(more) //nolint:gosec // at most MaxLogUnits
+	g.Total += int32(more) // at most MaxLogUnits
 	if n := len(g.Entries); n > int(g.head) {
 		if last := &g.Entries[n-1]; g.time(*last) == at && UnitsOf(*last)+more < 1<<unitBits {
-			*last += uint64(more) //nolint:gosec // not negative
+			*last += uint64(more) // not negative
 			return
 		}
 	} else {
@@ -118,11 +118,11 @@ func (g *EntryLog) Append(at, more int64, grow bool) {
 	if at-g.base >= Horizon/2 { // a window is shorter
 		from := g.time(g.Entries[g.head])
 		for i := range g.live() {
-			g.live()[i] -= uint64(from-g.base) << unitBits //nolint:gosec // not negative
+			g.live()[i] -= uint64(from-g.base) << unitBits // not negative
 		}
 		g.base = from
 	}
-	g.Entries = append(g.Entries, uint64(at-g.base)<<unitBits|uint64(more)) //nolint:gosec // not negative
+	g.Entries = append(g.Entries, uint64(at-g.base)<<unitBits|uint64(more)) // not negative
 }
 
 // makeRoom makes room for at least one entry more.
@@ -145,7 +145,7 @@ func (g *EntryLog) coarsen() {
 	for i := 0; i < len(live); i++ {
 		if i+1 < len(live) && UnitsOf(live[i])+UnitsOf(live[i+1]) < 1<<unitBits {
 			i++
-			kept = append(kept, live[i]+uint64(UnitsOf(live[i-1]))) //nolint:gosec // not negative
+			kept = append(kept, live[i]+uint64(UnitsOf(live[i-1]))) // not negative
 			continue
 		}
 		kept = append(kept, live[i])
@@ -188,11 +188,11 @@ func (g *EntryLog) Keep(most int64) {
 	for over := int64(g.Total) - most; over > 0; over = int64(g.Total) - most {
 		oldest := &g.Entries[g.head]
 		if n := UnitsOf(*oldest); n <= over {
-			g.Total -= int32(n) //nolint:gosec // less than 2^14
+			g.Total -= int32(n) // less than 2^14
 			g.head++
 			continue
 		}
-		*oldest -= uint64(over) //nolint:gosec // less than 2^14
-		g.Total = int32(most)   //nolint:gosec // less than g.total
+		*oldest -= uint64(over) // less than 2^14
+		g.Total = int32(most)   // less than g.total
 	}
 }

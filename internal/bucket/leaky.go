@@ -16,7 +16,7 @@ func (leaky) Validate(l *Limit) error {
 	if err := l.validatePhase(); err != nil {
 		return err
 	}
-	if over, drain := bits.Mul64(uint64(leaky{}.drips(l)+1), uint64(l.Rate())); over != 0 || drain > Horizon { //nolint:gosec // neither is negative
+	if over, drain := bits.Mul64(uint64(leaky{}.drips(l)+1), uint64(l.Rate())); over != 0 || drain > Horizon { // neither is negative
 		return fmt.Errorf("size %d, drip rate %v, drip size %d: a full bucket and one drip more must drain within 35 years",
 			l.Size, l.DripInterval, l.DripSize)
 	}

@@ -114,10 +114,10 @@ func (a sliding) Wait(l *Limit, s Level, n, now int64) int64 {
 	// There is room once before·left < (room + 1)·rate, for what is then left of
 	// the window. Until then, room is less than before.
 	room := l.Size - last - n
-	over, most := bits.Mul64(uint64(room+1), uint64(l.Rate())) //nolint:gosec // neither is negative
+	over, most := bits.Mul64(uint64(room+1), uint64(l.Rate())) // neither is negative
 	most, borrow := bits.Sub64(most, 1, 0)
-	left, _ := bits.Div64(over-borrow, most, uint64(before)) //nolint:gosec // less than 2^50
-	return max(ends-int64(left)-now, 0)                      //nolint:gosec // fits
+	left, _ := bits.Div64(over-borrow, most, uint64(before)) // less than 2^50
+	return max(ends-int64(left)-now, 0)                      // fits
 }
 
 // Units returns the estimate at now.
@@ -129,9 +129,9 @@ func (sliding) Units(l *Limit, s Level, now int64) int64 {
 	before, last := s.Counts()
 	// The window may seem not to have begun, because the clock was set back.
 	left := min(s.Clear-l.Rate()-now, l.Rate())
-	over, units := bits.Mul64(uint64(before), uint64(left)) //nolint:gosec // neither is negative
-	units, _ = bits.Div64(over, units, uint64(l.Rate()))    //nolint:gosec // at most before
-	return int64(units) + last                              //nolint:gosec // fits
+	over, units := bits.Mul64(uint64(before), uint64(left)) // neither is negative
+	units, _ = bits.Div64(over, units, uint64(l.Rate()))    // at most before
+	return int64(units) + last                              // fits
 }
 
 // started returns the level to which a charge can be added.

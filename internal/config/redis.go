@@ -281,7 +281,7 @@ func (rd *Redis) login() (username, password string, err error) {
 		if !ok {
 			return nil, false
 		}
-		text, err := os.ReadFile(path) //nolint:gosec // the config names it
+		text, err := os.ReadFile(path)
 		unread = cmp.Or(unread, err)
 		return strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r"), true
 	})

@@ -56,7 +56,7 @@ func (b *begunBody) begin() {
 func (b *begunBody) empty() bool {
 	select {
 	case <-b.began:
-		return b.err == io.EOF //nolint:errorlint // as ReadFull returns it
+		return b.err == io.EOF // as ReadFull returns it
 	default:
 		return false
 	}

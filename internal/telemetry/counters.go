@@ -87,12 +87,12 @@ func (c *Counters) Count(on uint32, b *limiter.Bucket, d *limiter.Decision, bann
 	}
 	s.decisions[kind][d.By].Add(1)
 	if charged {
-		s.units.Add(uint64(b.Cost)) //nolint:gosec // costs are positive
+		s.units.Add(uint64(b.Cost)) // costs are positive
 	}
 }
 
 // CountUnits counts units that are charged when the outcome of a request is known.
-func (c *Counters) CountUnits(n int64) { c.stripes[0].units.Add(uint64(n)) } //nolint:gosec // positive
+func (c *Counters) CountUnits(n int64) { c.stripes[0].units.Add(uint64(n)) } // positive
 
 // CountOver counts a request that filled a bucket above the size of the limit.
 func (c *Counters) CountOver(on uint32) { c.stripes[on%stripes].over.Add(1) }

@@ -278,8 +278,8 @@ func (out metricsWriter) limits(configs []*running) {
 			}
 		}
 		if l.Policies.Has(Leases) && newest.Redis != nil || leases[path].Granted > 0 {
-			out.counter(leasedDesc, uint64(leases[path].Granted), path, "granted") //nolint:gosec // not negative
-			out.counter(leasedDesc, uint64(leases[path].Used), path, "used")       //nolint:gosec // not negative
+			out.counter(leasedDesc, uint64(leases[path].Granted), path, "granted") // not negative
+			out.counter(leasedDesc, uint64(leases[path].Used), path, "used")       // not negative
 		}
 		if l.Load != nil {
 			out.load(l.Load, path)
@@ -312,7 +312,7 @@ func (out metricsWriter) load(controllers *adaptive.Controllers, path string) {
 	out.write(loadLatencyDesc, prometheus.GaugeValue, controllers.Options.Latency.Seconds(), []string{path})
 	out.write(loadAtMinDesc, prometheus.CounterValue, s.AtMin.Seconds(), []string{path})
 	for class, n := range s.Shed {
-		out.counter(loadShedDesc, n, path, adaptive.Class(class).String()) //nolint:gosec // there are few
+		out.counter(loadShedDesc, n, path, adaptive.Class(class).String()) // there are few
 	}
 }
 

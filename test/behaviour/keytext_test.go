@@ -26,7 +26,7 @@ func TestAnyKeyIsNamedAsShown(t *testing.T) {
 	if racetest.Enabled {
 		byCommand = 1 // each one is several processes
 	}
-	random := rand.New(rand.NewPCG(testseed.Base(), 0)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(testseed.Base(), 0))
 	for range 100 {
 		key := make([]byte, 1+random.IntN(12))
 		for i := range key {

@@ -1159,7 +1159,7 @@ func recipeFirewall(r recipe) {
 		script: strings.Replace(r.blocks[1].Code, "exec nft ", "exec "+nft+" ", 1),
 		nft:    "#!/bin/sh\necho \"$@\" >>" + called + "\n",
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o700); err != nil { //nolint:gosec // it is run
+		if err := os.WriteFile(file, []byte(text), 0o700); err != nil {
 			r.t.Fatal(err)
 		}
 	}

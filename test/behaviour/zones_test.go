@@ -295,7 +295,7 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 	}
 	s := sitetest.Start(t, zones+"respond ok\nhandle_errors {\nrespond {http.rate_limit.exceeded.name}\n}")
 	m := &theirs{zones: model, times: make(map[string][]time.Duration)}
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(1, 2))
 	denied := make(map[string]int)
 	for i := range 5000 {
 		if random.IntN(4) == 0 {

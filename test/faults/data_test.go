@@ -217,7 +217,7 @@ func garbage(tr *trial) {
 	// A bucket that was full when it was written, in two hours: the clock was set
 	// back. The bucket is full, for no longer than it takes to drain.
 	const drain = uint32(size * rate / time.Microsecond)
-	clear := uint64(time.Now().Add(2*time.Hour).UnixMicro()) + uint64(drain) //nolint:gosec // not negative
+	clear := uint64(time.Now().Add(2*time.Hour).UnixMicro()) + uint64(drain)
 	value := binary.BigEndian.AppendUint64(nil, 8<<60|clear<<8)
 	set(tr, server, keys[0], string(binary.BigEndian.AppendUint32(value, drain)))
 	res = nodes[0].get("k")

@@ -300,7 +300,7 @@ func reloadedBetween(tr *trial) {
 		}
 	}
 	n := startNodes(tr, 1, config(500))[0]
-	trusting := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // a certificate of this test
+	trusting := &tls.Config{InsecureSkipVerify: true}
 	eventually(tr, "a certificate", func() bool {
 		conn, err := tls.Dial("tcp", n.addr, trusting)
 		if err == nil {

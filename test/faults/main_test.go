@@ -229,5 +229,5 @@ func rewrite(path, name, with string) error {
 		return fmt.Errorf("%s: no marks %q and %q", path, begin, end)
 	}
 	text = slices.Concat(before, []byte(begin+with+end), after)
-	return os.WriteFile(path, text, 0o644) //nolint:gosec // a document
+	return os.WriteFile(path, text, 0o644)
 }

@@ -260,7 +260,7 @@ func TestPrometheusRule(t *testing.T) {
 	}
 	switch {
 	case *writeRules:
-		//nolint:gosec // a file of the repository
+
 		if err := os.WriteFile(to, []byte(before+"\n  groups:\n"+rules.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -103,7 +103,7 @@ func TestComposedSite(t *testing.T) {
 	}
 	for password, healthy := range map[string]bool{redisPassword: true, "another": false} {
 		_, port, _ := net.SplitHostPort(redis.Addr)
-		check := exec.Command("sh", "-c", //nolint:gosec // that of compose.yml
+		check := exec.Command("sh", "-c",
 			replace(t, c.Services["redis"].Healthcheck.Test[1], "redis-cli ", program(t, "redis-cli")+" -p "+port+" "))
 		check.Env = append(os.Environ(), "REDISCLI_AUTH="+password)
 		if output, err := check.CombinedOutput(); (err == nil) != healthy {
@@ -337,7 +337,7 @@ func clusterServers(t testing.TB, count int, args []string) clusterNodes {
 		dir := t.TempDir()
 		own := expand(args, "$(REDIS_PASSWORD)", redisPassword)
 		own = expand(expand(own, "$(POD_IP)", c.host(i)), "/data/", dir+"/")
-		//nolint:gosec // the arguments are those of the manifest
+
 		cmd := exec.Command(program(t, own[0]), append(own[1:], "--bind", c.host(i), "--port", port, "--dir", dir)...)
 		exited, err := redistest.Run(cmd)
 		if err != nil {
@@ -360,11 +360,11 @@ func (c clusterNodes) create(t testing.TB, cli string, command []string) (string
 	t.Helper()
 	getent := "#!/bin/sh\nn=${2#redis-}\necho 127.0.0.$((2 + ${n%%.*})) $2\n"
 	bin := filepath.Dir(write(t, "getent", getent))
-	if err := os.Chmod(filepath.Join(bin, "getent"), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.Chmod(filepath.Join(bin, "getent"), 0o700); err != nil {
 		return "", err
 	}
 	command = expand(command, "6379", c.port)
-	cmd := exec.Command(command[0], command[1:]...) //nolint:gosec // that of the manifest
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), "REDISCLI_AUTH="+redisPassword,
 		"PATH="+bin+":"+filepath.Dir(cli)+":"+os.Getenv("PATH"))
 	output, err := cmd.CombinedOutput()

@@ -36,7 +36,7 @@ func startNginx(t testing.TB, config string) string {
 	file := filepath.Join(dir, "nginx.conf")
 	writeAt(t, file, fmt.Sprintf("daemon off;\nmaster_process off;\npid %s/pid;\nevents {}\nhttp {\naccess_log off;\n%s}\n", dir, config))
 	output := new(bytes.Buffer)
-	cmd := exec.Command(program(t, "nginx"), "-p", dir, "-e", "stderr", "-c", file) //nolint:gosec // what the test has written
+	cmd := exec.Command(program(t, "nginx"), "-p", dir, "-e", "stderr", "-c", file)
 	cmd.Stdout, cmd.Stderr = output, output
 	exited, err := redistest.Run(cmd)
 	if err != nil {

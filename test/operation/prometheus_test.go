@@ -28,7 +28,7 @@ func startPrometheus(t testing.TB, config string) *prometheus {
 	t.Helper()
 	addr := redistest.FreeAddr(t)
 	output := new(bytes.Buffer)
-	cmd := exec.Command(program(t, "prometheus"), //nolint:gosec // what the test has written
+	cmd := exec.Command(program(t, "prometheus"),
 		"--config.file", config, "--storage.tsdb.path", t.TempDir(), "--web.listen-address", addr,
 		"--query.lookback-delta", "5s", "--log.level", "warn")
 	cmd.Dir = filepath.Dir(config)

@@ -133,7 +133,7 @@ func loadAnswerOf(path string, c *adaptive.Controllers, now time.Time) adminjson
 		Routes: s.Routes, Uncounted: map[string]int{"overdue": s.Overdue, "body": s.Waiting},
 	}
 	for class, n := range s.Shed {
-		answer.Shed[adaptive.Class(class).String()] = n //nolint:gosec // there are few
+		answer.Shed[adaptive.Class(class).String()] = n // there are few
 	}
 	return answer
 }

@@ -98,7 +98,7 @@ func stream(w http.ResponseWriter, r *http.Request, b *rule.Bucket, q topQuery) 
 	_ = flush.SetWriteDeadline(time.Now().Add(adminjson.WatchTime + time.Second)) // for clients that do not read
 	for {
 		if err := cmp.Or(lines.Encode(topOf(b, q)), flush.Flush()); err != nil {
-			return nil //nolint:nilerr // the client has left
+			return nil // the client has left
 		}
 		if active.Context == nil { // Caddy is stopping
 			return nil

@@ -201,7 +201,7 @@ func messageOf(raw json.RawMessage) (string, bool) {
 	}
 	message := make([]byte, len(numbers))
 	for i, n := range numbers {
-		message[i] = byte(n) //nolint:gosec // as journald has it
+		message[i] = byte(n) // as journald has it
 	}
 	return string(message), true
 }

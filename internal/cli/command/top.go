@@ -182,7 +182,7 @@ func (s *topScreen) begin() {
 		return
 	}
 	// The terminal then shows no typed keys, and sends Ctrl-C as a key.
-	s.state, _ = term.MakeRaw(int(os.Stdin.Fd())) //nolint:gosec // as x/term wants it
+	s.state, _ = term.MakeRaw(int(os.Stdin.Fd()))
 	go func() {
 		const ctrlC, ctrlD = 3, 4
 		for keys := bufio.NewReader(os.Stdin); ; {
@@ -204,14 +204,14 @@ func (s *topScreen) close() {
 		return
 	}
 	if s.state != nil {
-		_ = term.Restore(int(os.Stdin.Fd()), s.state) //nolint:gosec // as x/term wants it
+		_ = term.Restore(int(os.Stdin.Fd()), s.state)
 	}
 	fmt.Fprint(s.out, leaveScreen)
 }
 
 // draw shows lines, as many as there is room for.
 func (s *topScreen) draw(lines []string) {
-	_, height, err := term.GetSize(int(s.out.Fd())) //nolint:gosec // as x/term wants it
+	_, height, err := term.GetSize(int(s.out.Fd()))
 	if err == nil && height > 0 && len(lines) > height {
 		lines = lines[:height]
 	}

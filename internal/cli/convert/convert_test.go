@@ -69,7 +69,7 @@ func TestConvert(t *testing.T) {
 				got += note.String() + "\n"
 			}
 			if *record {
-				if err := os.WriteFile(file.want, []byte(got), 0o644); err != nil { //nolint:gosec // it is no secret
+				if err := os.WriteFile(file.want, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -161,7 +161,7 @@ descriptors:
 	}
 	s := sitetest.Start(t, r.Text+"respond ok")
 	e := &envoyService{descriptors: root.Descriptors, counts: make(map[string]int)}
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(1, 2))
 	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	denied := 0
 	for i := range 4000 {
@@ -266,7 +266,7 @@ schema:
 		t.Fatal(err, r)
 	}
 	s := sitetest.Start(t, r.Text+"respond ok")
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	random := rand.New(rand.NewPCG(1, 2))
 	pick := func(texts ...string) string { return texts[random.IntN(len(texts))] }
 	cell, denied := make(redisCell), 0
 	for i := range 4000 {

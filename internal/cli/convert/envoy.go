@@ -282,7 +282,7 @@ func (e *envoy) parseDescriptor(node *yaml.Node, depth int) (*descriptor, error)
 // parseRateLimit parses the limit of a descriptor.
 func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
 	if isNull(in.value) {
-		return nil, nil //nolint:nilnil // there is no limit
+		return nil, nil // there is no limit
 	}
 	fields, err := e.fields(in.value, "rate_limit")
 	if err != nil {

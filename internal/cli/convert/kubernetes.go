@@ -36,7 +36,7 @@ func (e *envoy) objectOf(node *yaml.Node) (*object, error) {
 		}
 	}
 	if !isObject || o.kind == "" {
-		return nil, nil //nolint:nilnil // not an object of Kubernetes
+		return nil, nil // not an object of Kubernetes
 	}
 	return o, nil
 }

@@ -191,7 +191,7 @@ func (c *cells) parseCell(in field, depth int) (*cell, error) {
 // parseThrottle parses the numbers of a limit.
 func parseThrottle(f field) (*throttle, error) {
 	if isNull(f.value) {
-		return nil, nil //nolint:nilnil // there is no limit
+		return nil, nil // there is no limit
 	}
 	if f.value.Kind != yaml.SequenceNode || len(f.value.Content) != 3 {
 		return nil, fmt.Errorf("line %d: limits: not valid; use three numbers: the burst, the count and the seconds that it is for", f.line)

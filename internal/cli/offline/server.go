@@ -61,7 +61,7 @@ func newServer(name string, raw map[string]json.RawMessage, httpPort, httpsPort 
 		}
 		s.listen = append(s.listen, a)
 		if !a.IsUnixNetwork() && !a.IsFdNetwork() {
-			s.local = &net.TCPAddr{IP: net.ParseIP(a.Host), Port: int(a.StartPort)} //nolint:gosec // a port
+			s.local = &net.TCPAddr{IP: net.ParseIP(a.Host), Port: int(a.StartPort)} // a port
 		}
 	}
 	s.findHosts()
@@ -110,7 +110,7 @@ func (s *Server) servesTLS(httpPort, httpsPort int) bool {
 
 // listensOn reports whether an address includes a port.
 func listensOn(a caddy.NetworkAddress, port int) bool {
-	return !a.IsUnixNetwork() && !a.IsFdNetwork() && int(a.StartPort) <= port && port <= int(a.EndPort) //nolint:gosec // ports
+	return !a.IsUnixNetwork() && !a.IsFdNetwork() && int(a.StartPort) <= port && port <= int(a.EndPort) // ports
 }
 
 // servesHost reports whether the server has a site for a host. It is false for a

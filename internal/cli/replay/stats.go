@@ -137,7 +137,7 @@ type factor uint64
 // sizeFor returns the smallest size that leaves that many units when it is divided by f, or
 // report.NoSize if none that a limit can have does.
 func (f factor) sizeFor(units int64) int64 {
-	hi, lo := bits.Mul64(uint64(max(units-1, 0)), uint64(f)) //nolint:gosec // not negative
+	hi, lo := bits.Mul64(uint64(max(units-1, 0)), uint64(f)) // not negative
 	if units == report.NoSize || hi >= 1e6 {
 		return report.NoSize
 	}
@@ -383,7 +383,7 @@ func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denie
 		if len(k.keys) == k.most {
 			k.fold()
 		}
-		i = uint32(len(k.keys)) //nolint:gosec // at most maxReplayedKeys
+		i = uint32(len(k.keys)) // at most maxReplayedKeys
 		k.index[hash] = i
 		k.keys = append(k.keys, keyStat{hash: hash})
 		if k.showKeys {
@@ -437,7 +437,7 @@ func (k *keyStats) fold() {
 			text = texts[i]
 		}
 		if s.clear > threshold {
-			k.index[s.hash] = uint32(len(k.keys)) //nolint:gosec // at most maxReplayedKeys
+			k.index[s.hash] = uint32(len(k.keys)) // at most maxReplayedKeys
 			k.keys = append(k.keys, s)
 			if k.showKeys {
 				k.texts = append(k.texts, text)

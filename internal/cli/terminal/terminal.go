@@ -27,7 +27,7 @@ func (o *Output) Write(text []byte) (int, error) {
 // Is reports whether f is a terminal.
 func Is(f any) bool {
 	file := fileOf(f)
-	return file != nil && term.IsTerminal(int(file.Fd())) //nolint:gosec // as x/term wants it
+	return file != nil && term.IsTerminal(int(file.Fd()))
 }
 
 // fileOf returns the file that f is or prints to, or nil.
@@ -48,7 +48,7 @@ func Width(w io.Writer) int {
 	if !Is(w) {
 		return 0
 	}
-	n, _, _ := term.GetSize(int(fileOf(w).Fd())) //nolint:gosec // as x/term wants it
+	n, _, _ := term.GetSize(int(fileOf(w).Fd()))
 	return n
 }
 

@@ -58,7 +58,7 @@ func parseDecimal(text string) (d decimal, ok bool) {
 		}
 		shift += max(min(n, 1000), -1000)
 	}
-	d.exponent = int32(max(min(shift, maxExponent), -maxExponent)) //nolint:gosec // it fits
+	d.exponent = int32(max(min(shift, maxExponent), -maxExponent)) // it fits
 	return d, true
 }
 

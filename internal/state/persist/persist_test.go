@@ -205,7 +205,7 @@ func TestRestart(t *testing.T) {
 	p.take("lost", 1)
 	p.kill()
 	unfinished := []byte("killed while it wrote")
-	if err := os.WriteFile(path+".new", unfinished, 0o644); err != nil { //nolint:gosec // of somebody
+	if err := os.WriteFile(path+".new", unfinished, 0o644); err != nil {
 		t.Fatal(err)
 	}
 

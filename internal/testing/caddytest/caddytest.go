@@ -40,7 +40,7 @@ func Command(ctx context.Context, args ...string) *exec.Cmd {
 	if err != nil {
 		panic(err)
 	}
-	cmd := exec.CommandContext(ctx, self, args...) //nolint:gosec // this test binary
+	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Env = append(os.Environ(), asCaddy+"=1")
 	return cmd
 }

@@ -114,7 +114,7 @@ func harmless(err error, texts []string) []string {
 	if slices.Contains(ownErrors, err) {
 		return append(texts, err.Error())
 	}
-	switch err := err.(type) { //nolint:errorlint // this function walks the tree
+	switch err := err.(type) { // this function walks the tree
 	case corrupt, *net.OpError, *net.DNSError, syscall.Errno, *os.SyscallError, *fs.PathError,
 		tls.AlertError, tls.RecordHeaderError, *tls.CertificateVerificationError,
 		x509.UnknownAuthorityError, x509.HostnameError, x509.CertificateInvalidError:

@@ -148,7 +148,7 @@ func TestFailureReasons(t *testing.T) {
 // shown returns the text that may be shown for an error of TestFailureReasons: of
 // replies the code, and nothing of unknown errors.
 func shown(err error) string {
-	if err == redis.Nil { //nolint:errorlint // it is given as it is
+	if err == redis.Nil { // it is given as it is
 		return "no server has this master_name"
 	}
 	if _, reply := err.(redis.Error); reply {

@@ -132,7 +132,7 @@ func (c *Client) Do(end Deadline, call *Call) (*Server, error) {
 		s = next
 		err = s.do(end, call, asking)
 	}
-	if f, ok := err.(*ServerError); ok && f.reason == "moved" { //nolint:errorlint // what do returns
+	if f, ok := err.(*ServerError); ok && f.reason == "moved" { // what do returns
 		s.breaker.reportError(f)
 	}
 	return s, err
@@ -180,7 +180,7 @@ func (c *Client) followLater(s *Server, call *Call, redirects int) {
 // NotRun reports whether err, from Do or a call's Done, says that the script was
 // certainly not run for the call.
 func NotRun(err error) bool {
-	f, ok := err.(*ServerError) //nolint:errorlint // as servers return it
+	f, ok := err.(*ServerError) // as servers return it
 	return ok && f.notRun
 }
 
@@ -197,6 +197,6 @@ func MovingSlot(err error) bool {
 // Elsewhere reports whether err says that another server of a cluster has the keys, or
 // some of them.
 func Elsewhere(err error) bool {
-	f, ok := err.(*ServerError) //nolint:errorlint // as servers return it
+	f, ok := err.(*ServerError) // as servers return it
 	return ok && f.elsewhere
 }

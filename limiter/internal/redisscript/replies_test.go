@@ -70,7 +70,7 @@ func play(stream []byte, random *rand.Rand, bounded bool) (replies []any, err er
 	})
 	for _, cmd := range cmds {
 		if e := cmd.Err(); e != nil {
-			if _, replied := e.(redis.Error); !replied { //nolint:errorlint // a reply within is the client's word
+			if _, replied := e.(redis.Error); !replied { // a reply within is the client's word
 				return nil, e
 			}
 			replies = append(replies, "error "+e.Error())

@@ -192,7 +192,7 @@ var _ redis.Error = replyError("")
 
 // hasCode reports whether err is a server's reply that begins with the given word.
 func hasCode(err error, code string) bool {
-	reply, ok := err.(replyError) //nolint:errorlint // as it was read
+	reply, ok := err.(replyError) // as it was read
 	return ok && strings.HasPrefix(string(reply), code+" ")
 }
 

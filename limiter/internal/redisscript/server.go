@@ -311,7 +311,7 @@ func (s *Server) lost(conn *connection, current, inFlight bool) error {
 	if s.isClosed() || !current {
 		return f
 	}
-	if inFlight && why != errDropped { //nolint:errorlint // it is recorded why
+	if inFlight && why != errDropped { // it is recorded why
 		s.fail(f)
 	}
 	if time.Since(conn.made) > probeEvery { // otherwise keep or the next call will

@@ -13,7 +13,7 @@ func unread(raw syscall.RawConn) (is bool) {
 	err := raw.Control(func(fd uintptr) {
 		var b [1]byte
 		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		is = err != unix.EAGAIN && err != unix.EINTR //nolint:errorlint // an errno
+		is = err != unix.EAGAIN && err != unix.EINTR // an errno
 	})
 	return is && err == nil
 }
