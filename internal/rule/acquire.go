@@ -8,6 +8,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -85,7 +86,7 @@ func (q *Request) enter(e *Entry, class adaptive.Class) (p *settle.Place, room b
 			q.leave(w, e, room)
 		}
 		if room {
-			e.Policy.Counters.CountDelayed(q.stripe)
+			e.Policy.Counters.Add(q.stripe, telemetry.Delayed, 1)
 		}
 	}
 	size := int64(e.Limit.Load.Options.Max)

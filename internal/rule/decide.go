@@ -5,6 +5,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -124,7 +125,7 @@ func (q *Request) count() {
 			q.noteBan(e)
 		}
 		if d.Borrowed && !d.Pool {
-			e.Policy.Counters.CountBorrowed(q.stripe)
+			e.Policy.Counters.Add(q.stripe, telemetry.Borrowed, 1)
 		}
 		if top := e.Policy.Top; top != nil {
 			top.Record(e.Query.Key, e.ByAddress(), d.Denied)
@@ -141,7 +142,7 @@ func (q *Request) noteBan(e *Entry) {
 	if !e.Began {
 		return
 	}
-	e.Policy.Counters.CountBan(q.stripe)
+	e.Policy.Counters.Add(q.stripe, telemetry.BansBegun, 1)
 	if e.Query.DryRun {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -25,7 +26,7 @@ func (q *Request) newWaiter(e *Entry, key wait.Key, since time.Time) *wait.Waite
 func (q *Request) leave(w *wait.Waiter, e *Entry, served bool) {
 	waited, displaced := w.Leave(served)
 	if q.left = w.Left; displaced {
-		e.Policy.Counters.CountDisplaced(q.stripe)
+		e.Policy.Counters.Add(q.stripe, telemetry.Displaced, 1)
 	}
 	q.how.Outcome.Delayed += waited
 }
@@ -99,7 +100,7 @@ func (q *Request) waitForSlots(full *Entry, t wait.Turn) (err error) {
 	case !decided:
 		q.denyQueued(full)
 	case q.firstDenied() < 0:
-		in.Policy.Counters.CountDelayed(q.stripe)
+		in.Policy.Counters.Add(q.stripe, telemetry.Delayed, 1)
 	}
 	return nil
 }
@@ -199,7 +200,7 @@ func (q *Request) takeOver() (w *wait.Waiter, e *Entry, err error) {
 		q.leave(w, e, false)
 		return nil, nil, err
 	}
-	e.Policy.Counters.CountDelayed(q.stripe)
+	e.Policy.Counters.Add(q.stripe, telemetry.Delayed, 1)
 	return w, e, nil
 }
 
@@ -221,7 +222,7 @@ func (q *Request) removeExtra() (delay time.Duration) {
 		}
 		if own > 0 {
 			e.Delay = own
-			e.Policy.Counters.CountDelayed(q.stripe)
+			e.Policy.Counters.Add(q.stripe, telemetry.Delayed, 1)
 		}
 		if d.DryRun {
 			own = 0
@@ -231,7 +232,7 @@ func (q *Request) removeExtra() (delay time.Duration) {
 		}
 		if admitted && !d.Borrowed && e.extra.soft > 0 && d.Remaining < e.extra.units() {
 			e.Over = true
-			e.Policy.Counters.CountOver(q.stripe)
+			e.Policy.Counters.Add(q.stripe, telemetry.OverSize, 1)
 		}
 		d.Size -= e.extra.units()
 		d.Remaining = max(d.Remaining-e.extra.units(), 0)

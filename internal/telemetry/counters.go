@@ -24,6 +24,25 @@ const (
 	results
 )
 
+// Tally is what is counted at limits besides results.
+type Tally uint8
+
+// What is counted. All but units only happens at limits with the option that tallyOptions has.
+const (
+	Units     Tally = iota // charged
+	OverSize               // requests that filled a bucket above its size
+	Delayed                // requests that waited for room
+	Displaced              // requests that lost their places in a queue to requests of other clients
+	BansBegun
+	Borrowed // requests for which a pool had room instead
+	tallies
+)
+
+var tallyOptions = [tallies]Policies{OverSize: Soft, Delayed: Delays, Displaced: Delays, BansBegun: Bans, Borrowed: Borrows}
+
+// Has reports whether what is counted of limits with some options.
+func (what Tally) Has(options Policies) bool { return what == Units || options.Has(tallyOptions[what]) }
+
 // deciders is the number of limiter.Deciders.
 const deciders = int(limiter.DecidedByLoad) + 1
 
@@ -52,12 +71,7 @@ const stripes = 8
 type stripe struct {
 	_         [64]byte
 	decisions [results][deciders]atomic.Uint64
-	units     atomic.Uint64 // charged
-	over      atomic.Uint64 // requests that filled a bucket above its size
-	delayed   atomic.Uint64 // requests that waited for room
-	displaced atomic.Uint64 // requests that lost their places in a queue to requests of other clients
-	bans      atomic.Uint64 // that have begun
-	borrowed  atomic.Uint64 // requests for which a pool had room instead
+	tallies   [tallies]atomic.Uint64
 
 	waits [len(denialEvents)]atomic.Int64 // of the last denial, see encodeWait; 0 if an event has reported it
 }
@@ -87,27 +101,14 @@ func (c *Counters) Count(on uint32, b *limiter.Bucket, d *limiter.Decision, bann
 	}
 	s.decisions[kind][d.By].Add(1)
 	if charged {
-		s.units.Add(uint64(b.Cost)) // costs are positive
+		s.tallies[Units].Add(uint64(b.Cost))
 	}
 }
 
-// CountUnits counts units that are charged when the outcome of a request is known.
-func (c *Counters) CountUnits(n int64) { c.stripes[0].units.Add(uint64(n)) } // positive
-
-// CountOver counts a request that filled a bucket above the size of the limit.
-func (c *Counters) CountOver(on uint32) { c.stripes[on%stripes].over.Add(1) }
-
-// CountDelayed counts a request that waits for room.
-func (c *Counters) CountDelayed(on uint32) { c.stripes[on%stripes].delayed.Add(1) }
-
-// CountDisplaced counts a request that has lost its place in a queue to one of another client.
-func (c *Counters) CountDisplaced(on uint32) { c.stripes[on%stripes].displaced.Add(1) }
-
-// CountBan counts a ban that has begun.
-func (c *Counters) CountBan(on uint32) { c.stripes[on%stripes].bans.Add(1) }
-
-// CountBorrowed counts a request for which a pool had room instead.
-func (c *Counters) CountBorrowed(on uint32) { c.stripes[on%stripes].borrowed.Add(1) }
+// Add counts n more of what is counted besides results.
+func (c *Counters) Add(on uint32, what Tally, n int64) {
+	c.stripes[on%stripes].tallies[what].Add(uint64(n))
+}
 
 // filledByOne reports whether any request leaves b, of the given size, at least 80 %
 // full, even if b was empty: that says nothing then, as with a size of 1 or a warm-up.
@@ -138,12 +139,7 @@ func (c *Counters) lastWait(kind int) (wait int64) {
 // Totals is the sum of all stripes of counters.
 type Totals struct {
 	decisions [results][deciders]uint64
-	Units     uint64 // charged
-	Over      uint64 // requests that filled a bucket above its size
-	Delayed   uint64 // requests that waited for room
-	Displaced uint64 // requests that lost their places in a queue
-	Bans      uint64 // that have begun
-	Borrowed  uint64 // requests for which a pool had room instead
+	Tallies   [tallies]uint64
 }
 
 // Totals returns the sums so far.
@@ -155,12 +151,9 @@ func (c *Counters) Totals() (t Totals) {
 				t.decisions[kind][by] += s.decisions[kind][by].Load()
 			}
 		}
-		t.Units += s.units.Load()
-		t.Over += s.over.Load()
-		t.Delayed += s.delayed.Load()
-		t.Displaced += s.displaced.Load()
-		t.Bans += s.bans.Load()
-		t.Borrowed += s.borrowed.Load()
+		for what := range s.tallies {
+			t.Tallies[what] += s.tallies[what].Load()
+		}
 	}
 	return t
 }

@@ -54,7 +54,7 @@ func TestCounted(t *testing.T) {
 		var want Totals
 		want.decisions[tc.want][tc.decision.By] = 1
 		if tc.charged {
-			want.Units = uint64(b.Cost)
+			want.Tallies[Units] = uint64(b.Cost)
 		}
 		if got := c.Totals(); got != want {
 			t.Errorf("%s: got %v, want %v", tc.name, got, want)
@@ -91,8 +91,8 @@ func TestEveryStripeIsCounted(t *testing.T) {
 		}
 	})
 	totals := c.Totals()
-	if n := totals.Of(Admitted); n != callers*each || totals.Units != 2*n {
-		t.Errorf("got %d admitted and %d units, want %d and %d", n, totals.Units, callers*each, 2*callers*each)
+	if n := totals.Of(Admitted); n != callers*each || totals.Tallies[Units] != 2*n {
+		t.Errorf("got %d admitted and %d units, want %d and %d", n, totals.Tallies[Units], callers*each, 2*callers*each)
 	}
 	if n := p.Requests()[CheckedEarlyData]; n != callers*each {
 		t.Errorf("got %d refusals of early data, want %d", n, callers*each)

@@ -33,10 +33,14 @@ func (p *Process) Register(registry *prometheus.Registry) error {
 	return err
 }
 
-// newDesc returns the description of a metric.
+// newDesc returns the description of a metric, and adds it to metricDescs.
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc(metricsPrefix+name, help, labels, nil)
+	desc := prometheus.NewDesc(metricsPrefix+name, help, labels, nil)
+	metricDescs = append(metricDescs, desc)
+	return desc
 }
+
+var metricDescs []*prometheus.Desc
 
 // metricsPrefix is how the names of all metrics begin.
 const metricsPrefix = "caddy_rate_limit_"
@@ -115,13 +119,6 @@ var (
 		"Failures on a Redis server, by reason.", "server", "reason")
 	redisConnectionsDesc = newDesc("redis_connections",
 		"Connections to a Redis server, by state (idle, in_use, connecting).", "server", "state")
-
-	metricDescs = []*prometheus.Desc{
-		buildDesc, decisionsDesc, checkedDesc, nearDesc, unitsDesc, overDesc, delayedDesc, displacedDesc, waitingDesc, waitingClientsDesc, bansDesc, borrowedDesc, leasedDesc,
-		loadLimitDesc, loadProgressDesc, loadUncountedDesc, loadMeanDesc, loadLatencyDesc, loadAtMinDesc, loadShedDesc, infoDesc,
-		bucketsDesc, bucketsMaxDesc, sharedDesc, forgottenDesc, savedDesc,
-		redisUpDesc, redisCallsDesc, redisRequestsDesc, redisFailuresDesc, redisConnectionsDesc,
-	}
 )
 
 // newRedisWait returns the histogram of how long requests waited for Redis. All limits
@@ -222,18 +219,8 @@ var (
 	resultsOf   = [len(resultNames)][]Result{{Admitted, Near}, {Denied, Shed}, {Banned}, {Spared}, {WouldDeny}}
 )
 
-// policyCounts are what is counted of limits with one of the options, in addition to what they
-// admit and deny.
-var policyCounts = [...]struct {
-	option Policies
-	desc   *prometheus.Desc
-	of     func(*Totals) uint64
-}{
-	{Soft, overDesc, func(t *Totals) uint64 { return t.Over }},
-	{Delays, delayedDesc, func(t *Totals) uint64 { return t.Delayed }},
-	{Delays, displacedDesc, func(t *Totals) uint64 { return t.Displaced }},
-	{Bans, bansDesc, func(t *Totals) uint64 { return t.Bans }},
-	{Borrows, borrowedDesc, func(t *Totals) uint64 { return t.Borrowed }},
+var tallyDescs = [tallies]*prometheus.Desc{
+	Units: unitsDesc, OverSize: overDesc, Delayed: delayedDesc, Displaced: displacedDesc, BansBegun: bansDesc, Borrowed: borrowedDesc,
 }
 
 // limits writes the metrics of limits, by path. With many limits most of a scrape is
@@ -249,32 +236,29 @@ func (out metricsWriter) limits(configs []*running) {
 		}
 	}
 	newest := configs[len(configs)-1]
-	usages, leases := usagesByPath(newest.usage()), leasesByPath(newest.leases())
+	usages, leases := make(map[string]limiter.LimitUsage), make(map[string]limiter.LeaseUsage)
+	for _, u := range newest.usage() {
+		sum := usages[pathOf(u.Name)]
+		usages[pathOf(u.Name)] = limiter.LimitUsage{
+			Buckets: sum.Buckets + u.Buckets, MaxKeys: sum.MaxKeys + u.MaxKeys, Forgotten: sum.Forgotten + u.Forgotten, Shared: sum.Shared + u.Shared,
+		}
+	}
+	for _, l := range newest.leases() {
+		sum := leases[pathOf(l.Name)]
+		leases[pathOf(l.Name)] = limiter.LeaseUsage{Granted: sum.Granted + l.Granted, Used: sum.Used + l.Used}
+	}
 	paths := slices.Sorted(maps.Keys(limits))
 	totalsOf := make([]Totals, len(paths))
 	for i, path := range paths {
 		totalsOf[i] = limits[path].Counters.Totals()
 	}
-	for by := range limiter.Decider(deciders) {
-		for i, path := range paths {
-			for result, kinds := range resultsOf {
-				options := limits[path].Policies
-				if kinds[0] == WouldDeny && !options.Has(DryRun) || kinds[0] == Banned && !options.Has(Bans) {
-					continue
-				}
-				if n := totalsOf[i].by(kinds...)[by]; n > 0 || mayDecide[by] && limits[path].mayBeDecidedBy(by) { // from 0 on, so that the first increase is seen
-					out.counter(decisionsDesc, n, path, resultNames[result], by.String())
-				}
-			}
-		}
-	}
+	out.decisions(paths, limits, totalsOf, mayDecide)
 	for i, path := range paths {
 		l, totals := limits[path], &totalsOf[i]
 		out.counter(nearDesc, totals.Of(Near), path)
-		out.counter(unitsDesc, totals.Units, path)
-		for _, c := range policyCounts {
-			if l.Policies.Has(c.option) {
-				out.counter(c.desc, c.of(totals), path)
+		for what, n := range totals.Tallies {
+			if Tally(what).Has(l.Policies) {
+				out.counter(tallyDescs[what], n, path)
 			}
 		}
 		if l.Policies.Has(Leases) && newest.Redis != nil || leases[path].Granted > 0 {
@@ -299,6 +283,23 @@ func (out metricsWriter) limits(configs []*running) {
 	}
 }
 
+// decisions writes how limits have decided on requests.
+func (out metricsWriter) decisions(paths []string, limits map[string]Limit, totalsOf []Totals, mayDecide [deciders]bool) {
+	for by := range limiter.Decider(deciders) {
+		for i, path := range paths {
+			for result, kinds := range resultsOf {
+				options := limits[path].Policies
+				if kinds[0] == WouldDeny && !options.Has(DryRun) || kinds[0] == Banned && !options.Has(Bans) {
+					continue
+				}
+				if n := totalsOf[i].by(kinds...)[by]; n > 0 || mayDecide[by] && limits[path].mayBeDecidedBy(by) { // from 0 on, so that the first increase is seen
+					out.counter(decisionsDesc, n, path, resultNames[result], by.String())
+				}
+			}
+		}
+	}
+}
+
 // load writes the metrics of a limit that follows the load.
 func (out metricsWriter) load(controllers *adaptive.Controllers, path string) {
 	s := controllers.State(time.Now())
@@ -314,34 +315,6 @@ func (out metricsWriter) load(controllers *adaptive.Controllers, path string) {
 	for class, n := range s.Shed {
 		out.counter(loadShedDesc, n, path, adaptive.Class(class).String()) // there are few
 	}
-}
-
-// usagesByPath returns the usage of the limits of each path together.
-func usagesByPath(usages []limiter.LimitUsage) map[string]limiter.LimitUsage {
-	byPath := make(map[string]limiter.LimitUsage, len(usages))
-	for _, u := range usages {
-		path := pathOf(u.Name)
-		sum := byPath[path]
-		sum.Buckets += u.Buckets
-		sum.MaxKeys += u.MaxKeys
-		sum.Forgotten += u.Forgotten
-		sum.Shared += u.Shared
-		byPath[path] = sum
-	}
-	return byPath
-}
-
-// leasesByPath returns how many units were leased for the limits of each path, and used.
-func leasesByPath(leases []limiter.LeaseUsage) map[string]limiter.LeaseUsage {
-	byPath := make(map[string]limiter.LeaseUsage, len(leases))
-	for _, l := range leases {
-		path := pathOf(l.Name)
-		sum := byPath[path]
-		sum.Granted += l.Granted
-		sum.Used += l.Used
-		byPath[path] = sum
-	}
-	return byPath
 }
 
 // mayBeDecidedBy reports whether the options of l allow that.

@@ -76,7 +76,7 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 // countsAnswerOf returns the answer for what limits of a path have counted.
 func countsAnswerOf(c *telemetry.Counts) adminjson.Counts {
 	answer := adminjson.Counts{
-		Path: c.Path, Results: resultsAnswerOf(c), Near: c.Of(telemetry.Near), Units: c.Units, By: make(map[string]uint64), Rates: c.Rates,
+		Path: c.Path, Results: resultsAnswerOf(c), Near: c.Of(telemetry.Near), Units: c.Tallies[telemetry.Units], By: make(map[string]uint64), Rates: c.Rates,
 	}
 	for by, n := range c.All() {
 		answer.By[limiter.Decider(by).String()] = n
@@ -88,20 +88,15 @@ func countsAnswerOf(c *telemetry.Counts) adminjson.Counts {
 // options, what else is counted.
 func resultsAnswerOf(c *telemetry.Counts) adminjson.Results {
 	s, more := c.Summary(), adminjson.PolicyCounts{}
-	for _, count := range []struct {
-		option telemetry.Policies
-		n      uint64
-		shown  **uint64
-	}{
-		{telemetry.DryRun, c.Of(telemetry.WouldDeny), &more.WouldDeny},
-		{telemetry.Soft, c.Over, &more.OverSize},
-		{telemetry.Delays, c.Delayed, &more.Delayed},
-		{telemetry.Delays, c.Displaced, &more.Displaced},
-		{telemetry.Bans, c.Bans, &more.Bans},
-		{telemetry.Borrows, c.Borrowed, &more.Borrowed},
+	if c.Policies.Has(telemetry.DryRun) {
+		more.WouldDeny = new(c.Of(telemetry.WouldDeny))
+	}
+	for what, shown := range map[telemetry.Tally]**uint64{
+		telemetry.OverSize: &more.OverSize, telemetry.Delayed: &more.Delayed, telemetry.Displaced: &more.Displaced,
+		telemetry.BansBegun: &more.Bans, telemetry.Borrowed: &more.Borrowed,
 	} {
-		if c.Policies.Has(count.option) {
-			*count.shown = &count.n
+		if what.Has(c.Policies) {
+			*shown = &c.Tallies[what]
 		}
 	}
 	return adminjson.Results{Admitted: s.Admitted, Denied: s.Denied, Spared: s.Spared, PolicyCounts: more}
