@@ -104,7 +104,7 @@ func TestEveryStripeIsCounted(t *testing.T) {
 func TestStripesAreApart(t *testing.T) {
 	const line = 64
 	var s [2]stripe
-	if gap := uintptr(unsafe.Pointer(&s[1].decisions)) - uintptr(unsafe.Pointer(&s[0].units)) - unsafe.Sizeof(s[0].units); gap < line {
+	if gap := uintptr(unsafe.Pointer(&s[1].decisions)) - uintptr(unsafe.Pointer(&s[0].tallies)) - unsafe.Sizeof(s[0].tallies); gap < line {
 		t.Errorf("%d bytes are between the counters of two stripes", gap)
 	}
 }
