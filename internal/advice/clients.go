@@ -154,9 +154,10 @@ func longerDelay(b *rule.Bucket) time.Duration {
 	}
 	numbers, cost := bucket.Limit(b.Constant.Limit), b.UsualCost()
 	numbers.Size += l.Soft
-	waiting := numbers.Delayed(l.MaxDelay, cost)
-	first := l.MaxDelay.Milliseconds() + 1
-	most := (l.MaxDelay + min(l.MaxDelay/100, numbers.DripTime(cost)/10)).Milliseconds()
+	delay := time.Duration(l.MaxDelay)
+	waiting := numbers.Delayed(delay, cost)
+	first := delay.Milliseconds() + 1
+	most := (delay + min(delay/100, numbers.DripTime(cost)/10)).Milliseconds()
 	n := int(most - first + 1)
 	if waiting == 0 || n < 1 {
 		return 0

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 )
 
@@ -55,7 +56,7 @@ func (l *LimitBuilder) setLoad() (err error) {
 	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), option.Is("body", "header", "body")); err != nil {
 		return err
 	}
-	load.Options.High, load.HighRaw, load.LowRaw = a.HighRaw != nil, a.HighRaw, a.LowRaw
+	load.Options.High = a.HighRaw != nil
 	if l.Key == "" {
 		if l.rule.Key, err = key.Parse("key", everyone, l.rule.Key.Prefixes); err != nil {
 			return err
@@ -65,6 +66,9 @@ func (l *LimitBuilder) setLoad() (err error) {
 		l.rule.Status = http.StatusServiceUnavailable
 	}
 	l.rule.Settlement, l.rule.Load = settle.Terms{}, load
+	l.rule.Auto = &rule.Auto{
+		Latency: option.Seconds(load.Options.Latency), Min: load.Options.Min, Until: cmp.Or(a.Until, "header"), High: a.HighRaw, Low: a.LowRaw,
+	}
 	return nil
 }
 

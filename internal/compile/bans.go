@@ -45,7 +45,10 @@ func (l *LimitBuilder) setBans() (err error) {
 	if bans.Validate() != nil {
 		return option.Bad("ban", l.BanText(), UseBans)
 	}
-	l.rule.Bans = &rule.Bans{After: int64(after), Durations: durations, Limit: bans, Events: state.Process.Process}
+	l.rule.Bans, l.rule.BanAfter = &rule.Bans{Limit: bans, Events: state.Process.Process}, int64(after)
+	for _, d := range durations {
+		l.rule.Ban = append(l.rule.Ban, option.Seconds(d))
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
@@ -33,7 +34,9 @@ func (l *LimitBuilder) setExtra() (err error) {
 	}
 	if l.MaxDelay != "" {
 		l.rule.MaxWaiting, l.rule.Waiting = int64(most), &rule.Waiters{Option: string(l.MaxDelay)}
-		l.rule.MaxDelay, err = option.Parse(l.resolve, "max_delay", string(l.MaxDelay), option.Interval)
+		var d time.Duration
+		d, err = option.Parse(l.resolve, "max_delay", string(l.MaxDelay), option.Interval)
+		l.rule.MaxDelay = option.Seconds(d)
 	}
 	return err
 }
@@ -45,7 +48,8 @@ func (l *LimitBuilder) setFairBy() (err error) {
 		return option.Needs("fair_by", l.FairBy, "max_delay")
 	case l.MaxDelay == "", l.FairBy == "off":
 	default:
-		l.rule.FairBy, err = key.Parse("fair_by", cmp.Or(l.FairBy, defaultKey), l.rule.Key.Prefixes)
+		l.rule.FairBy = cmp.Or(l.FairBy, defaultKey)
+		l.rule.Turns, err = key.Parse("fair_by", l.rule.FairBy, l.rule.Key.Prefixes)
 	}
 	return err
 }

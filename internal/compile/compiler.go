@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"reflect"
 	"regexp"
 	"strings"
 
@@ -76,8 +77,7 @@ func (c *Compiler) compile(of *config.Limit, siblings []*config.Limit, parent *L
 	if err := l.setPath(); err != nil {
 		return nil, fmt.Errorf("limit %q: %w", option.Redacted(of.Name), err)
 	}
-	l.rule.CountDenied, l.rule.Pool = of.CountDenied, of.Pool
-	l.rule.DryRun = of.DryRun || parent != nil && parent.rule.DryRun
+	l.copyOptions()
 	for _, set := range []func(*LimitBuilder) error{
 		(*LimitBuilder).setKey, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setFairBy, (*LimitBuilder).setSettlement,
 		(*LimitBuilder).checkTogether, (*LimitBuilder).setLoad, (*LimitBuilder).checkQueue, (*LimitBuilder).setBuckets, (*LimitBuilder).setBans, (*LimitBuilder).setPool, (*LimitBuilder).setConsistency, (*LimitBuilder).addPaths,
@@ -87,6 +87,18 @@ func (c *Compiler) compile(of *config.Limit, siblings []*config.Limit, parent *L
 		}
 	}
 	return l, nil
+}
+
+// copyOptions copies the options that are shown as they are written.
+func (l *LimitBuilder) copyOptions() {
+	into, from := reflect.ValueOf(&l.rule.Options).Elem(), reflect.ValueOf(l.Limit).Elem()
+	for i := range into.NumField() {
+		if f := from.FieldByName(into.Type().Field(i).Name); f.Type() == into.Field(i).Type() {
+			into.Field(i).Set(f)
+		}
+	}
+	l.rule.Consistency = "" // each of its buckets has its own
+	l.rule.DryRun = l.DryRun || l.parent != nil && l.parent.rule.DryRun
 }
 
 // Check compiles the limits of the block, and calls visit for each, see eachWithin.

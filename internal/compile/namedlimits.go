@@ -108,7 +108,7 @@ func asWritten(l *config.Limit, b *rule.Bucket, o option.Setting) option.Setting
 // sharedOptions returns the options in which limits have to agree that have a bucket of the same
 // path as b.
 func (l *LimitBuilder) sharedOptions(b *rule.Bucket) []option.Setting {
-	options := l.rule.Options()
+	options := l.rule.Options
 	return append([]option.Setting{
 		{Option: "key", Text: l.rule.Key.String()},
 		{Option: "ipv4_prefix", Text: fmt.Sprint(l.rule.Key.Prefixes.IPv4)},

@@ -38,7 +38,9 @@ func (l *LimitBuilder) setSettlement() (err error) {
 	if !l.rule.Settlement.Holds() && !l.IsGroup() {
 		return option.Needs("hold", l.Hold, "count or actual_cost: other limits hold nothing")
 	}
-	l.rule.Settlement.HoldOff, err = option.ParseConstant("hold", l.Hold, option.Is("off", "on", "off"))
+	if l.rule.Settlement.HoldOff, err = option.ParseConstant("hold", l.Hold, option.Is("off", "on", "off")); !l.rule.Settlement.HoldOff {
+		l.rule.Hold = "" // as by default
+	}
 	return err
 }
 

@@ -501,7 +501,7 @@ func TestValuesAddedToOurFields(t *testing.T) {
 			if f.values[i] != "" { // the first field of each family tells that it has fields
 				f.values[fieldLimit], f.values[fieldPolicy] = cmp.Or(f.values[fieldLimit], "1"), cmp.Or(f.values[fieldPolicy], "1")
 			}
-			f.dropForeign(h, 0)
+			f.dropForeign(h)
 			if got := h[name]; !slices.Equal(got, tc.want) || (got == nil) != (tc.want == nil) {
 				t.Errorf("%s: %s is %q, want %q", tc.name, name, got, tc.want)
 			}

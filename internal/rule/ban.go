@@ -19,11 +19,9 @@ const banSuffix = "@ban"
 
 // Bans is how a limit bans the keys that it denies.
 type Bans struct {
-	After     int64 // the denials that lead to a ban
-	Durations []time.Duration
-	Limit     limiter.Limit // of the bucket that bans, which has these numbers
-	List      *BanList
-	Events    *telemetry.Process
+	Limit  limiter.Limit // of the bucket that bans
+	List   *BanList
+	Events *telemetry.Process
 }
 
 // BanOf returns the bucket that bans the key of at, which is what was asked about b.

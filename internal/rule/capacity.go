@@ -2,6 +2,7 @@ package rule
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
@@ -77,7 +78,7 @@ func (b *Bucket) checkDelay(numbers *bucket.Limit) error {
 		needed = "algorithm leaky_bucket, token_bucket or warm_up"
 	case l.delayed(*numbers, cost) > 0:
 		return nil
-	case l.MaxDelay < unit:
+	case time.Duration(l.MaxDelay) < unit:
 		return option.Bad("max_delay", l.Waiting.Option, fmt.Sprintf("at least %v, the time in which one unit drips", unit))
 	case l.Algorithm.HasSize():
 		size := minDelaying(numbers, cost) - l.Soft
@@ -96,5 +97,5 @@ func minDelaying(numbers *bucket.Limit, cost int64) int64 { return numbers.DripS
 // what l admits above its size is room like the rest.
 func (l *Limit) delayed(numbers bucket.Limit, cost int64) int64 {
 	numbers.Size += l.Soft
-	return numbers.Delayed(l.MaxDelay, cost)
+	return numbers.Delayed(time.Duration(l.MaxDelay), cost)
 }

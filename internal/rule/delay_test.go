@@ -16,6 +16,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
@@ -41,8 +42,8 @@ type rates struct {
 func newRates(sizes ...int64) *rates {
 	r := &rates{store: limiter.NewMemory(), counters: new(telemetry.Counters), passed: make([][]time.Time, len(sizes))}
 	for i, size := range sizes {
-		l := &Limit{Path: string(rune('a' + i)), MaxDelay: 2 * time.Second, MaxWaiting: 1000, Waiting: &Waiters{Queues: wait.New()}}
-		l.FairBy, _ = key.Parse("fair_by", "{http.request.header.X-Client}", clientip.Prefixes{})
+		l := &Limit{Path: string(rune('a' + i)), Options: Options{MaxDelay: option.Seconds(2 * time.Second), MaxWaiting: 1000}, Waiting: &Waiters{Queues: wait.New()}}
+		l.Turns, _ = key.Parse("fair_by", "{http.request.header.X-Client}", clientip.Prefixes{})
 		r.buckets = append(r.buckets, &Bucket{
 			Limit: l, Path: l.Path, Name: l.Path, Policy: &Policy{Counters: r.counters},
 			Constant: &limiter.Bucket{Limit: limiter.Limit{Size: size, DripInterval: every, DripSize: 1}},
@@ -136,7 +137,7 @@ func TestClientsTakeTurnsAtRate(t *testing.T) {
 				r := newRates(tc.size)
 				l := r.buckets[0].Limit
 				if l.MaxWaiting = tc.maxWaiting; !tc.fair {
-					l.FairBy = nil
+					l.Turns = nil
 				}
 				const run = 2 * time.Minute
 				end := time.Now().Add(run)
@@ -278,7 +279,7 @@ func TestRateSlotOfDeniedRequest(t *testing.T) {
 		}
 		come("b", 0, 1)
 		come("c", 0, 1) // the other limit has been charged
-		if n := r.counters.Totals().Displaced; n != 1 {
+		if n := r.counters.Totals().Tallies[telemetry.Displaced]; n != 1 {
 			t.Errorf("%d were displaced, want 1", n)
 		}
 		time.Sleep(5 * time.Second)
@@ -316,8 +317,8 @@ func TestRateSlotsAtRandom(t *testing.T) {
 		}
 		all.Wait()
 		r.check(t, 0)
-		if r.counters.Totals().Displaced == 0 || len(r.passed[0]) < 1000 {
-			t.Errorf("%d displaced, %d passed", r.counters.Totals().Displaced, len(r.passed[0]))
+		if r.counters.Totals().Tallies[telemetry.Displaced] == 0 || len(r.passed[0]) < 1000 {
+			t.Errorf("%d displaced, %d passed", r.counters.Totals().Tallies[telemetry.Displaced], len(r.passed[0]))
 		}
 	})
 }

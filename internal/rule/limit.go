@@ -40,22 +40,15 @@ type Limit struct {
 	ShareWhenFull bool // whether new keys share buckets when MaxKeys others have one
 	TrackTop      int  // how many counters find the keys that ask most; 0 if none
 
-	CountDenied bool // whether requests that are denied count too
-	DryRun      bool // whether it denies none
-	Status      int  // of responses to requests that it denies
+	Options // the consistency is that of its buckets
 
-	Soft       int64         // units above the size that pass
-	MaxDelay   time.Duration // for which requests may wait
-	MaxWaiting int64         // how many may wait at once, in this process
-	Waiting    *Waiters      // nil if none may wait
-	FairBy     *key.Key      // what tells clients apart that take turns as they wait; nil if they do not
-	Bans       *Bans         // nil if it bans no keys
-	Load       *settle.Load  // nil if it does not follow the load
+	Waiting *Waiters     // nil if none may wait
+	Turns   *key.Key     // what tells clients apart that take turns as they wait; nil if they do not
+	Bans    *Bans        // nil if it bans no keys
+	Load    *settle.Load // nil if it does not follow the load
 
-	Pool       bool     // whether it counts only what others borrow
-	Borrowers  []*Limit // those to which it may lend
+	Borrowers  []*Limit // those to which a pool may lend
 	OwnCost    bool     // whether a pool charges its own cost, and not the cost of the limit that borrows
-	Borrow     string   // the name of its lender
 	Lender     *Limit   // the pool from which it may borrow; nil if there is none
 	Settlement settle.Terms
 

@@ -16,7 +16,8 @@ import (
 
 // Options are the options of a limit that say what counts, and what happens at the limit, under
 // their names in a config. Whatever shows a limit shows all of them, and limits of one name have
-// to agree in them.
+// to agree in them. Those of the same type as in config.Limit are copied from there, see package
+// compile.
 type Options struct {
 	CountDenied bool              `json:"count_denied,omitempty"`
 	Count       *option.Responses `json:"count,omitempty"`
@@ -71,41 +72,9 @@ func (a *Auto) String() string {
 	return strings.Join(words, " ")
 }
 
-// Options returns the options of l, without the consistency, which each of its buckets has.
-func (l *Limit) Options() Options {
-	o := Options{
-		CountDenied: l.CountDenied, Count: l.Settlement.Count, ActualCost: l.Settlement.ActualCost, DryRun: l.DryRun, Soft: l.Soft,
-		MaxDelay: option.Seconds(l.MaxDelay), MaxWaiting: l.MaxWaiting, Borrow: l.Borrow, Pool: l.Pool, Status: l.Status,
-	}
-	if l.Settlement.HoldOff {
-		o.Hold = "off"
-	}
-	switch {
-	case l.FairBy != nil:
-		o.FairBy = l.FairBy.Source
-	case l.MaxDelay > 0 && l.Algorithm == Concurrency:
-		o.FairBy = "off"
-	}
-	if l.Bans != nil {
-		o.BanAfter = l.Bans.After
-		for _, d := range l.Bans.Durations {
-			o.Ban = append(o.Ban, option.Seconds(d))
-		}
-	}
-	if l.Load != nil {
-		o.Auto = &Auto{
-			Latency: option.Seconds(l.Load.Options.Latency), Min: l.Load.Options.Min, Until: "header", High: l.Load.HighRaw, Low: l.Load.LowRaw,
-		}
-		if l.Load.UntilBody {
-			o.Auto.Until = "body"
-		}
-	}
-	return o
-}
-
 // Options returns the options of b. The bucket of a minimum interval has few of those of its limit.
 func (b *Bucket) Options() Options {
-	o := b.Limit.Options()
+	o := b.Limit.Options
 	if !b.IsMain() {
 		o = Options{CountDenied: o.CountDenied, DryRun: o.DryRun, Status: o.Status}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
@@ -27,7 +28,7 @@ func TestPlaceOfClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := adaptive.Options{Latency: 100 * time.Millisecond, Min: 2, Max: 2}
 		half := o.Counted() / 2
-		l := &Limit{Waiting: &Waiters{Queues: wait.New()}, MaxDelay: time.Second, MaxWaiting: 1, Load: &settle.Load{Options: o, Controllers: adaptive.NewControllers(o)}}
+		l := &Limit{Waiting: &Waiters{Queues: wait.New()}, Options: Options{MaxDelay: option.Seconds(time.Second), MaxWaiting: 1}, Load: &settle.Load{Options: o, Controllers: adaptive.NewControllers(o)}}
 		has := func(when string, want int64) {
 			t.Helper()
 			synctest.Wait()
@@ -91,7 +92,7 @@ func TestClientIsFoundOnce(t *testing.T) {
 		return "a", key == "client"
 	})
 	l := &Limit{}
-	l.FairBy, _ = key.Parse("fair_by", "{client}", clientip.Prefixes{})
+	l.Turns, _ = key.Parse("fair_by", "{client}", clientip.Prefixes{})
 	e := &Entry{Bucket: &Bucket{Limit: l}}
 	for range 3 {
 		if client := q.fairBy(e); client == "" || found != 1 {

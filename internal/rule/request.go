@@ -190,8 +190,8 @@ func (e *Entry) queue(class adaptive.Class) wait.Key {
 // fairBy returns which client the request is of, where clients wait for e: "" if they do not
 // take turns, and for all clients without a value.
 func (q *Request) fairBy(e *Entry) string {
-	if e.Limit.FairBy != nil && !e.hasClient {
-		e.client, _, _ = e.Limit.FairBy.Of(q.http, q.replacer) // one that can't be verified yet counts as missing
+	if e.Limit.Turns != nil && !e.hasClient {
+		e.client, _, _ = e.Limit.Turns.Of(q.http, q.replacer) // one that can't be verified yet counts as missing
 		e.hasClient = true
 	}
 	return e.client

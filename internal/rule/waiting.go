@@ -19,7 +19,7 @@ const retrySlot = time.Second
 // newWaiter returns the request as one that waits at e until max_delay after since: it may have
 // waited in another queue before.
 func (q *Request) newWaiter(e *Entry, key wait.Key, since time.Time) *wait.Waiter {
-	return e.Limit.Waiting.NewWaiter(q.http, key, q.fairBy(e), since.Add(e.Limit.MaxDelay))
+	return e.Limit.Waiting.NewWaiter(q.http, key, q.fairBy(e), since.Add(time.Duration(e.Limit.MaxDelay)))
 }
 
 // leave ends the wait of w at e. served says whether the request has found a slot.
@@ -79,7 +79,7 @@ func (q *Request) waitForSlots(full *Entry, t wait.Turn) (err error) {
 	waited, since := q.how.Outcome.Waited, time.Now()
 	decided := t != wait.Waiting
 	var in *Entry // in whose queue it waits
-	for full != nil && full != in && !q.left && time.Since(since) < full.Limit.MaxDelay {
+	for full != nil && full != in && !q.left && time.Since(since) < time.Duration(full.Limit.MaxDelay) {
 		in = full
 		w := q.newWaiter(in, in.queue(0), since)
 		if !w.Join(t, in.Limit.MaxWaiting) {
@@ -152,7 +152,7 @@ func (q *Request) waitOut(delay time.Duration) {
 		}
 	}
 	now := time.Now()
-	w := q.newWaiter(first, key, now.Add(max(delay-first.Limit.MaxDelay, 0)))
+	w := q.newWaiter(first, key, now.Add(max(delay-time.Duration(first.Limit.MaxDelay), 0)))
 	first.waits = false // it is the waiter that counts now
 	w.JoinWithSlot(now.Add(delay))
 	q.waitTurn(w, first)

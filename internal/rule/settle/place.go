@@ -20,8 +20,6 @@ type Load struct {
 	High, Low   caddyhttp.MatcherSets // the requests that are more important than others, or less
 	Controllers *adaptive.Controllers // of all limits of its name and options
 
-	HighRaw, LowRaw caddyhttp.RawMatcherSets // these matchers as the config has them, to show
-
 	Reporter *faults.Reporter
 
 	proxied atomic.Bool // whether an upstream has ever answered a request by reverse_proxy
