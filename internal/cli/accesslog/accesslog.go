@@ -1,7 +1,7 @@
 // Package accesslog reads the access logs of Caddy and of other web servers, and
 // returns their requests in the order in which these arrived.
 //
-// It is made for millions of lines: they are read in chunks, parsed on all cores,
+// Logs may have millions of lines: they are read in chunks, parsed on all cores,
 // and put in order within a bounded window, as a log has them in the order in
 // which they ended.
 package accesslog
@@ -95,16 +95,11 @@ type Entry struct {
 	UserID             string
 	Status             int // 0 if the log does not say
 
-	// The header fields that the log redacts, such as cookies, and those that it has at
-	// all.
-	Redacted []string
-	Headers  Headers
+	Header  http.Header
+	Headers Headers
 
-	fields []field
-	values []string
-
-	responseHeader string // in JSON
-	rateLimit      string // what a rate_limit handler has added, in JSON
+	responseHeader json.RawMessage
+	rateLimit      json.RawMessage // what a rate_limit handler has added
 
 	exact  bool  // whether its times are
 	number int64 // of the entry, in the order in which they were read
@@ -128,38 +123,14 @@ func (e *Entry) Withholds(name string) bool {
 		return true
 	case AllHeaders:
 	}
-	return slices.Contains(e.Redacted, name)
-}
-
-// field is a header field, whose values are values[from:to] of its entry.
-type field struct {
-	name     string
-	from, to int
-}
-
-// reset empties e and keeps the memory of its slices.
-func (e *Entry) reset() {
-	clear(e.fields)
-	clear(e.values)
-	*e = Entry{Redacted: e.Redacted[:0], fields: e.fields[:0], values: e.values[:0]}
-}
-
-// HeaderTo replaces h by the header fields of e. Values are kept in the given
-// slice, which is returned for use with the next entry.
-func (e *Entry) HeaderTo(h http.Header, values []string) []string {
-	clear(h)
-	values = append(values[:0], e.values...)
-	for i := range e.fields {
-		f := &e.fields[i]
-		h[f.name] = values[f.from:f.to:f.to]
-	}
-	return values
+	value := e.Header[name]
+	return len(value) == 1 && value[0] == "REDACTED" // which Caddy logs instead of credentials
 }
 
 // ResponseHeader returns the header fields of the response, or nil if the log does not
 // have them. They are decoded only here, as few limits need them.
 func (e *Entry) ResponseHeader() (h http.Header) {
-	if e.responseHeader == "" || json.Unmarshal([]byte(e.responseHeader), &h) != nil {
+	if json.Unmarshal(e.responseHeader, &h) != nil {
 		return nil
 	}
 	return h
@@ -171,28 +142,14 @@ func (e *Entry) Units() map[string]int64 {
 	var logged struct {
 		Units map[string]int64 `json:"units"`
 	}
-	if e.rateLimit == "" || json.Unmarshal([]byte(e.rateLimit), &logged) != nil {
+	if json.Unmarshal(e.rateLimit, &logged) != nil {
 		return nil
 	}
 	return logged.Units
 }
 
-// addField adds a header field whose values were appended to e.values before.
-func (e *Entry) addField(name string, from int) {
-	e.fields = append(e.fields, field{name, from, len(e.values)})
-	if len(e.values) == from+1 && e.values[from] == redacted {
-		e.Redacted = append(e.Redacted, name)
-	}
-}
-
-// redacted is what Caddy logs instead of credentials.
-const redacted = "REDACTED"
-
 // setURI sets URL from URI, as net/http does for requests that it receives.
-func (e *Entry) setURI() bool {
-	if e.setSimpleURI() {
-		return true
-	}
+func (e *Entry) setURI() Reason {
 	raw := e.URI
 	connect := e.Method == http.MethodConnect && raw != "" && raw[0] != '/'
 	if connect {
@@ -200,50 +157,10 @@ func (e *Entry) setURI() bool {
 	}
 	u, err := url.ParseRequestURI(raw)
 	if err != nil {
-		return false
+		return BadURI
 	}
-	if connect {
-		u.Scheme = ""
+	if e.URL = *u; connect {
+		e.URL.Scheme = ""
 	}
-	e.URL = *u
-	return true
-}
-
-// setSimpleURI sets URL if URI is one that needs no decoding, as most are.
-func (e *Entry) setSimpleURI() bool {
-	uri := e.URI
-	if uri == "" || uri[0] != '/' {
-		return false
-	}
-	for i := range len(uri) {
-		switch c := uri[i]; {
-		case plainInPath[c]:
-		case c == '?' && i+1 < len(uri):
-			for j := i + 1; j < len(uri); j++ {
-				if !plainInQuery[uri[j]] {
-					return false
-				}
-			}
-			e.URL = url.URL{Path: uri[:i], RawQuery: uri[i+1:]}
-			return true
-		default:
-			return false
-		}
-	}
-	e.URL = url.URL{Path: uri}
-	return true
-}
-
-// The characters that are literal in a path and in a query.
-var (
-	plainInPath  = charset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/-_.~")
-	plainInQuery = charset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/-_.~=&%+:@,;!*()'?")
-)
-
-// charset returns the set of the given characters.
-func charset(chars string) (set [256]bool) {
-	for _, c := range []byte(chars) {
-		set[c] = true
-	}
-	return set
+	return Used
 }

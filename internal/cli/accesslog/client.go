@@ -133,7 +133,7 @@ func (d *dialect) refusal(lines []byte, counts *[reasons]int64) error {
 		return nil
 	}
 	for line := range bytes.Lines(lines) {
-		line = trimLine(bytes.TrimSuffix(line, []byte("\n")))
+		line = trimLine(line)
 		if len(line) > 0 && d.parse(line, new(Entry), new(clfClock)) == BadClient {
 			fields, _, _ := bytes.Cut(line, []byte(" ["))
 			return fmt.Errorf("lines begin with %.100q, of which several may be the client's address; "+

@@ -43,7 +43,6 @@ var layouts = []string{
 // detect finds out the dialect of a log from its first lines.
 func detect(sample []byte, format Format) dialect {
 	d := dialect{format: format, exact: true, unit: second}
-	var e Entry
 	var longest float64 // of durations
 	fractions, times := false, 0
 	exact := false
@@ -60,20 +59,19 @@ func detect(sample []byte, format Format) dialect {
 		if d.format != Caddy {
 			continue
 		}
-		e.reset()
 		var l caddyLine
-		if decode(line, &e, &l) != Used || !l.hasRequest || l.ts.isZero() {
+		if l.decode(line) != Used {
 			continue
 		}
-		if end, ok := d.time(l.ts); ok {
-			if d.layout == "" && l.ts.quoted {
-				d.layout = layoutOf(l.ts.text)
+		if end, ok := d.time(l.Ts); ok {
+			if d.layout == "" && l.Ts.quoted {
+				d.layout = layoutOf(l.Ts.text)
 			}
 			times++
 			exact = exact || end%int64(second) != 0
 		}
-		if v, err := strconv.ParseFloat(l.duration.text, 64); err == nil && !l.duration.quoted {
-			fractions = fractions || strings.ContainsRune(l.duration.text, '.')
+		if v, err := strconv.ParseFloat(l.Duration.text, 64); err == nil && !l.Duration.quoted {
+			fractions = fractions || strings.ContainsRune(l.Duration.text, '.')
 			longest = max(longest, v)
 		}
 	}
@@ -188,7 +186,7 @@ func timeOfNumber(text string) (int64, bool) {
 
 // elapsed returns a duration in nanoseconds. None is 0.
 func (d *dialect) elapsed(t token) (int64, bool) {
-	if t.isZero() {
+	if t == (token{}) {
 		return 0, true
 	}
 	if t.quoted {
@@ -226,4 +224,4 @@ func (d *dialect) parse(line []byte, e *Entry, clock *clfClock) Reason {
 var console = regexp.MustCompile(`^[^{\t]+\t[^\t]*\thttp\.log\.access`)
 
 // trimLine removes white space around a line.
-func trimLine(line []byte) []byte { return bytes.Trim(line, " \t\r") }
+func trimLine(line []byte) []byte { return bytes.Trim(line, " \t\r\n") }

@@ -2,6 +2,7 @@ package accesslog
 
 import (
 	"cmp"
+	"container/heap"
 	"errors"
 	"fmt"
 	"io"
@@ -124,10 +125,10 @@ func (l *Log) Counts() (lines, used int64, skipped map[Reason]int64) {
 	return lines, l.counts[Used], skipped
 }
 
-// Next returns the next request, or io.EOF. The caller must Release it.
+// Next returns the next request, or io.EOF.
 func (l *Log) Next() (*Entry, error) {
 	for {
-		if n := len(l.pending); n == maxPending || n > 0 && l.pending[0].arrival <= l.newest-int64(Window) {
+		if n := len(l.pending); n == maxPending || n > 0 && l.pending[0].Arrival <= l.newest-int64(Window) {
 			return l.pop(), nil
 		}
 		e := l.read()
@@ -140,7 +141,6 @@ func (l *Log) Next() (*Entry, error) {
 		if e.Arrival < l.returned {
 			l.counts[Used]--
 			l.counts[Late]++
-			Release(e)
 			continue
 		}
 		l.newest = max(l.newest, e.End)
@@ -149,13 +149,13 @@ func (l *Log) Next() (*Entry, error) {
 		}
 		l.numbered++
 		e.number = l.numbered
-		l.pending.push(e)
+		heap.Push(&l.pending, e)
 	}
 }
 
 // pop returns the pending request that arrived first.
 func (l *Log) pop() *Entry {
-	e := l.pending.pop()
+	e := heap.Pop(&l.pending).(*Entry)
 	l.returned = e.Arrival
 	if !e.exact {
 		if l.spread.second != e.Arrival {
@@ -208,63 +208,20 @@ func (l *Log) read() *Entry {
 
 // queue is a heap of requests by arrival and, if that is equal, in the order in
 // which they were added.
-type queue []queued
+type queue []*Entry
 
-// queued is a request in a queue.
-type queued struct {
-	arrival int64
-	number  int64
-	entry   *Entry
+func (q queue) Len() int      { return len(q) }
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(x any)   { *q = append(*q, x.(*Entry)) }
+
+func (q queue) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(q[i].Arrival, q[j].Arrival), cmp.Compare(q[i].number, q[j].number)) < 0
 }
 
-// before reports whether a comes before b.
-func (a *queued) before(b *queued) bool {
-	return a.arrival < b.arrival || a.arrival == b.arrival && a.number < b.number
-}
-
-// push adds a request.
-func (q *queue) push(e *Entry) {
-	*q = append(*q, queued{})
-	h := *q
-	i, added := len(h)-1, queued{e.Arrival, e.number, e}
-	for i > 0 {
-		parent := (i - 1) / 4
-		if !added.before(&h[parent]) {
-			break
-		}
-		h[i] = h[parent]
-		i = parent
-	}
-	h[i] = added
-}
-
-// pop removes the first request.
-func (q *queue) pop() *Entry {
-	h := *q
-	first, last := h[0].entry, h[len(h)-1]
-	h[len(h)-1] = queued{}
-	h = h[:len(h)-1]
-	*q = h
-	if len(h) == 0 {
-		return first
-	}
-	i := 0
-	for {
-		child := 4*i + 1
-		if child >= len(h) {
-			break
-		}
-		for c := child + 1; c < min(4*i+5, len(h)); c++ {
-			if h[c].before(&h[child]) {
-				child = c
-			}
-		}
-		if !h[child].before(&last) {
-			break
-		}
-		h[i] = h[child]
-		i = child
-	}
-	h[i] = last
-	return first
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	e := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	return e
 }

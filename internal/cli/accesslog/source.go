@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/klauspost/compress/gzip"
@@ -26,9 +25,6 @@ const (
 	maxWindow = 64 << 20
 	compared  = 16 << 10 // bytes of each log, to find copies
 )
-
-// entries pools them for the memory of their slices.
-var entries = sync.Pool{New: func() any { return new(Entry) }}
 
 // source is one log.
 type source struct {
@@ -180,11 +176,8 @@ func newSource(name string, format Format, bytes *atomic.Int64) (*source, error)
 	s.begins = slices.Clone(s.sample[:min(len(s.sample), compared)])
 	s.dialect = detect(s.sample[:min(len(s.sample), chunkSize)], format)
 	b := s.dialect.parseLines(s.sample[:min(len(s.sample), chunkSize)])
-	for i, e := range b.entries {
-		if i == 0 {
-			s.first = e.End
-		}
-		Release(e)
+	if len(b.entries) > 0 {
+		s.first = b.entries[0].End
 	}
 	if err := s.dialect.refusal(s.sample[:min(len(s.sample), chunkSize)], &b.counts); err != nil {
 		s.close()
@@ -315,13 +308,7 @@ func (s *source) read(chunk []byte, err error, r *reader) {
 func (d *dialect) parseLines(lines []byte) *batch {
 	b := &batch{entries: make([]*Entry, 0, len(lines)/512+1)}
 	var clock clfClock
-	e := entries.Get().(*Entry)
-	for len(lines) > 0 {
-		line, rest := lines, []byte(nil)
-		if i := bytes.IndexByte(lines, '\n'); i >= 0 {
-			line, rest = lines[:i], lines[i+1:]
-		}
-		lines = rest
+	for line := range bytes.Lines(lines) {
 		line = trimLine(line)
 		if len(line) == 0 {
 			continue
@@ -330,23 +317,13 @@ func (d *dialect) parseLines(lines []byte) *batch {
 			b.counts[TooLong]++
 			continue
 		}
+		e := new(Entry)
 		reason := d.parse(line, e, &clock)
-		b.counts[reason]++
-		if reason == Used {
+		if b.counts[reason]++; reason == Used {
 			b.entries = append(b.entries, e)
-			e = entries.Get().(*Entry)
-		} else {
-			e.reset()
 		}
 	}
-	Release(e)
 	return b
-}
-
-// Release gives back an entry that is not used any more.
-func Release(e *Entry) {
-	e.reset()
-	entries.Put(e)
 }
 
 // head returns the next entry of the log, or nil at its end or once stopped is closed,

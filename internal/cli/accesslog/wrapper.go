@@ -148,43 +148,21 @@ func (w *wrapped) take(in wrapper, line []byte) bool {
 
 // decode decodes an object in JSON that has a line in it.
 func (w *wrapped) decode(in wrapper, object []byte) bool {
-	var text string
-	found := false
-	s := &scanner{text: string(object)}
-	ok := plainText(object) && s.object(func(key string) bool {
-		switch {
-		case in == dockerJSON && key == "log", in == journalJSON && key == "MESSAGE":
-			found = true
-			return s.string(&text)
-		case in == dockerJSON && key == "stream":
-			return s.string(&w.stream)
-		}
-		return s.skip(0)
-	}) && s.pos == len(s.text)
-	if !ok {
-		var all struct {
-			Log     *string         `json:"log"`
-			Stream  string          `json:"stream"`
-			Message json.RawMessage `json:"MESSAGE"`
-		}
-		if json.Unmarshal(object, &all) != nil {
-			return false
-		}
-		if in == dockerJSON {
-			if found = all.Log != nil; found {
-				text, w.stream = *all.Log, all.Stream
-			}
-		} else {
-			text, found = messageOf(all.Message)
-		}
-	}
-	if !found {
+	var fields map[string]json.RawMessage // not a struct: Caddy may write "message" where journald has "MESSAGE"
+	if json.Unmarshal(object, &fields) != nil {
 		return false
 	}
-	w.line, w.ends = []byte(text), true
-	if in == dockerJSON {
-		w.line, w.ends = bytes.CutSuffix(w.line, []byte("\n"))
+	if in == journalJSON {
+		text, found := messageOf(fields["MESSAGE"])
+		w.line, w.ends = []byte(text), true
+		return found
 	}
+	var line *string
+	if json.Unmarshal(fields["log"], &line) != nil || line == nil {
+		return false
+	}
+	_ = json.Unmarshal(fields["stream"], &w.stream) // which may not be known
+	w.line, w.ends = bytes.CutSuffix([]byte(*line), []byte("\n"))
 	return true
 }
 

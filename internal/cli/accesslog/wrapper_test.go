@@ -105,8 +105,8 @@ func TestWrapped(t *testing.T) {
 				t.Errorf("got notes %q, want %q", notes, tc.wrapper)
 			}
 			for _, e := range all {
-				if strings.Contains(tc.text, "ä") && (e.URI != "/search?q=a&b=<ä>" || !strings.Contains(strings.Join(e.values, ""), "(X11; Linux")) {
-					t.Errorf("got %s, %q", e.URI, e.values)
+				if strings.Contains(tc.text, "ä") && (e.URI != "/search?q=a&b=<ä>" || !strings.Contains(e.Header.Get("User-Agent"), "(X11; Linux")) {
+					t.Errorf("got %s, %q", e.URI, e.Header)
 				}
 			}
 		})

@@ -319,7 +319,6 @@ func (s *Session) Run(ctx context.Context) {
 		for _, p := range s.atOnce {
 			p.take(e, e.Arrival)
 		}
-		accesslog.Release(e)
 	}
 }
 

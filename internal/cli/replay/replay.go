@@ -42,7 +42,6 @@ type replay struct {
 	entry   *accesslog.Entry
 	at      int64
 	url     url.URL
-	values  []string
 	met     []metLimit
 	refused bool
 	held    []heldUnits
@@ -181,6 +180,9 @@ func (p *replay) prepare() *offline.Run {
 	r := run.Request
 	p.url = e.URL
 	r.Method, r.URL, r.RequestURI, r.Host, r.Proto = e.Method, &p.url, e.URI, host, e.Proto
+	if r.Header = e.Header.Clone(); r.Header == nil { // other configs get the same
+		r.Header = make(http.Header)
+	}
 	if r.ProtoMajor, r.ProtoMinor = 1, 1; strings.HasPrefix(e.Proto, "HTTP/") {
 		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(e.Proto)
 	}
@@ -190,7 +192,6 @@ func (p *replay) prepare() *offline.Run {
 	if r.TLS = nil; secure || e.Host == "" && server.TLS {
 		r.TLS = &tlsOfReplay
 	}
-	p.values = e.HeaderTo(r.Header, p.values)
 	return run
 }
 
@@ -220,10 +221,8 @@ func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
 	if p.time(q); len(q.Entries()) == 0 {
 		return true
 	}
-	if len(p.entry.Redacted) > 0 || p.entry.Headers != accesslog.AllHeaders {
-		if p.withhold(q) == len(q.Entries()) {
-			return true
-		}
+	if p.withhold(q) == len(q.Entries()) {
+		return true
 	}
 	if err := q.Decide(p.store, rule.How{Accounting: h.Accounting}); err != nil {
 		p.refused = true
