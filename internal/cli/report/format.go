@@ -9,6 +9,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 )
 
@@ -51,17 +53,7 @@ func visible(s string) string {
 }
 
 // count formats n with its digits in groups, on one line.
-func count(n int64) string {
-	digits := strconv.FormatInt(n, 10)
-	first := 0
-	if n < 0 {
-		first = 1
-	}
-	for i := len(digits) - 3; i > first; i -= 3 {
-		digits = digits[:i] + "\u00a0" + digits[i:]
-	}
-	return digits
-}
+func count(n int64) string { return strings.ReplaceAll(humanize.Comma(n), ",", "\u00a0") }
 
 // sizeNeeded formats the size that a key needed.
 func sizeNeeded(n int64) string {
@@ -116,11 +108,9 @@ const sign = "\u00a0%"
 func share(part, whole int64) string {
 	f := 100 * fraction(part, whole)
 	switch {
-	case part == 0 || whole <= 0:
-		return "0" + sign
-	case part == whole:
+	case part == whole && whole > 0:
 		return "100" + sign
-	case f < 0.001:
+	case f > 0 && f < 0.001:
 		return "<0.001" + sign
 	case f > 99.9:
 		return ">99.9" + sign
@@ -130,6 +120,9 @@ func share(part, whole int64) string {
 
 // percentage formats f percent with two significant digits, or three from 10 %.
 func percentage(f float64) string {
+	if f == 0 {
+		return "0" + sign
+	}
 	digits := 2
 	if f >= 10 {
 		digits = 3

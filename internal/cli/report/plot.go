@@ -43,6 +43,8 @@ type panel struct {
 	Height float64
 	Y      []tick
 	Shapes []shape
+
+	shares bool // whether it shows percentages
 }
 
 // TitleAt returns where the title is.
@@ -132,60 +134,82 @@ func maxBars(limits int) int {
 	return 300
 }
 
-// timePlot shows the requests over time, or nil if there were none.
-func timePlot(l Limit, id string, most int) *plot {
-	if l.Slot <= 0 || !slices.ContainsFunc(l.Times, func(s Slot) bool { return s.Admitted > 0 || s.Denied > 0 }) {
+// column is a bar of a plot: some requests, those denied on top, and what the panel below shows
+// of these.
+type column struct {
+	admitted, denied int64
+	below            float64
+	text             string
+}
+
+// columnPlot draws columns, or returns nil if there were no requests. The lower panel is left out
+// if nothing was denied.
+func columnPlot(id, title string, upper, lower panel, columns []column) *plot {
+	high, highBelow := int64(0), 0.0
+	for _, c := range columns {
+		high, highBelow = max(high, c.admitted+c.denied), max(highBelow, c.below)
+	}
+	if high == 0 {
 		return nil
 	}
-	times, each := merge(l.Times, l.Slot, most)
-	var high, highDenied int64
-	var peak Slot
-	for _, s := range times {
-		high = max(high, s.Admitted+s.Denied)
-		if s.Denied > highDenied {
-			highDenied, peak = s.Denied, s
-		}
+	panels := []panel{upper, lower}
+	if highBelow == 0 {
+		panels = panels[:1]
 	}
-	panels := []panel{{Title: "Requests per " + interval(each), Height: 150}}
-	if highDenied > 0 {
-		panels = append(panels, panel{Title: "Only those denied", Height: 70})
+	p := newPlot(id, title, panels...)
+	p.Legend = outcomes
+	y := make([]func(float64) float64, len(panels))
+	for i, highest := range []float64{float64(high), highBelow}[:len(panels)] {
+		y[i] = p.Panels[i].linear(highest)
 	}
-	p := newPlot(id, "Admitted and denied over time", panels...)
-	all, _ := linear(&p.Panels[0], float64(high), true)
-	p.Desc = fmt.Sprintf("At most %s per %s.", plural(high, "request"), interval(each))
-	below := func(float64) float64 { return 0 }
-	if highDenied > 0 {
-		below, _ = linear(&p.Panels[1], float64(highDenied), true)
-		p.Desc += fmt.Sprintf(" Most were denied from %s on: %s.", moment(peak.Start, each), count(highDenied))
-	} else {
-		p.Desc += " None was denied."
-	}
-
-	var admitted, denied, only bars
-	width := 1 / float64(len(times))
-	gap := 0.0
-	if len(times) <= 60 {
+	width, gap := 1/float64(len(columns)), 0.0
+	if len(columns) <= 60 {
 		gap = width * 0.12
 	}
-	for i, s := range times {
-		x0, x1 := float64(i)*width, float64(i+1)*width
-		base := p.Panels[0].Top + p.Panels[0].Height
-		if s.Admitted > 0 {
-			admitted.add(x0+gap, x1-gap, all(float64(s.Admitted)), base)
+	var admitted, denied, below bars
+	for i, c := range columns {
+		left := float64(i) * width
+		x0, x1, passed := left+gap, left+width-gap, y[0](float64(c.admitted))
+		if c.admitted > 0 {
+			admitted.add(x0, x1, passed, p.Panels[0].Foot())
 		}
-		if s.Denied > 0 {
-			denied.add(x0+gap, x1-gap, all(float64(s.Admitted+s.Denied)), all(float64(s.Admitted)))
-			only.add(x0+gap, x1-gap, below(float64(s.Denied)), p.Bottom)
+		if c.denied > 0 {
+			denied.add(x0, x1, y[0](float64(c.admitted+c.denied)), passed)
+			below.add(x0, x1, y[1](c.below), p.Bottom)
 		}
-		if s.Admitted > 0 || s.Denied > 0 {
-			p.Hovers = append(p.Hovers, hover{px(100 * x0), px(100 * width), p.Bottom, fmt.Sprintf(
-				"%s: %s admitted, %s denied", moment(s.Start, each), count(s.Admitted), count(s.Denied))})
+		if c.admitted+c.denied > 0 {
+			p.Hovers = append(p.Hovers, hover{px(100 * left), px(100 * width), p.Bottom, c.text})
 		}
 	}
-	p.Legend = outcomes
 	p.Panels[0].Shapes = []shape{{"admitted", admitted.String()}, {"denied", denied.String()}}
-	if highDenied > 0 {
-		p.Panels[1].Shapes = []shape{{"denied", only.String()}}
+	if len(panels) > 1 {
+		p.Panels[1].Shapes = []shape{{"denied", below.String()}}
+	}
+	return p
+}
+
+// timePlot shows the requests over time, or nil if there were none.
+func timePlot(l Limit, id string, most int) *plot {
+	times, each := merge(l.Times, l.Slot, most)
+	columns := make([]column, 0, len(times))
+	high, peak := int64(0), Slot{}
+	for _, s := range times {
+		columns = append(columns, column{s.Admitted, s.Denied, float64(s.Denied), fmt.Sprintf(
+			"%s: %s admitted, %s denied", moment(s.Start, each), count(s.Admitted), count(s.Denied))})
+		if high = max(high, s.Admitted+s.Denied); s.Denied > peak.Denied {
+			peak = s
+		}
+	}
+	p := columnPlot(id, "Admitted and denied over time", panel{Title: "Requests per " + interval(each), Height: 150},
+		panel{Title: "Only those denied", Height: 70}, columns)
+	if p == nil {
+		return nil
+	}
+	p.Desc = fmt.Sprintf("At most %s per %s.", plural(high, "request"), interval(each))
+	if peak.Denied > 0 {
+		p.Desc += fmt.Sprintf(" Most were denied from %s on: %s.", moment(peak.Start, each), count(peak.Denied))
+	} else {
+		p.Desc += " None was denied."
 	}
 	start := times[0].Start
 	p.X = timeTicks(start, time.Duration(len(times))*each)
@@ -224,62 +248,30 @@ func moment(t time.Time, slot time.Duration) string {
 	return t.Format("Mon 2 Jan, 15:04")
 }
 
-// hourPlot shows what was denied by hour of the day, or nil if there is nothing.
+// hourPlot shows what was denied by hour of the day, or nil if there were no requests.
 func hourPlot(l Limit, id string) *plot {
-	var high int64
+	columns := make([]column, 0, len(l.ByHour))
 	worst, worstShare := 0, 0.0
 	for h, c := range l.ByHour {
-		high = max(high, c.Requests)
-		if f := fraction(c.Denied, c.Requests); f > worstShare {
-			worst, worstShare = h, f
+		passed, denied := max(0, c.Requests-c.Denied), 100*min(1, fraction(c.Denied, c.Requests))
+		columns = append(columns, column{passed, c.Requests - passed, denied, fmt.Sprintf(
+			"%02d:00 to %02d:00: %s, %s denied", h, h+1, plural(c.Requests, "request"), share(c.Denied, c.Requests))})
+		if denied > worstShare {
+			worst, worstShare = h, denied
 		}
 	}
-	if high == 0 {
+	p := columnPlot(id, "By hour of the day", panel{Title: "Requests", Height: 70},
+		panel{Title: "Share denied", Height: 100, shares: true}, columns)
+	if p == nil {
 		return nil
 	}
-	panels := []panel{{Title: "Requests", Height: 70}}
-	if worstShare > 0 {
-		panels = append(panels, panel{Title: "Share denied", Height: 100})
-	}
-	p := newPlot(id, "By hour of the day", panels...)
 	p.Desc = "None was denied."
-	all, _ := linear(&p.Panels[0], float64(high), true)
-	below := func(float64) float64 { return 0 }
 	if worstShare > 0 {
 		p.Desc = fmt.Sprintf("The largest share was denied from %02d:00 to %02d:00: %s.",
 			worst, worst+1, share(l.ByHour[worst].Denied, l.ByHour[worst].Requests))
-		var step float64
-		below, step = linear(&p.Panels[1], 100*min(1, worstShare), false)
-		for i := range p.Panels[1].Y {
-			p.Panels[1].Y[i].Label = "0" + sign
-			if i > 0 {
-				p.Panels[1].Y[i].Label = percentage(step * float64(i))
-			}
-		}
 	}
-	var admitted, denied, shares bars
-	for h, c := range l.ByHour {
-		x0, x1 := float64(h)/24, float64(h+1)/24
-		if c.Requests > 0 {
-			passed := max(0, c.Requests-c.Denied)
-			if passed > 0 {
-				admitted.add(x0+.005, x1-.005, all(float64(passed)), p.Panels[0].Top+p.Panels[0].Height)
-			}
-			if c.Denied > 0 {
-				denied.add(x0+.005, x1-.005, all(float64(c.Requests)), all(float64(passed)))
-				shares.add(x0+.005, x1-.005, below(100*min(1, fraction(c.Denied, c.Requests))), p.Bottom)
-			}
-			p.Hovers = append(p.Hovers, hover{px(100 * x0), px(100. / 24), p.Bottom, fmt.Sprintf(
-				"%02d:00 to %02d:00: %s, %s denied", h, h+1, plural(c.Requests, "request"), share(c.Denied, c.Requests))})
-		}
-		if h%4 == 0 {
-			p.X = append(p.X, tick{At: 100 * x0, Label: fmt.Sprintf("%02d:00", h), Anchor: "start"})
-		}
-	}
-	p.Legend = outcomes
-	p.Panels[0].Shapes = []shape{{"admitted", admitted.String()}, {"denied", denied.String()}}
-	if worstShare > 0 {
-		p.Panels[1].Shapes = []shape{{"denied", shares.String()}}
+	for h := 0; h < len(l.ByHour); h += 4 {
+		p.X = append(p.X, tick{At: 100 * float64(h) / 24, Label: fmt.Sprintf("%02d:00", h), Anchor: "start"})
 	}
 	if l.HourIn != "" {
 		p.Title += " (" + visible(l.HourIn) + ")"
@@ -299,8 +291,8 @@ func sizePlot(l Limit, id string) *plot {
 	if total(peaks) == 0 {
 		return nil
 	}
-	highest := max(peaks[len(peaks)-1].Units, l.Size, 1)
-	low, high := math.Log(0.5), math.Log((float64(highest)+.5)*1.15)
+	highest := float64(max(peaks[len(peaks)-1].Units, l.Size, 1))
+	low, high := math.Log(0.5), math.Log((highest+.5)*1.15)
 	across := func(units float64) float64 { return min(1, (math.Log(max(units, .5))-low)/(high-low)) }
 
 	p := newPlot(id, "Which size would deny how many keys",
@@ -309,28 +301,40 @@ func sizePlot(l Limit, id string) *plot {
 	p.XName = "size, in units"
 	p.Desc = fmt.Sprintf("Half of the keys needed a size of %s, and the busiest %s.",
 		sizeNeeded(l.SizeFor(.5)), sizeNeeded(l.SizeFor(0)))
-	if l.Size > 0 {
-		p.Desc += fmt.Sprintf(" The size of %s denied %s of the keys.", count(l.Size), share(above(l.Peaks, l.Size), all))
+	for _, v := range powers(highest*1.1, 6) {
+		p.X = append(p.X, tick{At: 100 * across(v), Label: short(v), Anchor: "middle"})
 	}
+	if l.Size > 0 {
+		denied := share(above(l.Peaks, l.Size), all)
+		p.Desc += fmt.Sprintf(" The size of %s denied %s of the keys.", count(l.Size), denied)
+		p.Legend = []legend{{"admitted", "never denied"}, {"denied", "denied at least once"}}
+		r := rule{At: 100 * across(float64(l.Size)), Anchor: "start", Shift: 6, Label: "size " + short(float64(l.Size)), More: ": " + denied + " denied"}
+		if r.At > 50 {
+			r.Anchor, r.Shift = "end", -6
+		}
+		p.Rules = []rule{r}
+	}
+	p.drawKeys(l, peaks, across)
+	down := p.drawShares(peaks, all, across)
+	p.Points = sizePoints(proposals(l), func(of proposal) (float64, float64) {
+		return 100 * across(float64(of.Size)), down(of.Denied)
+	})
+	return p
+}
 
-	// Above: the keys in bins of about a tenth of a decade, with the size between two.
-	bins := binned(peaks, l.Size)
-	most := int64(1)
+// drawKeys draws the keys in bins of about a tenth of a decade, with the size between two.
+func (p *plot) drawKeys(l Limit, peaks []Peak, across func(float64) float64) {
+	all, bins, most := total(l.Peaks), binned(peaks, l.Size), int64(1)
 	for _, b := range bins {
 		most = max(most, b.keys)
 	}
 	keys := &p.Panels[0]
 	decades := max(1, math.Log10(float64(most)))
-	tall := func(n int64) float64 { // a single key is a little above the axis
-		return keys.Top + keys.Height - keys.Height*(math.Log10(float64(n))+.3)/(decades+.3)
+	tall := func(n float64) float64 { // a single key is a little above the axis
+		return keys.Foot() - keys.Height*(math.Log10(n)+.3)/(decades+.3)
 	}
-	for n, step := int64(1), decadeStep(decades, 4); ; {
-		keys.Y = append(keys.Y, tick{At: tall(n), Label: short(float64(n))})
-		next := n * step
-		if next/step != n || next > most {
-			break
-		}
-		n = next
+	for _, n := range powers(float64(most), 4) {
+		keys.Y = append(keys.Y, tick{At: tall(n), Label: short(n)})
 	}
 	var admitted, denied bars
 	for _, b := range bins {
@@ -339,60 +343,44 @@ func sizePlot(l Limit, id string) *plot {
 			path = &denied
 		}
 		x0, x1 := across(float64(b.from)-.5), across(float64(b.to)+.5)
-		path.add(x0, x1, tall(b.keys), keys.Top+keys.Height)
+		path.add(x0, x1, tall(float64(b.keys)), keys.Foot())
 		p.Hovers = append(p.Hovers, hover{px(100 * x0), px(100 * (x1 - x0)), p.Bottom, fmt.Sprintf(
 			"%s needed %s; a size of %s would deny %s (%s)", plural(b.keys, "key"), span(b.from, b.to), count(b.to),
 			share(above(l.Peaks, b.to), all), plural(above(l.Peaks, b.to), "key"))})
 	}
-	if l.Size > 0 {
-		p.Legend = []legend{{"admitted", "never denied"}, {"denied", "denied at least once"}}
-	}
 	keys.Shapes = []shape{{"admitted", admitted.String()}, {"denied", denied.String()}}
+}
 
-	// Below: what each size would deny, down to a single key, and none.
+// drawShares draws what each size would deny, down to a single key, and none. It returns where a
+// number of keys is.
+func (p *plot) drawShares(peaks []Peak, all int64, across func(float64) float64) (down func(int64) float64) {
 	curve := &p.Panels[1]
-	decades = math.Ceil(max(1, math.Log10(float64(all))))
-	foot := curve.Top + curve.Height
-	down := func(n int64) float64 {
+	most := math.Pow(10, math.Ceil(max(1, math.Log10(float64(all)))))
+	at := func(one float64) float64 { return curve.Top + (curve.Height-16)*math.Log10(one)/math.Log10(most) }
+	down = func(n int64) float64 {
 		if n == 0 {
-			return foot
+			return curve.Foot()
 		}
-		return curve.Top - (curve.Height-16)*math.Log10(float64(n)/float64(all))/decades
+		return at(float64(all) / float64(n))
 	}
-	step := math.Log10(float64(decadeStep(decades, 5)))
-	for d := 0.0; d <= decades; d += step {
-		label := percentage(100 * math.Pow(10, -d))
-		if d > 4 {
-			label = "1 in " + short(math.Pow(10, d))
+	for _, one := range powers(most, 5) {
+		label := percentage(100 / one)
+		if one > 1e4 {
+			label = "1 in " + short(one)
 		}
-		curve.Y = append(curve.Y, tick{At: curve.Top + (curve.Height-16)*d/decades, Label: label})
+		curve.Y = append(curve.Y, tick{At: at(one), Label: label})
 	}
-	curve.Y = append(curve.Y, tick{At: foot, Label: "none"})
+	curve.Y = append(curve.Y, tick{At: curve.Foot(), Label: "none"})
 	var line strings.Builder
+	fmt.Fprintf(&line, "M0 %sV%s", px(curve.Foot()), px(down(all)))
 	left := all
-	fmt.Fprintf(&line, "M0 %sV%s", px(foot), px(down(left)))
 	for _, k := range peaks {
 		left -= k.Keys
 		fmt.Fprintf(&line, "H%sV%s", px(1000*across(float64(k.Units)-.5)), px(down(left)))
 	}
-	fmt.Fprintf(&line, "H1000V%sZ", px(foot))
+	fmt.Fprintf(&line, "H1000V%sZ", px(curve.Foot()))
 	curve.Shapes = []shape{{"curve", line.String()}}
-
-	for at, n := 1.0, decadeStep(math.Log10(float64(highest)+1), 6); at <= float64(highest)*1.1; at *= float64(n) {
-		p.X = append(p.X, tick{At: 100 * across(at), Label: short(at), Anchor: "middle"})
-	}
-	if l.Size > 0 {
-		r := rule{At: 100 * across(float64(l.Size)), Anchor: "start", Shift: 6,
-			Label: "size " + short(float64(l.Size)), More: fmt.Sprintf(": %s denied", share(above(l.Peaks, l.Size), all))}
-		if r.At > 50 {
-			r.Anchor, r.Shift = "end", -6
-		}
-		p.Rules = []rule{r}
-	}
-	p.Points = sizePoints(proposals(l), func(of proposal) (float64, float64) {
-		return 100 * across(float64(of.Size)), down(of.Denied)
-	})
-	return p
+	return down
 }
 
 // sizePoints marks the proposed sizes, with as many labels as do not meet. The
@@ -456,22 +444,25 @@ func span(from, to int64) string {
 	return count(from) + " to " + count(to) + " units"
 }
 
-// decadeStep returns by which power of ten ticks of a logarithmic axis are apart
-// for about that many.
-func decadeStep(decades float64, ticks int) int64 {
-	step := int64(10)
-	for n := decades / float64(ticks); n > 1; n-- {
-		step *= 10
+// powers returns where the ticks of a logarithmic axis are: powers of ten up to most, about that
+// many.
+func powers(most float64, ticks int) (list []float64) {
+	step := math.Pow(10, math.Ceil(max(1, math.Log10(most)/float64(ticks))))
+	for v := 1.0; v <= most; v *= step {
+		list = append(list, v)
 	}
-	return step
+	return list
 }
 
-// linear gives a panel an axis from 0 to at least high, with ticks at whole numbers
-// only if requested, and returns where values are and how far apart ticks may be.
-func linear(p *panel, high float64, whole bool) (func(float64) float64, float64) {
-	want := 4.0
+// linear gives a panel an axis from 0 to at least high, and returns where values are. Only
+// shares have ticks at other than whole numbers.
+func (p *panel) linear(high float64) func(float64) float64 {
+	want, label := 4.0, short
 	if p.Height < 100 {
 		want = 2
+	}
+	if p.shares {
+		label = percentage
 	}
 	step := math.Pow(10, math.Floor(math.Log10(high/want)))
 	for _, f := range []float64{1, 2, 5, 10} {
@@ -481,118 +472,90 @@ func linear(p *panel, high float64, whole bool) (func(float64) float64, float64)
 		}
 	}
 	top := math.Ceil(high/step*(1-1e-9)) * step
-	bottom, scale := p.Top+p.Height, p.Height/top
-	y := func(v float64) float64 { return bottom - v*scale }
+	y := func(v float64) float64 { return p.Foot() - v*p.Height/top }
 	for i := 0; float64(i)*step <= top*(1+1e-9); i++ {
-		if v := float64(i) * step; !whole || v == math.Trunc(v) {
-			p.Y = append(p.Y, tick{At: y(v), Label: short(v)})
+		if v := float64(i) * step; p.shares || v == math.Trunc(v) {
+			p.Y = append(p.Y, tick{At: y(v), Label: label(v)})
 		}
 	}
-	return y, step
+	return y
+}
+
+const day = 24 * time.Hour
+
+// steps are how far apart the ticks of an axis of time may be. From an hour on they follow the
+// calendar, with months for 30 days.
+var steps = []time.Duration{
+	1e6, 2e6, 5e6, 1e7, 2e7, 5e7, 1e8, 2e8, 5e8, 1e9, 2e9, 5e9, 10e9, 15e9, 30e9,
+	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute,
+	time.Hour, 2 * time.Hour, 3 * time.Hour, 4 * time.Hour, 6 * time.Hour, 12 * time.Hour, day, 2 * day, 7 * day, 14 * day, 28 * day,
+	30 * day, 60 * day, 90 * day, 180 * day, 360 * day, 720 * day, 1800 * day, 3600 * day, 18000 * day,
+}
+
+// tickTime returns the n-th tick, of which the first is at or before a start.
+func tickTime(start time.Time, step time.Duration, n int) time.Time {
+	year, month, date := start.Date()
+	switch {
+	case step >= 30*day:
+		return time.Date(year, month+time.Month(n)*time.Month(step/(30*day)), 1, 0, 0, 0, 0, start.Location())
+	case step >= day:
+		return time.Date(year, month, date+n*int(step/day), 0, 0, 0, 0, start.Location())
+	case step >= time.Hour:
+		hours := int(step / time.Hour)
+		return time.Date(year, month, date, (start.Hour()/hours+n)*hours, 0, 0, 0, start.Location())
+	}
+	return start.Truncate(step).Add(time.Duration(n) * step)
+}
+
+// tickFormats returns how ticks are shown, and what their second line has.
+func tickFormats(step time.Duration) (format, second string) {
+	switch {
+	case step >= 30*day:
+		return "Jan", "2006"
+	case step >= day:
+		return "2 Jan", "2006"
+	case step >= time.Minute:
+		return "15:04", "2 Jan"
+	case step >= time.Second:
+		return "15:04:05", "2 Jan"
+	}
+	return "05.000", "15:04"
 }
 
 // timeTicks returns about six places on an axis of time, at round times of the
 // clock where it is. With the first and wherever another day begins, they have the
 // day.
-func timeTicks(start time.Time, length time.Duration) []tick {
-	const want, most = 6, 100
-	const day = 24 * time.Hour
-	var ticks []tick
-	lastDay := ""
-	add := func(t time.Time, format, second string) {
+func timeTicks(start time.Time, length time.Duration) (ticks []tick) {
+	const want = 6
+	i := slices.IndexFunc(steps, func(step time.Duration) bool { return length <= want*step })
+	if i < 0 {
+		i = len(steps) - 1
+	}
+	format, second := tickFormats(steps[i])
+	last := ""
+	for n := range 2 * want {
+		t := tickTime(start, steps[i], n)
 		at := 100 * float64(t.Sub(start)) / float64(length)
 		if at < 0 || at > 100 || len(ticks) > 0 && at <= ticks[len(ticks)-1].At {
-			return
+			continue
 		}
 		k := tick{At: at, Label: t.Format(format), Anchor: "middle"}
-		if d := t.Format(second); d != lastDay {
+		if d := t.Format(second); d != last {
 			// On a phone there is no room for two next to each other.
 			if n := len(ticks); n > 0 && at-ticks[n-1].At < 20 {
 				ticks[n-1].Second = ""
 			}
-			k.Second, lastDay = d, d
+			k.Second, last = d, d
+		}
+		if at < 4 {
+			k.Anchor = "start"
+		} else if at > 96 {
+			k.Anchor = "end"
 		}
 		ticks = append(ticks, k)
 	}
-	year, month, date := start.Date()
-	switch {
-	case length > 120*day:
-		step := 1
-		for _, s := range []int{1, 2, 3, 6, 12, 24, 60, 120, 600} {
-			if step = s; float64(length)/(float64(s)*float64(30*day)) <= want {
-				break
-			}
-		}
-		for n := range most {
-			m := month + time.Month(n*step)
-			t := time.Date(year, m, 1, 0, 0, 0, 0, start.Location())
-			if t.Sub(start) > length {
-				break
-			}
-			add(t, "Jan", "2006")
-		}
-	case length > 5*day:
-		step := 1
-		for _, s := range []int{1, 2, 7, 14, 28} {
-			if step = s; float64(length)/(float64(s)*float64(day)) <= want+1 {
-				break
-			}
-		}
-		for n := range most {
-			t := time.Date(year, month, date+n*step, 0, 0, 0, 0, start.Location())
-			if t.Sub(start) > length {
-				break
-			}
-			add(t, "2 Jan", "2006")
-		}
-	case length > 5*time.Hour:
-		step := 1
-		for _, s := range []int{1, 2, 3, 4, 6, 12, 24} {
-			if step = s; float64(length)/(float64(s)*float64(time.Hour)) <= want+1 {
-				break
-			}
-		}
-		first := start.Hour() / step * step
-		for n := range most {
-			t := time.Date(year, month, date, first+n*step, 0, 0, 0, start.Location())
-			if t.Sub(start) > length {
-				break
-			}
-			add(t, "15:04", "2 Jan")
-		}
-	default:
-		step := time.Millisecond
-		for _, s := range []time.Duration{
-			1e6, 2e6, 5e6, 10e6, 20e6, 50e6, 100e6, 200e6, 500e6, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second,
-			30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour,
-		} {
-			if step = s; float64(length)/float64(s) <= want {
-				break
-			}
-		}
-		format := "15:04"
-		if step < time.Second {
-			format = "05.000"
-		} else if step < time.Minute {
-			format = "15:04:05"
-		}
-		second := "2 Jan"
-		if step < time.Second {
-			second = "15:04"
-		}
-		for t := start.Truncate(step); t.Sub(start) <= length; t = t.Add(step) {
-			add(t, format, second)
-		}
-	}
 	if len(ticks) == 0 {
-		add(start, "15:04:05", "2 Jan")
-	}
-	for i := range ticks {
-		if ticks[i].At < 4 {
-			ticks[i].Anchor = "start"
-		} else if ticks[i].At > 96 {
-			ticks[i].Anchor = "end"
-		}
+		return []tick{{Label: start.Format("15:04:05"), Second: start.Format("2 Jan"), Anchor: "start"}}
 	}
 	return ticks
 }
