@@ -38,8 +38,20 @@ func Convert(text []byte, mapping Mapping) (*Result, error) {
 // hasZone matches what only a configuration of mholt/caddy-ratelimit has.
 var hasZone = regexp.MustCompile(`(?m)^[ \t]*zone[ \t]|"rate_limits"`)
 
+// conversion is the conversion of a configuration, or of a part of it.
+type conversion struct {
+	writer
+	reader
+	answers
+
+	misplaced []string // fields that are taken anywhere, and mostly without effect
+}
+
+// part returns a conversion for a part of what c converts.
+func (c *conversion) part() conversion { return conversion{answers: c.answers} }
+
 // answers are the placeholders that a user gives for what a configuration has by other names.
-// All writers of a conversion share them.
+// All parts of a conversion share them.
 type answers struct {
 	mapping Mapping
 	used    map[string]bool // names that were looked up
@@ -102,6 +114,14 @@ func (w *writer) note(line int, text string) {
 func (w *writer) add(other *writer) {
 	w.text.WriteString(other.text.String())
 	w.notes = append(w.notes, other.notes...)
+}
+
+// addApart adds what another writer has written, after a blank line if anything precedes it.
+func (w *writer) addApart(other *writer) {
+	if w.text.Len() > 0 && other.text.Len() > 0 {
+		w.option("")
+	}
+	w.add(other)
 }
 
 // comment writes a comment, of one line whatever its text holds: also a variable of

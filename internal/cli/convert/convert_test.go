@@ -135,7 +135,7 @@ func TestConvertRefuses(t *testing.T) {
 		{limit("unlimited: true, unit: day"), "unlimited: can't be combined with unit or requests_per_unit; use it alone"},
 		{limit("unit: day, requests: 1"), `line 4: rate_limit: unknown field "requests"; use one of unit, `},
 		{limit("replaces: a"), "line 4: replaces: not valid; use a list of names"},
-		{limit("replaces: [{id: a}]"), "line 4: replaces: not valid; use entries with a name"},
+		{limit("replaces: [{id: a}]"), `line 4: replaces: unknown field "id"; use name`},
 		{"domain: d\ndescriptors: [&a {<<: [*a, *a]}]", "too many fields; use at most 20000 in all"},
 		{limit("<<: 5"), "line 4: rate_limit: not valid; use fields with values"},
 		{"---\n---\n", "domain: none given; use one, and its descriptors"},

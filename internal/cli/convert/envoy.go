@@ -1,10 +1,9 @@
 package convert
 
 import (
-	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"net/textproto"
 	"regexp"
 	"slices"
@@ -82,7 +81,8 @@ func (m Mapping) Add(text string) error {
 
 // Envoy converts a configuration of envoyproxy/ratelimit, in YAML.
 func Envoy(text []byte, mapping Mapping) (*Result, error) {
-	e := &envoy{answers: answersOf(mapping), domains: make(map[string]bool), blocks: make(names)}
+	e := &envoy{domains: make(map[string]bool), blocks: make(names)}
+	e.answers, e.misplaced = answersOf(mapping), anywhere
 	if err := e.documents(text, 0); err != nil {
 		return nil, err
 	}
@@ -100,30 +100,14 @@ func Envoy(text []byte, mapping Mapping) (*Result, error) {
 
 // documents converts the documents of text, before which a file has that many lines.
 func (e *envoy) documents(text []byte, before int) error {
-	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
-		var node yaml.Node
-		err := decoder.Decode(&node)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return errors.New(oneLine(err.Error()))
-		}
-		if len(node.Content) == 1 && isNull(node.Content[0]) {
-			continue // nothing is between two lines of ---
-		}
-		moveDown(&node, before)
-		if err := e.document(&node); err != nil {
-			return err
-		}
-	}
+	return documents(text, func(node *yaml.Node) error {
+		moveDown(node, before)
+		return e.document(node)
+	})
 }
 
 // document converts a document: a domain, or an object of Kubernetes that holds some.
 func (e *envoy) document(node *yaml.Node) error {
-	if node.Kind == yaml.DocumentNode && len(node.Content) == 1 {
-		node = node.Content[0]
-	}
 	object, err := e.objectOf(node)
 	if err != nil {
 		return err
@@ -145,60 +129,31 @@ func (e *envoy) document(node *yaml.Node) error {
 
 // envoy converts a configuration of envoyproxy/ratelimit.
 type envoy struct {
-	writer
-	reader
-	answers
+	conversion
 	other   string          // the kind of an object of Kubernetes that holds no limits
 	domains map[string]bool // that were converted
 	blocks  names           // that were given to them
 }
 
 // inner returns a converter for what is within something else.
-func (e *envoy) inner() *envoy { return &envoy{answers: e.answers} }
+func (e *envoy) inner() *envoy { return &envoy{conversion: e.part()} }
 
-// misplaced are the fields of envoyproxy/ratelimit, which takes them anywhere.
-var misplaced = []string{
+// anywhere are the fields of envoyproxy/ratelimit, which takes them anywhere.
+var anywhere = []string{
 	"domain", "key", "value", "descriptors", "rate_limit", "unit", "requests_per_unit", "unlimited", "shadow_mode", "name", "replaces",
 	"detailed_metric", "value_to_metric", "share_threshold", "quota_mode",
 }
 
-// otherField notes a field that limits nothing here. It returns an error for
-// one that is not known, which may have been meant to limit.
-func (e *envoy) otherField(f field, in, use string) error {
-	switch {
-	case slices.Contains(misplaced, f.name):
-		e.note(f.line, f.name+": it is left out, as it has no effect in a "+in+".")
-	case unlimiting(f.name):
-		e.note(f.line, f.name+": it is left out, as it does not limit.")
-	default:
-		return fmt.Errorf("line %d: %s: unknown field %q; use one of %s", f.value.Line, in, f.name, use)
-	}
-	return nil
-}
-
 // parseDomain parses a document.
 func (e *envoy) parseDomain(node *yaml.Node) (domain string, descriptors []*descriptor, err error) {
-	fields, err := e.fields(node, "configuration")
-	if err != nil {
-		return "", nil, err
+	err = e.decode(node, "configuration", target{"domain", &domain}, target{"descriptors", func(f field) (err error) {
+		descriptors, err = e.parseDescriptors(f, 1)
+		return err
+	}})
+	if err == nil && domain == "" {
+		err = fmt.Errorf("line %d: domain: none given; use one", node.Line)
 	}
-	for _, f := range fields {
-		switch f.name {
-		case "domain":
-			domain, err = f.text()
-		case "descriptors":
-			descriptors, err = e.parseDescriptors(f, 1)
-		default:
-			err = e.otherField(f, "configuration", "domain, descriptors")
-		}
-		if err != nil {
-			return "", nil, err
-		}
-	}
-	if domain == "" {
-		return "", nil, fmt.Errorf("line %d: domain: none given; use one", node.Line)
-	}
-	return domain, descriptors, nil
+	return domain, descriptors, err
 }
 
 // maxDepth is how deep descriptors may be nested, and maxWildcards how many values
@@ -207,76 +162,54 @@ const maxDepth, maxWildcards = 32, 100
 
 // parseDescriptors parses a list of descriptors.
 func (e *envoy) parseDescriptors(list field, depth int) (parsed []*descriptor, err error) {
-	if isNull(list.value) {
-		return nil, nil
-	}
-	if list.value.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("line %d: descriptors: not valid; use a list", list.value.Line)
-	}
-	if depth > maxDepth {
-		return nil, fmt.Errorf("line %d: descriptors: nested too deeply; use at most %d within each other", list.value.Line, maxDepth)
-	}
 	seen, wildcards := make(map[[2]string]bool), make(map[string]int)
-	for _, node := range list.value.Content {
+	err = list.list("", func(node *yaml.Node) error {
+		if depth > maxDepth {
+			return fmt.Errorf("line %d: descriptors: nested too deeply; use at most %d within each other", list.value.Line, maxDepth)
+		}
 		d, err := e.parseDescriptor(node, depth)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if id := [2]string{d.key, d.value}; seen[id] {
-			return nil, fmt.Errorf("line %d: descriptors: key %q with value %q is given twice; use it once", d.line, d.key, d.value)
-		} else {
-			seen[id] = true
+		id := [2]string{d.key, d.value}
+		if seen[id] {
+			return fmt.Errorf("line %d: descriptors: key %q with value %q is given twice; use it once", d.line, d.key, d.value)
 		}
+		seen[id] = true
 		if d.rank() == wildcard {
 			if wildcards[d.key]++; wildcards[d.key] > maxWildcards {
-				return nil, fmt.Errorf("line %d: descriptors: too many values with *; use at most %d for key %q", d.line, maxWildcards, d.key)
+				return fmt.Errorf("line %d: descriptors: too many values with *; use at most %d for key %q", d.line, maxWildcards, d.key)
 			}
 		}
 		parsed = append(parsed, d)
-	}
-	return parsed, nil
+		return nil
+	})
+	return parsed, err
 }
 
 // parseDescriptor parses a descriptor.
 func (e *envoy) parseDescriptor(node *yaml.Node, depth int) (*descriptor, error) {
-	fields, err := e.fields(node, "descriptor")
-	if err != nil {
-		return nil, err
-	}
 	d := &descriptor{line: node.Line}
-	for _, f := range fields {
-		var on bool
-		switch f.name {
-		case "key":
-			d.key, err = f.text()
-		case "value":
-			d.value, err = f.text()
-		case "rate_limit":
+	metric := func(f field) error {
+		on, err := f.flag()
+		if on {
+			d.metrics = append(d.metrics, f.name)
+		}
+		return err
+	}
+	err := e.decode(node, "descriptor", target{"key", &d.key}, target{"value", &d.value},
+		target{"rate_limit", func(f field) (err error) {
 			d.limit, err = e.parseRateLimit(f)
-		case "descriptors":
+			return err
+		}}, target{"descriptors", func(f field) (err error) {
 			d.within, err = e.parseDescriptors(f, depth+1)
-		case "shadow_mode":
-			d.shadowMode, err = f.flag()
-		case "quota_mode":
-			d.quotaMode, err = f.flag()
-		case "share_threshold":
-			d.shareThreshold, err = f.flag()
-		case "detailed_metric", "value_to_metric":
-			if on, err = f.flag(); on {
-				d.metrics = append(d.metrics, f.name)
-			}
-		default:
-			err = e.otherField(f, "descriptor", "key, value, rate_limit, descriptors, shadow_mode, quota_mode, "+
-				"share_threshold, detailed_metric, value_to_metric")
-		}
-		if err != nil {
-			return nil, err
-		}
+			return err
+		}}, target{"shadow_mode", &d.shadowMode}, target{"quota_mode", &d.quotaMode}, target{"share_threshold", &d.shareThreshold},
+		target{"detailed_metric", metric}, target{"value_to_metric", metric})
+	if err == nil && d.key == "" {
+		err = fmt.Errorf("line %d: key: none given; use one in each descriptor", d.line)
 	}
-	if d.key == "" {
-		return nil, fmt.Errorf("line %d: key: none given; use one in each descriptor", d.line)
-	}
-	return d, nil
+	return d, err
 }
 
 // parseRateLimit parses the limit of a descriptor.
@@ -284,34 +217,25 @@ func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
 	if isNull(in.value) {
 		return nil, nil // there is no limit
 	}
-	fields, err := e.fields(in.value, "rate_limit")
-	if err != nil {
-		return nil, err
-	}
 	l := &rateLimit{line: in.value.Line}
 	given := false
-	for _, f := range fields {
-		switch f.name {
-		case "unit":
-			l.unit, err = f.text()
-			l.unit = strings.ToLower(l.unit)
-		case "requests_per_unit":
-			l.requests, err = f.number()
-			given = true
-		case "unlimited":
-			l.unlimited, err = f.flag()
-		case "name":
-			l.name, err = f.text()
-		case "replaces":
-			l.replaces, err = e.parseReplaces(f)
-		default:
-			err = e.otherField(f, "rate_limit", "unit, requests_per_unit, unlimited, name, replaces")
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
+	err := e.decode(in.value, "rate_limit", target{"unit", &l.unit}, target{"requests_per_unit", func(f field) (err error) {
+		given = true
+		return f.decode(&l.requests)
+	}}, target{"unlimited", &l.unlimited}, target{"name", &l.name}, target{"replaces", func(list field) error {
+		return list.list(" of names", func(node *yaml.Node) error {
+			var name string
+			if err := new(conversion).decode(node, "replaces", target{"name", &name}); err != nil || name == "" {
+				return cmp.Or(err, fmt.Errorf("line %d: replaces: not valid; use entries with a name", node.Line))
+			}
+			l.replaces = append(l.replaces, name)
+			return nil
+		})
+	}})
+	l.unit = strings.ToLower(l.unit)
 	switch {
+	case err != nil:
+		return nil, err
 	case l.unlimited && (l.unit != "" || given):
 		return nil, fmt.Errorf("line %d: unlimited: can't be combined with unit or requests_per_unit; use it alone", l.line)
 	case l.unlimited:
@@ -321,31 +245,6 @@ func (e *envoy) parseRateLimit(in field) (*rateLimit, error) {
 		return nil, fmt.Errorf("line %d: requests_per_unit: none given; use a number", l.line)
 	}
 	return l, nil
-}
-
-// parseReplaces parses the names of the limits that a limit replaces.
-func (e *envoy) parseReplaces(list field) (replaced []string, err error) {
-	if isNull(list.value) {
-		return nil, nil
-	}
-	if list.value.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("line %d: replaces: not valid; use a list of names", list.value.Line)
-	}
-	for _, node := range list.value.Content {
-		fields, err := e.fields(node, "replaces")
-		if err != nil {
-			return nil, err
-		}
-		if len(fields) != 1 || fields[0].name != "name" {
-			return nil, fmt.Errorf("line %d: replaces: not valid; use entries with a name", node.Line)
-		}
-		name, err := fields[0].text()
-		if err != nil {
-			return nil, err
-		}
-		replaced = append(replaced, name)
-	}
-	return replaced, nil
 }
 
 // writeDomain writes the block of a domain.
@@ -376,10 +275,7 @@ func (e *envoy) writeAll(descriptors []*descriptor, key []string) (limits int) {
 	for i, d := range descriptors {
 		inner := e.inner()
 		limits += inner.write(d, without(descriptors, i), key, used)
-		if e.text.Len() > 0 && inner.text.Len() > 0 {
-			e.option("")
-		}
-		e.add(&inner.writer)
+		e.addApart(&inner.writer)
 	}
 	return limits
 }

@@ -1,11 +1,9 @@
 package convert
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -40,7 +38,7 @@ type throttle struct {
 
 // RedisCell converts a tree of limits that redis-cell counts, in YAML or JSON.
 func RedisCell(text []byte, mapping Mapping) (*Result, error) {
-	c := &cells{answers: answersOf(mapping)}
+	c := &cells{conversion{answers: answersOf(mapping)}}
 	roots, err := c.parse(text)
 	if err != nil {
 		return nil, err
@@ -69,14 +67,10 @@ func isRedisCell(text []byte) bool {
 }
 
 // cells converts a tree.
-type cells struct {
-	writer
-	reader
-	answers
-}
+type cells struct{ conversion }
 
 // inner returns a converter for what is within something else.
-func (c *cells) inner() *cells { return &cells{answers: c.answers} }
+func (c *cells) inner() *cells { return &cells{c.part()} }
 
 // parts returns what placeholders may be given for, briefly.
 func (c *cells) parts() string {
@@ -93,45 +87,18 @@ func (c *cells) parts() string {
 
 // parse returns the roots of the tree.
 func (c *cells) parse(text []byte) (roots []*cell, err error) {
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	for found := false; ; {
-		var document yaml.Node
-		if err = decoder.Decode(&document); errors.Is(err, io.EOF) {
-			return roots, nil
-		} else if err != nil {
-			return nil, errors.New(oneLine(err.Error()))
-		}
-		if len(document.Content) == 1 && isNull(document.Content[0]) {
-			continue // nothing is between two lines of ---
-		}
+	found := false
+	err = documents(text, func(node *yaml.Node) error {
 		if found {
-			return nil, fmt.Errorf("line %d: schema: a second document begins; use one", document.Line)
+			return fmt.Errorf("line %d: schema: a second document begins; use one", node.Line)
 		}
 		found = true
-		fields, err := c.fields(document.Content[0], "configuration")
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range fields {
-			if f.name == "schema" {
-				roots, err = c.parseCells(f, 1)
-			} else {
-				err = c.otherField(f, "configuration", "schema")
-			}
-			if err != nil {
-				return nil, err
-			}
-		}
-	}
-}
-
-// otherField notes a field that does not limit, and returns an error for any other.
-func (c *cells) otherField(f field, in, use string) error {
-	if !unlimiting(f.name) {
-		return fmt.Errorf("line %d: %s: unknown field %q; use %s", f.line, oneLine(in), f.name, use)
-	}
-	c.note(f.line, f.name+": it is left out, as it does not limit.")
-	return nil
+		return c.decode(node, "configuration", target{"schema", func(f field) (err error) {
+			roots, err = c.parseCells(f, 1)
+			return err
+		}})
+	})
+	return roots, err
 }
 
 // maxName is how long a name may be: an alias may repeat it any number of times.
@@ -168,24 +135,14 @@ func (c *cells) parseCell(in field, depth int) (*cell, error) {
 	if isNull(in.value) {
 		return n, nil
 	}
-	fields, err := c.fields(in.value, strconv.Quote(in.name))
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range fields {
-		switch f.name {
-		case "limits":
-			n.limit, err = parseThrottle(f)
-		case "children":
-			n.children, err = c.parseCells(f, depth+1)
-		default:
-			err = c.otherField(f, strconv.Quote(in.name), "limits or children")
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return n, nil
+	err := c.decode(in.value, strconv.Quote(in.name), target{"limits", func(f field) (err error) {
+		n.limit, err = parseThrottle(f)
+		return err
+	}}, target{"children", func(f field) (err error) {
+		n.children, err = c.parseCells(f, depth+1)
+		return err
+	}})
+	return n, err
 }
 
 // parseThrottle parses the numbers of a limit.
@@ -312,10 +269,7 @@ func (c *cells) writeBody(n *cell, at place) (limits int) {
 func (c *cells) writeApart(n *cell, siblings []*cell, at place, used names) (limits int) {
 	inner := c.inner()
 	limits = inner.write(n, siblings, at, used)
-	if c.text.Len() > 0 && inner.text.Len() > 0 {
-		c.option("")
-	}
-	c.add(&inner.writer)
+	c.addApart(&inner.writer)
 	return limits
 }
 

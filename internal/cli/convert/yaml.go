@@ -1,8 +1,10 @@
 package convert
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +26,104 @@ type field struct {
 	name  string
 	line  int // of the name
 	value *yaml.Node
+}
+
+// documents calls f with each document of text, except empty ones, such as between two lines of ---.
+func documents(text []byte, f func(*yaml.Node) error) error {
+	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var document yaml.Node
+		err := decoder.Decode(&document)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return errors.New(oneLine(err.Error()))
+		case len(document.Content) != 1 || isNull(document.Content[0]):
+			continue
+		}
+		if err := f(document.Content[0]); err != nil {
+			return err
+		}
+	}
+}
+
+// target is where the value of a field goes: a *string, *bool or *uint32, or a func(field) error.
+type target struct {
+	name string
+	into any
+}
+
+// decode reads a mapping. A field without a target is noted if it limits nothing, and otherwise an
+// error, as it may have been meant to limit.
+func (c *conversion) decode(node *yaml.Node, in string, targets ...target) error {
+	fields, err := c.fields(node, in)
+	if err != nil {
+		return err
+	}
+	for _, f := range fields {
+		i := slices.IndexFunc(targets, func(t target) bool { return t.name == f.name })
+		if i < 0 {
+			err = c.otherField(f, in, targets)
+		} else {
+			err = f.decode(targets[i].into)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decode sets a target to the value of a field.
+func (f field) decode(into any) (err error) {
+	switch into := into.(type) {
+	case *string:
+		*into, err = f.text()
+	case *bool:
+		*into, err = f.flag()
+	case *uint32:
+		*into, err = f.number()
+	case func(field) error:
+		err = into(f)
+	}
+	return err
+}
+
+// list calls f with the nodes of a list, of which there are none if the field has no value.
+func (f field) list(of string, each func(*yaml.Node) error) error {
+	if isNull(f.value) {
+		return nil
+	}
+	if f.value.Kind != yaml.SequenceNode {
+		return fmt.Errorf("line %d: %s: not valid; use a list%s", f.value.Line, f.name, of)
+	}
+	for _, node := range f.value.Content {
+		if err := each(node); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// otherField notes a field that limits nothing where it is, and returns an error for any other.
+func (c *conversion) otherField(f field, in string, targets []target) error {
+	switch {
+	case slices.Contains(c.misplaced, f.name):
+		c.note(f.line, f.name+": it is left out, as it has no effect in a "+in+".")
+		return nil
+	case unlimiting(f.name):
+		c.note(f.line, f.name+": it is left out, as it does not limit.")
+		return nil
+	}
+	names := make([]string, 0, len(targets))
+	for _, t := range targets {
+		names = append(names, t.name)
+	}
+	use := strings.Join(names, ", ")
+	if len(names) > 1 {
+		use = "one of " + use
+	}
+	return fmt.Errorf("line %d: %s: unknown field %q; use %s", f.line, oneLine(in), f.name, use)
 }
 
 // fields returns the fields of a mapping. Their names are in lower case: tutorials
