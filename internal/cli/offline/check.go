@@ -101,11 +101,6 @@ func newChecker(d *Config) *checker {
 	return c
 }
 
-// inForce returns the handler's limits that are not off.
-func (h *handler) inForce() []*Limit {
-	return slices.DeleteFunc(slices.Clone(h.limits.buckets), func(l *Limit) bool { return l.Off })
-}
-
 // add adds advice, unless the same was given of another placeholder.
 func (c *checker) add(a advice.Advice) {
 	if !slices.ContainsFunc(c.Advice, func(b advice.Advice) bool {

@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -201,14 +202,9 @@ func tryBuckets(ctx context.Context, store *limiter.Redis, logs bool) error {
 
 // hasLogs reports whether the config has limits with sliding logs.
 func (c *checker) hasLogs() bool {
-	for _, s := range c.Servers {
-		for _, h := range s.handlers {
-			if slices.ContainsFunc(h.inForce(), func(l *Limit) bool { return string(l.Limit.Algorithm) == "sliding_log" }) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.Servers, func(s *Server) bool {
+		return slices.ContainsFunc(s.Limits(), func(l *Limit) bool { return !l.Off && l.Limit.Algorithm == rule.SlidingLog })
+	})
 }
 
 // serverName returns what a server calls itself in its reply to INFO.

@@ -167,11 +167,8 @@ func (d *Config) compile(ctx caddy.Context) error {
 	d.http = app.(*caddyhttp.App)
 	for _, s := range d.Servers {
 		s.server = d.http.Servers[s.Name]
-		if err := s.compile(); err != nil {
-			return fmt.Errorf("server %q: %w", s.Name, err)
-		}
 	}
-	return nil
+	return d.replaceHandlers()
 }
 
 // Validate returns why Caddy would not load the config: it provisions all of it, as
@@ -266,8 +263,10 @@ func (s *Server) cut(d *Config) (map[string]json.RawMessage, error) {
 			d.warn("Server %s: the addresses of trusted_proxies %s are not looked up, so the client's address is the one of the connection.", s.Name, module.Source)
 		}
 	}
-	c := cutter{Config: d, server: s.Name, limited: make(map[string]bool)}
-	c.findLimited(s.named)
+	c := cutter{Config: d, server: s.Name, named: s.named, limited: make(map[string]bool)}
+	for name := range s.named {
+		c.limited[name] = c.isLimited(name)
+	}
 	for name, route := range s.named {
 		c.route(route, true)
 		s.named[name] = route
@@ -291,52 +290,49 @@ type rawRoute map[string]json.RawMessage
 type cutter struct {
 	*Config
 	server  string
-	limited map[string]bool // the named routes that have limits
+	named   map[string]rawRoute
+	limited map[string]bool // the named routes that have limits, or invoke one that has
 	err     error           // for a subroute that Caddy would not load; nil if there is none
 }
 
-// findLimited finds the named routes that have limits, or invoke one that has.
-func (c *cutter) findLimited(named map[string]rawRoute) {
-	for range named { // a route may invoke others, to a depth of all
-		for name, route := range named {
-			c.limited[name] = c.limited[name] || c.hasLimits(route["handle"])
+// isLimited reports whether a named route has limits, or invokes one that has. Within are those that
+// invoke it.
+func (c *cutter) isLimited(name string, within ...string) (found bool) {
+	if slices.Contains(within, name) {
+		c.err = fmt.Errorf("invoke: named route %q invokes itself", name)
+		return false
+	}
+	for _, h := range handlersIn(c.named[name]["handle"]) {
+		found = found || h["handler"] == moduleName
+		if inner, _ := h["name"].(string); h["handler"] == "invoke" {
+			found = c.isLimited(inner, append(within, name)...) || found
 		}
 	}
+	return found
 }
 
 // limitsIn reports whether limits are anywhere in a JSON value, without named
 // routes.
 func (c *cutter) limitsIn(raw json.RawMessage) bool {
-	return (&cutter{Config: c.Config}).hasLimits(raw)
+	return slices.ContainsFunc(handlersIn(raw), func(h map[string]any) bool { return h["handler"] == moduleName })
 }
 
-// hasLimits reports whether limits are anywhere in a JSON value, or it invokes a
-// named route that has some.
-func (c *cutter) hasLimits(raw json.RawMessage) bool {
+// handlersIn returns the handlers that are anywhere in a JSON value.
+func handlersIn(raw json.RawMessage) (found []map[string]any) {
 	var value any
-	return json.Unmarshal(raw, &value) == nil && c.contains(value)
-}
-
-// contains is hasLimits for a decoded value.
-func (c *cutter) contains(value any) bool {
-	switch value := value.(type) {
-	case []any:
-		return slices.ContainsFunc(value, c.contains)
-	case map[string]any:
-		switch value["handler"] {
-		case moduleName:
-			return true
-		case "invoke":
-			name, _ := value["name"].(string)
-			return c.limited[name]
-		}
-		for _, v := range value {
-			if c.contains(v) {
-				return true
+	_ = json.Unmarshal(raw, &value) // if it is invalid, there are none
+	for within := []any{value}; len(within) > 0; within = within[1:] {
+		switch value := within[0].(type) {
+		case []any:
+			within = append(within, value...)
+		case map[string]any:
+			if value["handler"] != nil {
+				found = append(found, value)
 			}
+			within = slices.AppendSeq(within, maps.Values(value))
 		}
 	}
-	return false
+	return found
 }
 
 // routes cuts routes. after says whether requests may meet a limit after them;

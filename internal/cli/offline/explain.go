@@ -129,7 +129,7 @@ func runExplain(cmd *cobra.Command, args []string) error {
 }
 
 // requestOf returns the request that the arguments and flags describe.
-func requestOf(cmd *cobra.Command, args []string) (req request, err error) {
+func requestOf(cmd *cobra.Command, args []string) (req Request, err error) {
 	method, target := http.MethodGet, args[len(args)-1]
 	if len(args) > 1 {
 		method = args[0]
@@ -174,11 +174,11 @@ func requestOf(cmd *cobra.Command, args []string) (req request, err error) {
 	}
 	r.RemoteAddr = net.JoinHostPort(address, "50000")
 	user, _ := cmd.Flags().GetString("user")
-	return request{Request: r, userID: user}, nil
+	return Request{Request: r, UserID: user}, nil
 }
 
 // explain finds out which limits a request meets.
-func (d *Config) explain(req request) (*explanation, error) {
+func (d *Config) explain(req Request) (*explanation, error) {
 	s, _ := d.ServerOf(req.Host, req.TLS != nil)
 	if s == nil {
 		return nil, errors.New("the config has no HTTP server")
@@ -203,16 +203,14 @@ func (d *Config) explain(req request) (*explanation, error) {
 		e.Refused += "."
 		return e, nil
 	}
-	x := &explainer{explanation: e, reached: make(map[*Handler]bool), routes: make(map[*route]string)}
-	run := s.newRun(nil)
-	run.inspect, run.passedBy = x.inspect, x.passedBy
-	if err := run.serve(req); err != nil {
+	x := &explainer{explanation: e, reached: make(map[*Handler]bool), chosen: make(map[string]bool)}
+	x.watch(s)
+	if _, err := s.Serve(req, x.visit); err != nil {
 		x.refuse(err)
 	}
 	for _, h := range s.handlers {
-		if !x.reached[h.limits] {
-			x.reached[h.limits] = true
-			x.addOthers(h.limits.buckets, x.whyNot(h))
+		if !x.reached[h] {
+			x.addOthers(h.buckets, x.whyNot(h))
 		}
 	}
 	e.Notes = append(e.Notes, d.Warnings...)
@@ -223,22 +221,52 @@ func (d *Config) explain(req request) (*explanation, error) {
 type explainer struct {
 	*explanation
 	reached map[*Handler]bool
-	routes  map[*route]string // that the request passed by, and why
+	chosen  map[string]bool // the groups of which a route matched
 }
 
-// passedBy notes why a request passes by a route.
-func (x *explainer) passedBy(rt *route, r *http.Request, other bool) {
-	x.routes[rt] = "another handle block was chosen"
-	if !other {
-		x.routes[rt] = "its route does not match: " + failedMatchers(rt.MatcherSets, r)
+// watched are the matchers of a route, with what they did.
+type watched struct {
+	x              *explainer
+	group          string
+	sets           caddyhttp.MatcherSets
+	asked, matched bool
+	failed         string // the matchers that do not match
+}
+
+// watch has the matchers of all routes watched.
+func (x *explainer) watch(s *Server) {
+	for _, h := range s.handlers {
+		for _, rt := range h.around.Routes() {
+			if len(rt.MatcherSets) == 1 && len(rt.MatcherSets[0]) == 1 {
+				if _, known := rt.MatcherSets[0][0].(*watched); known {
+					continue
+				}
+			}
+			rt.MatcherSets = caddyhttp.MatcherSets{{&watched{x: x, group: rt.Group, sets: rt.MatcherSets}}}
+		}
 	}
 }
 
+// MatchWithError implements caddyhttp.RequestMatcherWithError.
+func (m *watched) MatchWithError(r *http.Request) (bool, error) {
+	matches, err := m.sets.AnyMatchWithError(r)
+	m.asked, m.matched = true, matches || err != nil
+	if m.matched {
+		m.x.chosen[m.group] = true
+	} else {
+		m.failed = failedMatchers(m.sets, r)
+	}
+	return matches, err
+}
+
 // whyNot returns why a request did not reach a handler.
-func (x *explainer) whyNot(h *handler) string {
-	for _, rt := range h.routes {
-		if why := x.routes[rt]; why != "" {
-			return why
+func (x *explainer) whyNot(h *Handler) string {
+	for _, rt := range h.around.Routes() {
+		switch m := rt.MatcherSets[0][0].(*watched); {
+		case m.asked && !m.matched:
+			return "its route does not match: " + m.failed
+		case !m.asked && m.group != "" && x.chosen[m.group]:
+			return "another handle block was chosen"
 		}
 	}
 	if x.Refused != "" {
@@ -247,8 +275,8 @@ func (x *explainer) whyNot(h *handler) string {
 	return "an earlier handler ends the request"
 }
 
-// inspect explains the limits of a handler.
-func (x *explainer) inspect(h *Handler, r *http.Request) bool {
+// visit explains the limits of a handler.
+func (x *explainer) visit(h *Handler, r *http.Request) bool {
 	x.reached[h] = true
 	q, err := rule.Evaluate(r, h.Limits, time.Time{})
 	defer q.Release()

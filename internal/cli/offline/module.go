@@ -35,25 +35,6 @@ func readRedis(text []byte) (Redis, error) {
 	}, nil
 }
 
-// Handler is a handler of limits.
-type Handler struct {
-	*rule.Handler
-	buckets []*Limit // in the order in which requests meet them
-}
-
-// newHandler returns h as a handler of limits, or nil if it is another module's.
-func newHandler(h caddyhttp.MiddlewareHandler) *Handler {
-	module, ok := h.(rule.Module)
-	if !ok {
-		return nil
-	}
-	own := &Handler{Handler: module.Compiled()}
-	for b := range rule.Buckets(own.Limits) {
-		own.buckets = append(own.buckets, &Limit{b})
-	}
-	return own
-}
-
 // Limit is a bucket of a limit, and its position.
 type Limit struct{ rule.LocatedBucket }
 

@@ -2,7 +2,6 @@ package offline_test
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -34,29 +33,23 @@ func dryRequestTo(url string, header ...string) *http.Request {
 	return r
 }
 
-// serveDry takes a request through the routes of a run's server.
-func serveDry(run *offline.Run, r *http.Request) error {
-	ctx := run.Request.Context()
-	*run.Request = *r.WithContext(ctx)
-	client, _, _ := net.SplitHostPort(r.RemoteAddr)
-	return run.Serve(time.Now(), client, "", false)
-}
-
 // met returns the limits and keys that a request meets, such as "api=192.0.2.1".
 func met(t testing.TB, d *offline.Config, r *http.Request) string {
 	t.Helper()
 	s, _ := d.ServerOf(r.Host, r.TLS != nil)
 	var met []string
-	run := s.NewRun(func(_ *offline.Handler, q *rule.Request, err error) bool {
+	_, err := s.Serve(offline.Request{Request: r}, func(h *offline.Handler, r *http.Request) bool {
+		q, err := rule.Evaluate(r, h.Limits, time.Now())
+		defer q.Release()
 		for _, e := range q.Entries() {
 			met = append(met, e.Path+"="+e.Query.Key)
 		}
 		if err != nil {
 			met = append(met, fmt.Sprintf("error: %v", err))
 		}
-		return true
+		return err == nil
 	})
-	if err := serveDry(run, r); err != nil {
+	if err != nil {
 		met = append(met, fmt.Sprintf("error: %v", err))
 	}
 	return strings.Join(met, " ")
@@ -134,6 +127,26 @@ func TestOfflineRefuses(t *testing.T) {
 		}
 		if err := configtest.Validate([]byte(tc.config)); err == nil {
 			t.Errorf("%s: Caddy loads it", tc.config)
+		}
+	}
+}
+
+// TestOfflineRefusesLoops guards that named routes which invoke themselves, also through others, are an
+// error, wherever the limits are: no request would come to an end.
+func TestOfflineRefusesLoops(t *testing.T) {
+	const limit, invoke = `{"handler": "rate_limit", "limits": [{"size": 5}]}`, `{"handler": "invoke", "name": %q}`
+	for _, tc := range []struct{ first, second string }{
+		{fmt.Sprintf(invoke, "a"), limit},
+		{limit + "," + fmt.Sprintf(invoke, "b"), fmt.Sprintf(invoke, "a")},
+		{`{"handler": "subroute", "routes": [{"handle": [` + fmt.Sprintf(invoke, "b") + `]}]}`, fmt.Sprintf(invoke, "a") + "," + limit},
+	} {
+		config := fmt.Sprintf(`{"apps": {"http": {"servers": {"s": {"named_routes": {"a": {"handle": [%s]}, "b": {"handle": [%s]}}}}}}}`, tc.first, tc.second)
+		d, err := offline.New([]byte(config))
+		if err == nil {
+			d.Close()
+		}
+		if err == nil || !strings.HasSuffix(err.Error(), "invokes itself") {
+			t.Errorf("%s: got error %v", config, err)
 		}
 	}
 }
@@ -291,10 +304,15 @@ func BenchmarkOffline(b *testing.B) {
 	}`)
 	s, _ := d.ServerOf("example.com", false)
 	n := 0
-	run := s.NewRun(func(_ *offline.Handler, q *rule.Request, _ error) bool { n += len(q.Entries()); return true })
 	req := dryRequestTo("http://example.com/api/x?y=z")
 	for b.Loop() {
-		if err := serveDry(run, req); err != nil {
+		_, err := s.Serve(offline.Request{Request: req, ClientIP: "192.0.2.1"}, func(h *offline.Handler, r *http.Request) bool {
+			q, err := rule.Evaluate(r, h.Limits, time.Now())
+			defer q.Release()
+			n += len(q.Entries())
+			return err == nil
+		})
+		if err != nil {
 			b.Fatal(err)
 		}
 	}

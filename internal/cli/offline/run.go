@@ -1,94 +1,128 @@
 package offline
 
 import (
-	"context"
+	"errors"
 	"net/http"
-	"net/url"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// Run takes many requests through the routes of a server, one at a time, in less than
-// half the time of run.serve: what Caddy makes for each request is made once. It
-// is the context of the requests, too.
+// Request is a request as a server received it. Its URL has a path and a query only, its body is not
+// nil, and handlers may change it.
+type Request struct {
+	*http.Request
+	UserID string // {http.auth.user.id}
+
+	// Who sent it, and whether through a proxy; empty if the config is to decide by the address
+	// that the request came from.
+	ClientIP string
+	Proxied  bool
+}
+
+// Visit is called for each handler of limits that a request reaches, with the request as it is then.
+// It returns whether the request is passed on.
+type Visit func(h *Handler, r *http.Request) bool
+
+// Run is a request on its way through the routes of a server. It is the response writer that
+// handlers see, too; they do not write to it.
 type Run struct {
-	context.Context
-	run *run
-
-	// The request to serve next. All but its context may be set.
-	Request *http.Request
-
-	fields   *caddy.Replacer // the placeholders of the request itself
-	repl     *caddy.Replacer // all of them, with those that handlers set
-	vars     map[string]any
-	original http.Request
-	url      url.URL // of the original request
-	log      caddyhttp.ExtraLogFields
+	visit  Visit
+	repl   *caddy.Replacer
+	header http.Header
 }
 
-// NewRun returns a run that calls visit.
-func (s *Server) NewRun(visit Visit) *Run {
-	r := &Run{
-		Context: context.Background(),
-		run:     s.newRun(visit),
-		fields:  caddy.NewEmptyReplacer(),
-		vars:    make(map[string]any),
+// Serve takes a request through the server's routes. The error is a matcher's.
+func (s *Server) Serve(req Request, visit Visit) (*Run, error) {
+	run := &Run{visit: visit, repl: caddy.NewReplacer(), header: make(http.Header)}
+	r := caddyhttp.PrepareRequest(req.WithContext(s.context), run.repl, run, s.server)
+	if req.ClientIP != "" {
+		caddyhttp.SetVar(r.Context(), caddyhttp.ClientIPVarKey, req.ClientIP)
+		caddyhttp.SetVar(r.Context(), caddyhttp.TrustedProxyVarKey, req.Proxied)
 	}
-	blank := &http.Request{Header: make(http.Header), URL: new(url.URL), Body: http.NoBody}
-	r.Request = caddyhttp.PrepareRequest(blank, r.fields, r.run, s.server)
-	*r.Request = *r.Request.WithContext(r) // r.fields know it by its address
-	return r
+	if req.UserID != "" {
+		run.repl.Set("http.auth.user.id", req.UserID)
+	}
+	return run, s.server.Routes.Compile(end).ServeHTTP(run, r)
 }
 
-// Value implements context.Context.
-func (r *Run) Value(key any) any {
-	if key == http.LocalAddrContextKey {
-		return r.run.server.local
+// end is what comes behind all routes.
+var end = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
+
+// SetResponse has the placeholders of the request show the header of its response, as after
+// reverse_proxy.
+func (run *Run) SetResponse(header http.Header) {
+	run.header = header
+	for name, values := range header {
+		run.repl.Set("http.reverse_proxy.header."+name, strings.Join(values, ","))
 	}
-	name, _ := key.(caddy.CtxKey)
-	switch name {
-	case caddy.ReplacerCtxKey:
-		return r.repl
-	case caddyhttp.VarsCtxKey:
-		return r.vars
-	case caddyhttp.ServerCtxKey:
-		return r.run.server.server
-	case caddyhttp.OriginalRequestCtxKey:
-		return r.original
-	case caddyhttp.ExtraLogFieldsCtxKey:
-		return &r.log
+}
+
+// Header implements http.ResponseWriter.
+func (run *Run) Header() http.Header { return run.header }
+
+// Write implements http.ResponseWriter.
+func (*Run) Write(b []byte) (int, error) { return len(b), nil }
+
+// WriteHeader implements http.ResponseWriter.
+func (*Run) WriteHeader(int) {}
+
+// Handler is a handler of limits, in the place of the one that decides by them.
+type Handler struct {
+	*rule.Handler
+	buckets []*Limit // in the order in which requests meet them
+	around  *routes.Around
+}
+
+// Compiled implements rule.Module.
+func (h *Handler) Compiled() *rule.Handler { return h.Handler }
+
+// ServeHTTP has the limits visited.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	run, ok := w.(*Run)
+	if !ok {
+		return errors.New("a handler replaced the response writer") // those that do are cut away
+	}
+	if !run.visit(h, r) {
+		return nil
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// replaceHandlers puts Handlers in the place of those that decide.
+func (d *Config) replaceHandlers() error {
+	order, around := routes.Arounds[rule.Module](d.http)
+	for _, module := range order {
+		h := &Handler{Handler: module.Compiled(), around: around[module]}
+		for b := range rule.Buckets(h.Limits) {
+			h.buckets = append(h.buckets, &Limit{b})
+		}
+		s := d.server(h.around.Server())
+		s.handlers = append(s.handlers, h)
+		within := h.around.Routes()
+		for _, named := range s.server.NamedRoutes { // of which the others are copies
+			within = append(within, named)
+		}
+		for _, rt := range within {
+			for i := range rt.Handlers {
+				if rt.Handlers[i] == caddyhttp.MiddlewareHandler(module) {
+					rt.Handlers[i] = h
+				}
+			}
+			if err := rt.ProvisionHandlers(d.ctx, nil); err != nil { // Caddy has compiled them
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-// Serve takes r.Request, which arrived at the given time, and which a proxy may have
-// sent for a client, through the server's routes. The error is a matcher's.
-func (r *Run) Serve(at time.Time, clientIP, userID string, proxied bool) error {
-	r.run.now = at
-	clear(r.run.groups)
-	clear(r.vars)
-	clear(r.run.header)
-	r.vars[caddyhttp.TrustedProxyVarKey] = proxied
-	r.vars[caddyhttp.ClientIPVarKey] = clientIP
-	r.Request.Body, r.Request.Form, r.Request.PostForm, r.Request.MultipartForm = http.NoBody, nil, nil, nil
-	r.url = *r.Request.URL
-	r.original = http.Request{Method: r.Request.Method, RemoteAddr: r.Request.RemoteAddr, RequestURI: r.Request.RequestURI, URL: &r.url}
-	r.repl = caddy.NewReplacer()
-	r.repl.Map(r.fields.Get)
-	if userID != "" {
-		r.repl.Set("http.auth.user.id", userID)
-	}
-	return r.run.server.first.ServeHTTP(r.run, r.Request)
-}
-
-// SetResponse has the placeholders of the request that was served last show the header of
-// its response, as after reverse_proxy.
-func (r *Run) SetResponse(header http.Header) {
-	r.run.header = header
-	for name, values := range header {
-		r.repl.Set("http.reverse_proxy.header."+name, strings.Join(values, ","))
-	}
+// server returns a server of the config by its name.
+func (d *Config) server(name string) *Server {
+	return d.Servers[slices.IndexFunc(d.Servers, func(s *Server) bool { return s.Name == name })]
 }

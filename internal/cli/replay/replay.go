@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -35,13 +34,11 @@ type replay struct {
 	of        map[*rule.Bucket]*replayedLimit
 	host      string // of requests whose log does not say
 
-	runs    map[*offline.Server]*offline.Run
 	servers map[replayedSite]*offline.Server // nil if no site has the host
 
 	// The request that is being replayed.
 	entry   *accesslog.Entry
 	at      int64
-	url     url.URL
 	met     []metLimit
 	refused bool
 	held    []heldUnits
@@ -86,7 +83,6 @@ func newReplay(config *offline.Config, opt Options) *replay {
 		config:  config,
 		of:      make(map[*rule.Bucket]*replayedLimit),
 		host:    opt.Host,
-		runs:    make(map[*offline.Server]*offline.Run),
 		servers: make(map[replayedSite]*offline.Server),
 	}
 	if p.host == "" {
@@ -96,7 +92,6 @@ func newReplay(config *offline.Config, opt Options) *replay {
 	p.store.SetMaxKeys(config.MaxKeys)
 	p.roomy = newRoomyStore(func() time.Duration { return p.now }, maxReplayedKeys)
 	for _, s := range config.Servers {
-		p.runs[s] = s.NewRun(p.visit)
 		p.readsHeaders = p.readsHeaders || s.ReadsHeaders()
 		p.addLimits(s.Limits(), opt)
 	}
@@ -132,15 +127,16 @@ func (p *replay) take(e *accesslog.Entry, at int64) {
 	clear(p.held)
 	p.entry, p.at, p.met, p.refused, p.held, p.rejected = e, at, p.met[:0], false, p.held[:0], 0
 	p.taken++
-	run := p.prepare()
-	if run == nil {
+	server, r := p.prepare()
+	if server == nil {
 		return
 	}
 	p.headers[e.Headers]++
 	if e.ClientIP == "" {
 		p.addressless++
 	}
-	if err := run.Serve(time.Unix(0, at), e.ClientIP, e.UserID, e.ClientIP != e.RemoteIP); err != nil {
+	run, err := server.Serve(offline.Request{Request: r, UserID: e.UserID, ClientIP: e.ClientIP, Proxied: e.ClientIP != e.RemoteIP}, p.visit)
+	if err != nil {
 		p.refused = true // a matcher failed, and the request with it
 		p.reject(settle.Response{})
 	}
@@ -150,9 +146,8 @@ func (p *replay) take(e *accesslog.Entry, at int64) {
 	p.count()
 }
 
-// prepare makes the request, and returns the run of the server that handles it, or
-// nil if no site has its host.
-func (p *replay) prepare() *offline.Run {
+// prepare returns the request and the server that handles it, or nil if no site has its host.
+func (p *replay) prepare() (*offline.Server, *http.Request) {
 	e := p.entry
 	host, secure := e.Host, e.TLS
 	if host == "" {
@@ -174,25 +169,26 @@ func (p *replay) prepare() *offline.Run {
 	}
 	if server == nil {
 		p.addOtherHost(host)
-		return nil
+		return nil, nil
 	}
-	run := p.runs[server]
-	r := run.Request
-	p.url = e.URL
-	r.Method, r.URL, r.RequestURI, r.Host, r.Proto = e.Method, &p.url, e.URI, host, e.Proto
-	if r.Header = e.Header.Clone(); r.Header == nil { // other configs get the same
+	at := e.URL
+	r := &http.Request{
+		Method: e.Method, URL: &at, RequestURI: e.URI, Host: host, Proto: e.Proto, ProtoMajor: 1, ProtoMinor: 1,
+		Header: e.Header.Clone(), Body: http.NoBody, // other configs get the same header
+	}
+	if r.Header == nil {
 		r.Header = make(http.Header)
 	}
-	if r.ProtoMajor, r.ProtoMinor = 1, 1; strings.HasPrefix(e.Proto, "HTTP/") {
+	if strings.HasPrefix(e.Proto, "HTTP/") {
 		r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(e.Proto)
 	}
 	if r.RemoteAddr = e.RemoteIP; e.RemoteIP != "" && e.RemoteIP != "@" { // as on a unix socket
 		r.RemoteAddr = net.JoinHostPort(e.RemoteIP, cmp.Or(e.RemotePort, "0"))
 	}
-	if r.TLS = nil; secure || e.Host == "" && server.TLS {
+	if secure || e.Host == "" && server.TLS {
 		r.TLS = &tlsOfReplay
 	}
-	return run
+	return server, r
 }
 
 // addOtherHost counts a request for a host that no site has. If the log does not say
@@ -212,7 +208,9 @@ func (p *replay) addOtherHost(host string) {
 var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13}
 
 // visit implements offline.Visit.
-func (p *replay) visit(h *offline.Handler, q *rule.Request, err error) bool {
+func (p *replay) visit(h *offline.Handler, r *http.Request) bool {
+	q, err := rule.Evaluate(r, h.Limits, time.Unix(0, p.at))
+	defer q.Release()
 	if err != nil {
 		p.refused = true
 		p.reject(settle.Response{})
