@@ -116,15 +116,16 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 // site returns where h is, for errors of handlers that are provisioned after it: routes
 // have their handlers once all of them are.
 func (h *Handler) site(ctx caddy.Context) string {
-	var site routes.Site
-	found := false
+	var around *routes.Around
 	for _, m := range ctx.Modules() {
 		if app, ok := m.(*caddyhttp.App); ok {
-			site, found = routes.Sites[*Handler](app)[h]
+			_, all := routes.Arounds[*Handler](app)
+			around = all[h]
 		}
 	}
+	site := around.Site()
 	switch hosts := site.Hosts; {
-	case !found:
+	case around == nil:
 		return " in the same route"
 	case len(hosts) > 1:
 		return fmt.Sprintf(" on %s and %d more hosts", hosts[0], len(hosts)-1)

@@ -183,18 +183,8 @@ func mayBeOneHost(a, b string) bool {
 }
 
 // Hosts returns the hosts of the site that the handler is in, or nil if it serves all, or is in a
-// named route that several may invoke.
-func (a *Around) Hosts() (hosts []string) {
-	if a == nil || len(a.ways) != 1 {
-		return nil
-	}
-	for _, s := range a.ways[0].steps {
-		if hosts = hostsOf(s.route.MatcherSets); hosts != nil {
-			return hosts
-		}
-	}
-	return nil
-}
+// named route that several invoke.
+func (a *Around) Hosts() []string { return a.Site().Hosts }
 
 // Routes returns the routes that requests have taken to the handler, on all ways.
 func (a *Around) Routes() (all []*caddyhttp.Route) {

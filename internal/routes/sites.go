@@ -17,53 +17,27 @@ type Site struct {
 	Matches []caddyhttp.RawMatcherSets
 }
 
-// Sites returns the positions of the handlers of type H of an HTTP app, or none if app is nil. Those
-// in routes of other plugins' handlers are not found.
-func Sites[H interface {
-	caddyhttp.MiddlewareHandler
-	comparable
-}](app *caddyhttp.App) map[H]Site {
-	found := make(map[H]Site)
-	if app == nil {
-		return found
+// Site returns the position of the handler: of a named route, what all that invoke it have in common.
+func (a *Around) Site() (site Site) {
+	if a == nil {
+		return site
 	}
-	add := func(list caddyhttp.RouteList, at Site) {
-		addSites(list, at, func(h caddyhttp.MiddlewareHandler, at Site) {
-			if own, ok := h.(H); ok {
-				found[own] = at
-			}
+	site.Server = a.server
+	for _, s := range a.ways[0].steps {
+		common := !slices.ContainsFunc(a.ways, func(w way) bool {
+			return !slices.ContainsFunc(w.steps, func(other step) bool { return other.route == s.route })
 		})
-	}
-	for name, srv := range app.Servers {
-		at := Site{Server: name}
-		add(srv.Routes, at)
-		if srv.Errors != nil {
-			add(srv.Errors.Routes, at)
+		if !common {
+			continue
 		}
-		for _, route := range srv.NamedRoutes {
-			add(caddyhttp.RouteList{*route}, at)
+		if hosts := hostsOf(s.route.MatcherSets); hosts != nil {
+			site.Hosts = hosts
 		}
-	}
-	return found
-}
-
-// addSites calls add for all handlers in routes.
-func addSites(list caddyhttp.RouteList, at Site, add func(caddyhttp.MiddlewareHandler, Site)) {
-	for i := range list {
-		in := at
-		if hosts := hostsOf(list[i].MatcherSets); hosts != nil {
-			in.Hosts = hosts
-		}
-		if sets := rawMatchers(list[i].MatcherSets); sets != nil {
-			in.Matches = append(slices.Clip(in.Matches), sets)
-		}
-		for _, h := range list[i].Handlers {
-			add(h, in)
-			for _, nested := range In(h, nil) { // named ones are added by themselves
-				addSites(nested.Routes, in, add)
-			}
+		if sets := rawMatchers(s.route.MatcherSets); sets != nil {
+			site.Matches = append(site.Matches, sets)
 		}
 	}
+	return site
 }
 
 // rawMatchers returns matchers as a config has them, without host matchers, or nil if

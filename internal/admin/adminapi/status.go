@@ -139,14 +139,14 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 	if c == nil {
 		return limits
 	}
-	sites := routes.Sites[rule.Module](c.HTTP)
+	_, around := routes.Arounds[rule.Module](c.HTTP)
 	held := make(map[string]int)
 	for _, usage := range c.Memory.Usage() {
 		held[usage.Name] += usage.Buckets
 	}
 	for _, b := range c.numbered() {
 		answer := b.answer(c.MaxKeys)
-		answer.Scope = b.scope(sites[b.module])
+		answer.Scope = b.scope(around[b.module].Site())
 		answer.Buckets = held[b.Name] + held[b.AddressName]
 		counts := counted.Results(b.Policy.Counters)
 		answer.Results = resultsAnswerOf(&counts)
@@ -184,10 +184,10 @@ func (b bucket) scope(site routes.Site) adminjson.Scope {
 
 // scopes returns the scopes of all limits that share a list of bans.
 func (c *Config) scopes(bans *rule.BanList) (scopes []adminjson.Scope) {
-	sites := routes.Sites[rule.Module](c.HTTP)
+	_, around := routes.Arounds[rule.Module](c.HTTP)
 	for _, b := range c.numbered() {
 		if b.IsMain() && b.Limit.Bans != nil && b.Limit.Bans.List == bans {
-			scopes = append(scopes, b.scope(sites[b.module]))
+			scopes = append(scopes, b.scope(around[b.module].Site()))
 		}
 	}
 	return scopes

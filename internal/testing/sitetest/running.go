@@ -2,11 +2,9 @@ package sitetest
 
 import (
 	"context"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"testing"
 	"time"
 
@@ -22,7 +20,8 @@ import (
 // Handlers returns the handlers of this module in the config that Caddy runs.
 func Handlers() []rule.Module {
 	app, _ := caddy.ActiveContext().AppIfConfigured("http")
-	return slices.Collect(maps.Keys(routes.Sites[rule.Module](app.(*caddyhttp.App))))
+	order, _ := routes.Arounds[rule.Module](app.(*caddyhttp.App))
+	return order
 }
 
 // ActiveServer returns the HTTP server of the config that Caddy runs.
