@@ -1,7 +1,6 @@
 package command
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -83,8 +82,7 @@ func aboutBan(cmd *cobra.Command, args int, build func(*cobra.Command, []string)
 		if err != nil {
 			return err
 		}
-		var a adminjson.Ban
-		return fetchBan(cmd, path, send, &a, func(w io.Writer) { printBan(w, path, &a) })
+		return ask(cmd, path, send, func(w io.Writer, a *adminjson.Ban) error { return printBan(w, path, a) })
 	})
 	addAdminFlags(cmd)
 	cmd.Flags().String("client-ip", "", "The address of a client whose requests have no key")
@@ -92,7 +90,7 @@ func aboutBan(cmd *cobra.Command, args int, build func(*cobra.Command, []string)
 }
 
 // printBan prints what ban and unban answer.
-func printBan(w io.Writer, path string, a *adminjson.Ban) {
+func printBan(w io.Writer, path string, a *adminjson.Ban) (err error) {
 	left, where := terminal.Briefly(time.Duration(a.Left)), ""
 	if a.DryRun {
 		where += ", in a dry run"
@@ -103,12 +101,13 @@ func printBan(w io.Writer, path string, a *adminjson.Ban) {
 	of := fmt.Sprintf("%s at limit %s", keyText(&a.Key), keytext.Safe(a.Limit))
 	switch {
 	case a.Left == 0:
-		fmt.Fprintf(w, "There is no ban of %s%s.\n", of, where)
+		_, err = fmt.Fprintf(w, "There is no ban of %s%s.\n", of, where)
 	case path == "unban":
-		fmt.Fprintf(w, "The ban of %s is lifted%s. It would have lasted for %s. Its bucket stays as it is; reset empties it too.\n", of, where, left)
+		_, err = fmt.Fprintf(w, "The ban of %s is lifted%s. It would have lasted for %s. Its bucket stays as it is; reset empties it too.\n", of, where, left)
 	default:
-		fmt.Fprintf(w, "Banned %s for %s%s.\n", of, left, where)
+		_, err = fmt.Fprintf(w, "Banned %s for %s%s.\n", of, left, where)
 	}
+	return err
 }
 
 // bansCommand returns the command bans.
@@ -127,8 +126,7 @@ first. A ban covers the requests that the limit matches, which SITE and MATCH sh
 		if len(args) > 0 {
 			path += "?limit=" + url.QueryEscape(args[0])
 		}
-		var a adminjson.Bans
-		return fetchBan(cmd, path, nil, &a, func(w io.Writer) { printBans(w, &a) })
+		return ask(cmd, path, nil, printBans)
 	})
 	cmd.ValidArgsFunction = completeBan
 	addAdminFlags(cmd)
@@ -136,10 +134,10 @@ first. A ban covers the requests that the limit matches, which SITE and MATCH sh
 }
 
 // printBans prints what bans answers.
-func printBans(w io.Writer, a *adminjson.Bans) {
+func printBans(w io.Writer, a *adminjson.Bans) error {
 	if len(a.Bans) == 0 {
-		fmt.Fprintln(w, "No key is banned, as far as this Caddy knows.")
-		return
+		_, err := fmt.Fprintln(w, "No key is banned, as far as this Caddy knows.")
+		return err
 	}
 	bans := terminal.NewTable("LIMIT", "KEY", "BANNED FOR", "SITE", "MATCH")
 	for i := range a.Bans {
@@ -153,6 +151,7 @@ func printBans(w io.Writer, a *adminjson.Bans) {
 		}
 	}
 	bans.Print(w)
+	return nil
 }
 
 // completeBan completes the path of a limit that bans.
@@ -161,29 +160,4 @@ func completeBan(cmd *cobra.Command, args []string, _ string) ([]string, cobra.S
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return limitPaths(cmd, func(l *adminjson.Limit) bool { return len(l.Ban) > 0 }), cobra.ShellCompDirectiveNoFileComp
-}
-
-// fetchBan is fetchAndShow that also shows what the queried Caddy knows if Redis does not
-// answer.
-func fetchBan(cmd *cobra.Command, path string, send, into any, print func(w io.Writer)) error {
-	client, err := newClient(cmd, adminTimeout)
-	if err != nil {
-		return err
-	}
-	answer, err := client.fetch(cmd.Context(), path, send)
-	unavailable := (*unavailableError)(nil)
-	if errors.As(err, &unavailable) {
-		answer = unavailable.answer
-	} else if err != nil {
-		return err
-	}
-	err = show(cmd, answer, into, func(w io.Writer) error {
-		print(w)
-		return nil
-	})
-	if err != nil || unavailable == nil {
-		return err
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.address)
-	return ErrProblems
 }

@@ -66,38 +66,41 @@ func adminAddress(cmd *cobra.Command) (string, error) {
 	return cmp.Or(caddy.NewReplacer().ReplaceAll(cfg.Admin.Listen, ""), caddy.DefaultAdminListen), nil
 }
 
-// show prints an answer as JSON if the user wants it so, or decodes it for print, which
-// returns the command's error.
-func show(cmd *cobra.Command, answer []byte, into any, print func(w io.Writer) error) error {
-	if err := json.Unmarshal(answer, into); err != nil {
-		return fmt.Errorf("the admin endpoint's answer can't be read: %w", err)
-	}
-	w := cmd.OutOrStdout()
-	if asJSON, _ := cmd.Flags().GetBool("json"); !asJSON {
-		return print(w)
-	}
-	var text bytes.Buffer
-	if err := json.Indent(&text, answer, "", "  "); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, terminal.SafeJSON(strings.TrimSpace(text.String()))+"\n")
-	if err != nil {
-		return err
-	}
-	return print(io.Discard) // for its error
-}
-
-// fetchAndShow queries a running Caddy and shows the answer.
-func fetchAndShow(cmd *cobra.Command, path string, send, into any, print func(w io.Writer) error) error {
+// ask queries a running Caddy, prints its answer as text or, if the user wants it so, as JSON, and
+// returns the error that print returns. If Redis does not answer, this is what that Caddy has, and
+// the command has found a problem.
+func ask[T any](cmd *cobra.Command, path string, send any, print func(w io.Writer, answer *T) error) error {
 	client, err := newClient(cmd, adminTimeout)
 	if err != nil {
 		return err
 	}
-	answer, err := client.fetch(cmd.Context(), path, send)
-	if err != nil {
+	text, err := client.fetch(cmd.Context(), path, send)
+	unavailable := (*unavailableError)(nil)
+	if errors.As(err, &unavailable) {
+		text = unavailable.answer
+	} else if err != nil {
 		return err
 	}
-	return show(cmd, answer, into, print)
+	answer := new(T)
+	if err := json.Unmarshal(text, answer); err != nil {
+		return fmt.Errorf("the admin endpoint's answer can't be read: %w", err)
+	}
+	w := cmd.OutOrStdout()
+	if asJSON, _ := cmd.Flags().GetBool("json"); asJSON {
+		var indented bytes.Buffer
+		if err := json.Indent(&indented, text, "", "  "); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(w, terminal.SafeJSON(strings.TrimSpace(indented.String()))+"\n"); err != nil {
+			return err
+		}
+		w = io.Discard
+	}
+	if err := print(w, answer); err != nil || unavailable == nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.address)
+	return ErrProblems
 }
 
 // completeLimit completes the path of a limit from the running Caddy.

@@ -25,10 +25,7 @@ func limitsCommand() *cobra.Command {
 		Long:    "\nLists the limits of the config that Caddy runs, with their numbers and keys.",
 		Example: "  caddy rate-limit limits",
 		Args:    cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string) error {
-		var a adminjson.Limits
-		return fetchAndShow(cmd, "limits", nil, &a, func(w io.Writer) error { return printLimits(w, &a) })
-	})
+	}, func(cmd *cobra.Command, _ []string) error { return ask(cmd, "limits", nil, printLimits) })
 	addAdminFlags(cmd)
 	return cmd
 }

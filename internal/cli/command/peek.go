@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -138,63 +139,38 @@ func bucketQuery(cmd *cobra.Command, args []string) (*adminjson.BucketQuery, err
 	return query, nil
 }
 
-// fetchBuckets requests buckets, or empties them, and shows the answer. If Redis does
-// not answer, it shows what that Caddy knows.
+// fetchBuckets requests buckets, or empties them, and shows the answer.
 func fetchBuckets(cmd *cobra.Command, query *adminjson.BucketQuery, reset bool) error {
-	path, title := "peek", ""
+	path, now := "peek", func(io.Writer, string, string) {}
 	if reset {
-		path, title = "reset", "The bucket is empty now%s. Before:\n"
-	}
-	if reset && query.Limit == "" {
-		title = "These buckets are empty now%s. Before:\n"
-	}
-	client, err := newClient(cmd, adminTimeout)
-	if err != nil {
-		return err
-	}
-	answer, err := client.fetch(cmd.Context(), path, query)
-	unavailable, where := (*unavailableError)(nil), ""
-	if errors.As(err, &unavailable) {
-		answer, where = unavailable.answer, " in this Caddy alone"
-	} else if err != nil {
-		return err
+		path, now = "reset", func(w io.Writer, emptied, failure string) {
+			where := ""
+			if failure != "" {
+				where = " in this Caddy alone"
+			}
+			fmt.Fprintf(w, "%s empty now%s. Before:\n", emptied, where)
+		}
 	}
 	if query.Limit != "" {
-		var one adminjson.Level
-		err = show(cmd, answer, &one, func(w io.Writer) error {
-			if reset {
-				fmt.Fprintf(w, title, where)
-			}
-			printLevel(w, &one)
-			if reset {
-				printLeased(w, one)
-			}
-			return nil
-		})
-	} else {
-		var all adminjson.Levels
-		err = show(cmd, answer, &all, func(w io.Writer) error {
-			if reset && len(all.Buckets) > 0 {
-				fmt.Fprintf(w, title, where)
-			}
-			err := printLevels(w, &all, query.Whose())
-			if reset {
-				printLeased(w, all.Buckets...)
-			}
-			return err
+		return ask(cmd, path, query, func(w io.Writer, one *adminjson.Level) error {
+			now(w, "The bucket is", one.Error)
+			printLevel(w, one)
+			return printLeased(w, reset, *one)
 		})
 	}
-	if err != nil || unavailable == nil {
-		return err
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Error: %v; this is what the Caddy at %s has\n", unavailable, client.address)
-	return ErrProblems
+	return ask(cmd, path, query, func(w io.Writer, all *adminjson.Levels) error {
+		if len(all.Buckets) > 0 {
+			now(w, "These buckets are", all.Error)
+		}
+		err := printLevels(w, all, query.Whose())
+		return cmp.Or(err, printLeased(w, reset, all.Buckets...))
+	})
 }
 
-// printLeased says for how long other nodes may use what they have leased of buckets that
-// are empty now: for the time of the lease from when there would have been room, and they
+// printLeased says, after a reset, for how long other nodes may use what they have leased of buckets
+// that are empty now: for the time of the lease from when there would have been room, and they
 // lease up to that time before.
-func printLeased(w io.Writer, buckets ...adminjson.Level) {
+func printLeased(w io.Writer, reset bool, buckets ...adminjson.Level) error {
 	var longest time.Duration
 	for i := range buckets {
 		if text, ok := strings.CutPrefix(buckets[i].Consistency, "lease "); ok && buckets[i].Node != nil {
@@ -202,9 +178,11 @@ func printLeased(w io.Writer, buckets ...adminjson.Level) {
 			longest = max(longest, d)
 		}
 	}
-	if longest > 0 {
-		fmt.Fprintf(w, "Other instances may still use units that they have leased, for at most %v.\n", 2*longest)
+	if !reset || longest == 0 {
+		return nil
 	}
+	_, err := fmt.Fprintf(w, "Other instances may still use units that they have leased, for at most %v.\n", 2*longest)
+	return err
 }
 
 // printLevel prints what peek and reset answer.

@@ -28,10 +28,7 @@ many requests each limit has admitted and denied.
 The exit status is 2 if a Redis server is not up: it is down, or has not answered yet.`,
 		Example: "  caddy rate-limit status\n  caddy rate-limit status --address unix//run/caddy.sock --json",
 		Args:    cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string) error {
-		var a adminjson.Status
-		return fetchAndShow(cmd, "status", nil, &a, func(w io.Writer) error { return printStatus(w, &a) })
-	})
+	}, func(cmd *cobra.Command, _ []string) error { return ask(cmd, "status", nil, printStatus) })
 	addAdminFlags(cmd)
 	return cmd
 }

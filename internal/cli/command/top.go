@@ -61,12 +61,9 @@ func runTop(cmd *cobra.Command, _ []string) error {
 	}
 	asJSON, _ := cmd.Flags().GetBool("json")
 	if asJSON || !terminal.Is(cmd.OutOrStdout()) {
-		var a adminjson.Top
-		return fetchAndShow(cmd, "top?"+query.Encode(), nil, &a, func(w io.Writer) error {
-			for _, line := range topLines(&a, terminal.Coloured(w)) {
-				fmt.Fprintln(w, line)
-			}
-			return nil
+		return ask(cmd, "top?"+query.Encode(), nil, func(w io.Writer, a *adminjson.Top) error {
+			_, err := fmt.Fprintln(w, strings.Join(topLines(a, terminal.Coloured(w)), "\n"))
+			return err
 		})
 	}
 	query.Set("watch", "1s")
