@@ -478,45 +478,28 @@ func (p *replay) notes(several bool) (notes []string) {
 
 // replayAnswer is the result as JSON. Limits has the limits of the only config.
 type replayAnswer struct {
-	Lines       int64                  `json:"lines"`
-	Used        int64                  `json:"used"`
-	Skipped     map[string]int64       `json:"skipped"`
-	From        *time.Time             `json:"from,omitempty"`
-	To          *time.Time             `json:"to,omitempty"`
-	Interrupted bool                   `json:"interrupted,omitempty"`
-	Notes       []string               `json:"notes,omitempty"`
-	Limits      []replayedLimitAnswer  `json:"limits,omitempty"`
-	Configs     []replayedConfigAnswer `json:"configs,omitempty"`
+	Lines       int64            `json:"lines"`
+	Used        int64            `json:"used"`
+	Skipped     map[string]int64 `json:"skipped"`
+	From        *time.Time       `json:"from,omitempty"`
+	To          *time.Time       `json:"to,omitempty"`
+	Interrupted bool             `json:"interrupted,omitempty"`
+	Notes       []string         `json:"notes,omitempty"`
+	Limits      []limitAnswer    `json:"limits,omitempty"`
+	Configs     []configAnswer   `json:"configs,omitempty"`
 }
 
-// replayedConfigAnswer is the result of a config, if there are two.
-type replayedConfigAnswer struct {
-	Config string                `json:"config"`
-	Limits []replayedLimitAnswer `json:"limits"`
+// configAnswer is the result of a config, if there are two.
+type configAnswer struct {
+	Config string        `json:"config"`
+	Limits []limitAnswer `json:"limits"`
 }
 
-// replayedLimitAnswer is the result of a limit.
-type replayedLimitAnswer struct {
-	Limit         string              `json:"limit"`
-	Algorithm     string              `json:"algorithm"`
-	Requests      int64               `json:"requests"`
-	Admitted      int64               `json:"admitted"`
-	Denied        int64               `json:"denied"`
-	DeniedAtMost  *int64              `json:"denied_at_most,omitempty"` // if times are whole seconds
-	Spared        int64               `json:"spared"`
-	Keys          int64               `json:"keys"`
-	KeysDenied    int64               `json:"keys_denied"`
-	Size          int64               `json:"size,omitempty"`
-	SizeForTarget int64               `json:"size_for_target,omitempty"` // none if no size would do
-	Top           []replayedKeyAnswer `json:"top,omitempty"`             // if keys may be shown
-	Notes         []string            `json:"notes,omitempty"`
-}
-
-// replayedKeyAnswer is the result of a key.
-type replayedKeyAnswer struct {
-	Key      string `json:"key"`
-	Requests int64  `json:"requests"`
-	Denied   int64  `json:"denied"`
+// limitAnswer is the result of a limit.
+type limitAnswer struct {
+	report.Limit
+	DeniedAtMost  *int64 `json:"denied_at_most,omitempty"`  // if times are whole seconds
+	SizeForTarget int64  `json:"size_for_target,omitempty"` // none if no size would do
 }
 
 // answer returns the result as JSON.
@@ -530,34 +513,24 @@ func (s *Session) answer(r *report.Report, f *replayFlags) replayAnswer {
 	}
 	for i := range r.Configs {
 		c := &r.Configs[i]
-		limits := make([]replayedLimitAnswer, 0, len(c.Limits))
-		for j := range c.Limits {
-			limits = append(limits, newReplayedLimitAnswer(&c.Limits[j], r.Resolution > 0, f))
+		limits := make([]limitAnswer, 0, len(c.Limits))
+		for _, l := range c.Limits {
+			of := limitAnswer{Limit: l}
+			if needed := l.SizeFor(f.target); needed < report.NoSize {
+				of.SizeForTarget = needed
+			}
+			if r.Resolution > 0 {
+				of.DeniedAtMost = &of.Limit.DeniedAtMost
+			}
+			if !f.options.ShowKeys {
+				of.Top = nil
+			}
+			limits = append(limits, of)
 		}
 		if len(r.Configs) == 1 {
 			a.Limits = limits
 		} else {
-			a.Configs = append(a.Configs, replayedConfigAnswer{c.Name, limits})
-		}
-	}
-	return a
-}
-
-// newReplayedLimitAnswer returns the result of a limit.
-func newReplayedLimitAnswer(l *report.Limit, bounds bool, f *replayFlags) replayedLimitAnswer {
-	a := replayedLimitAnswer{
-		Limit: l.Path, Algorithm: l.Algorithm, Requests: l.Requests, Admitted: l.Admitted, Denied: l.Denied, Spared: l.Spared, Keys: l.Keys,
-		KeysDenied: l.KeysDenied, Size: l.Size, Notes: l.Unusual,
-	}
-	if needed := l.SizeFor(f.target); needed < report.NoSize {
-		a.SizeForTarget = needed
-	}
-	if bounds {
-		a.DeniedAtMost = &l.DeniedAtMost
-	}
-	if f.options.ShowKeys {
-		for _, k := range l.Top {
-			a.Top = append(a.Top, replayedKeyAnswer{k.Text, k.Requests, k.Denied})
+			a.Configs = append(a.Configs, configAnswer{c.Name, limits})
 		}
 	}
 	return a

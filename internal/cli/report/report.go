@@ -48,55 +48,56 @@ type Config struct {
 	Limits                     []Limit
 }
 
-// Limit is what one limit would have done.
+// Limit is what one limit would have done. Its JSON is what the command prints.
 type Limit struct {
-	Path string
+	Path      string `json:"limit"`
+	Algorithm string `json:"algorithm"`
+	Numbers   string `json:"-"` // in words
 
-	// The name of its algorithm, and its numbers in words.
-	Algorithm, Numbers string
-
-	// Its size; 0 if it depends on the request.
-	Size int64
+	Size int64 `json:"size,omitempty"` // 0 if it depends on the request
 
 	// Whether it admits up to its size in each window. Otherwise the size is the size of
 	// a burst, and units drip out at a rate of their own.
-	Windows bool
+	Windows bool `json:"-"`
 
 	// Whether no size makes it admit more, as with warm_up: its rate alone decides.
-	Sizeless bool
+	Sizeless bool `json:"-"`
 
-	Requests     int64 // that it applied to
-	Admitted     int64 // by all limits
-	Denied       int64 // by this limit, with or without others
-	DeniedAtMost int64 // see Report.Resolution; equal to Denied if times are exact
-	Spared       int64 // by this limit, which had room, where another one denied
-	Keys         int64 // that requests had
-	KeysDenied   int64 // that this limit denied at least once
+	Requests     int64 `json:"requests"`    // that it applied to
+	Admitted     int64 `json:"admitted"`    // by all limits
+	Denied       int64 `json:"denied"`      // by this limit, with or without others
+	DeniedAtMost int64 `json:"-"`           // see Report.Resolution; equal to Denied if times are exact
+	Spared       int64 `json:"spared"`      // by this limit, which had room, where another one denied
+	Keys         int64 `json:"keys"`        // that requests had
+	KeysDenied   int64 `json:"keys_denied"` // that this limit denied at least once
 
 	// Requests over time, in slots of equal length without gaps.
-	Slot  time.Duration
-	Times []Slot
+	Slot  time.Duration `json:"-"`
+	Times []Slot        `json:"-"`
 
 	// How many keys with a peak above the size reached it by sending more than drips
 	// out for long, and not by a burst. It is of no use with Windows.
-	KeysLasting int64
+	KeysLasting int64 `json:"-"`
 
 	// How many keys would have needed which size in order never to be denied, by
 	// ascending size: the highest level that each key's bucket would have reached
 	// if it could hold anything. A key is denied at least once by a limit of a
 	// given size if and only if its peak is above that size. None if the limit has
 	// no size.
-	Peaks []Peak
+	Peaks []Peak `json:"-"`
 
-	Top     []Key       // the keys with the most denied requests, then the most requests
-	ByPath  []Breakdown // the paths with the most denied requests
-	ByHour  [24]Count   // by hour of the day, in Location
-	HourIn  string      // the name of that location
-	Unusual []string    // what to know about these numbers, one sentence each
+	Top     []Key       `json:"top,omitempty"`   // the keys with the most denied requests, then the most requests
+	ByPath  []Breakdown `json:"-"`               // the paths with the most denied requests
+	ByHour  [24]Count   `json:"-"`               // by hour of the day, in Location
+	HourIn  string      `json:"-"`               // the name of that location
+	Unusual []string    `json:"notes,omitempty"` // what to know about these numbers, one sentence each
 }
 
 // Count counts requests.
-type Count struct{ Requests, Denied int64 }
+type Count struct {
+	Requests int64 `json:"requests"`
+	Denied   int64 `json:"denied"`
+}
 
 // Slot counts the requests from Start on.
 type Slot struct {
@@ -113,9 +114,9 @@ const NoSize = math.MaxInt64
 
 // Key is one key. Text is empty unless keys may be shown.
 type Key struct {
-	Text string
+	Text string `json:"key"`
 	Count
-	Peak int64
+	Peak int64 `json:"-"`
 }
 
 // Breakdown counts the requests of one path of a URL.
