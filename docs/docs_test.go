@@ -148,7 +148,7 @@ func TestAdviceIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kind := range advice.Kinds {
+	for _, kind := range advice.Kinds {
 		if !strings.Contains(string(page), "`"+kind.String()+"`") {
 			t.Errorf("the page lacks %s", kind)
 		}

@@ -28,11 +28,9 @@ func (c *collector) unprotected(limits []*rule.Limit) {
 		keyed = append(keyed, b.Limit)
 	}
 	for _, l := range keyed {
-		c.limit(l.Path, Advice{
-			Kind: Unprotected,
-			Problem: fmt.Sprintf("Each key may have %d requests in progress at first, and never less than %d, so nothing limits all keys together.",
+		c.limit(l.Path, advise(Unprotected,
+			fmt.Sprintf("Each key may have %d requests in progress at first, and never less than %d, so nothing limits all keys together.",
 				min(max(adaptive.Initial, l.Load.Options.Min), l.Load.Options.Max), l.Load.Options.Min),
-			Remedy: "Put a limit with concurrency auto and without key in addition, for the requests of all keys.",
-		})
+			"Put a limit with concurrency auto and without key in addition, for the requests of all keys."))
 	}
 }

@@ -31,6 +31,11 @@ type Advice struct {
 	unshared bool
 }
 
+// advise returns advice.
+func advise(kind Kind, problem, remedy string) Advice {
+	return Advice{Kind: kind, Problem: problem, Remedy: remedy}
+}
+
 // About returns what the advice is about, such as "limit api".
 func (a Advice) About() string { return strings.TrimSpace(a.Of + " " + a.Name) }
 

@@ -27,29 +27,23 @@ func (c *collector) keys(h *rule.Handler, around *routes.Around) {
 		k := b.Limit.Key.Template()
 		c.chosen(b, k, around)
 		if shared := !slices.ContainsFunc(k, func(p key.Part) bool { return p.Placeholder }); shared && b.Limit.Bans != nil {
-			c.limit(b.Path, Advice{
-				Kind:    BanOfAll,
-				Problem: "It bans its key, which all requests share: one client that is denied keeps everybody out.",
-				Remedy:  "Use a key that distinguishes clients, such as {client_ip}, or no ban.",
-			})
+			c.limit(b.Path, advise(BanOfAll,
+				"It bans its key, which all requests share: one client that is denied keeps everybody out.",
+				"Use a key that distinguishes clients, such as {client_ip}, or no ban."))
 		}
 		server := c.HTTP.Servers[around.Server()]
 		if server == nil || !faults.TrustsProxies(server) {
 			continue
 		}
 		if k.Has(placeholder.RemoteHost) {
-			c.limit(b.Path, Advice{
-				Kind:    KeyOfProxy,
-				Problem: "Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
-				Remedy:  "Use {client_ip}, which is the address that the proxy reports.",
-			})
+			c.limit(b.Path, advise(KeyOfProxy,
+				"Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
+				"Use {client_ip}, which is the address that the proxy reports."))
 		}
 		if exemptsConnections(b, around) {
-			c.limit(b.Path, Advice{
-				Kind:    ProxyExempted,
-				Problem: "A matcher with not remote_ip exempts by the address of the connection, and the server has trusted proxies: if the matcher has theirs, no client is limited.",
-				Remedy:  "Use not client_ip, which is the address that the proxy reports.",
-			})
+			c.limit(b.Path, advise(ProxyExempted,
+				"A matcher with not remote_ip exempts by the address of the connection, and the server has trusted proxies: if the matcher has theirs, no client is limited.",
+				"Use not client_ip, which is the address that the proxy reports."))
 		}
 	}
 }
@@ -58,11 +52,9 @@ func (c *collector) keys(h *rule.Handler, around *routes.Around) {
 func (c *collector) chosen(b rule.LocatedBucket, k key.Template, around *routes.Around) {
 	flawed := func(name string) bool { return name == "" || c.flawed[[2]string{b.Path, name}] }
 	if name := k.User(); !flawed(name) && around.Authentication() == "" && !around.Plugins() && !around.Sets(name) {
-		c.limit(b.Path, Advice{
-			Kind:    KeyWithoutUser,
-			Problem: "Its key has {" + name + "}, and no authentication comes before it, so it is empty.",
-			Remedy:  "Put both in a route block, the authentication first.",
-		})
+		c.limit(b.Path, advise(KeyWithoutUser,
+			"Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
+			"Put both in a route block, the authentication first."))
 	}
 	name, source := Chosen(k, around)
 	if flawed(name) || c.bounded(around) {
@@ -72,11 +64,9 @@ func (c *collector) chosen(b rule.LocatedBucket, k key.Template, around *routes.
 	if source != name {
 		problem = "which is made from {" + source + "}, " + problem
 	}
-	c.limit(b.Path, Advice{
-		Kind:    KeyChosen,
-		Problem: "Its key has {" + name + "}, " + problem + ", so they can get a fresh bucket for each request.",
-		Remedy:  "Use a key that they can't choose, such as {client_ip} or, behind authentication, {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share.",
-	})
+	c.limit(b.Path, advise(KeyChosen,
+		"Its key has {"+name+"}, "+problem+", so they can get a fresh bucket for each request.",
+		"Use a key that they can't choose, such as {client_ip} or, behind authentication, {http.auth.user.id}, or add a limit by {client_ip} to the block, with a rate that several honest clients share."))
 }
 
 // bounded reports whether requests always meet a limit whose key and numbers clients can't choose.
@@ -121,25 +111,19 @@ func (c *collector) numbers(h *rule.Handler, around *routes.Around) {
 			continue
 		}
 		if b.Consistency != (limiter.Consistency{}) && !c.Redis {
-			c.limit(b.Path, Advice{
-				Kind:    ConsistencyUnused,
-				Problem: "Its consistency, " + b.Consistency.String() + ", has no effect without redis: this process decides all requests, exactly.",
-				Remedy:  "Remove it, or set redis in the global option.",
-			})
+			c.limit(b.Path, advise(ConsistencyUnused,
+				"Its consistency, "+b.Consistency.String()+", has no effect without redis: this process decides all requests, exactly.",
+				"Remove it, or set redis in the global option."))
 		}
 		if deniesTwoAtOnce(b.Bucket) && alwaysMet(b) && !around.Selects() {
-			c.limit(b.Path, Advice{
-				Kind:    OneAtOnce,
-				Problem: "It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
-				Remedy:  "Give it a size of what a page needs, in place of a min_interval, or a matcher for the requests that it is meant for.",
-			})
+			c.limit(b.Path, advise(OneAtOnce,
+				"It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
+				"Give it a size of what a page needs, in place of a min_interval, or a matcher for the requests that it is meant for."))
 		}
 		if longer := longerDelay(b.Bucket); longer > 0 {
-			c.limit(b.Path, Advice{
-				Kind:    DelayUnused,
-				Problem: fmt.Sprintf("Its max_delay, %v, is a moment too short for one more request to wait.", b.Limit.MaxDelay),
-				Remedy:  fmt.Sprintf("Write max_delay %v, unless that is meant.", longer),
-			})
+			c.limit(b.Path, advise(DelayUnused,
+				fmt.Sprintf("Its max_delay, %v, is a moment too short for one more request to wait.", b.Limit.MaxDelay),
+				fmt.Sprintf("Write max_delay %v, unless that is meant.", longer)))
 		}
 	}
 }
@@ -183,10 +167,8 @@ func deniesTwoAtOnce(b *rule.Bucket) bool {
 // unavailable advises on handlers that deny all requests while Redis does.
 func (c *collector) unavailable(h *rule.Handler, around *routes.Around) {
 	if c.Redis && h.OnError == rule.OnErrorDeny {
-		c.server(around.Server(), Advice{
-			Kind:    Unavailable,
-			Problem: "With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
-			Remedy:  "Unless that is meant, use on_error fallback: each Caddy instance then limits separately until Redis is back.",
-		})
+		c.server(around.Server(), advise(Unavailable,
+			"With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
+			"Unless that is meant, use on_error fallback: each Caddy instance then limits separately until Redis is back."))
 	}
 }

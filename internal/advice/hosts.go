@@ -75,11 +75,9 @@ func (c *collector) names(h *rule.Handler, around *routes.Around) {
 		}
 		name := b.Limit.Name()
 		if meant := matcherMeantBy(name, around.Hosts(), c.HTTP); meant != "" {
-			c.limit(b.Path, Advice{
-				Kind:    MatcherAsName,
-				Problem: fmt.Sprintf("%s is no more than its name, and it applies to all requests that get here.", name),
-				Remedy:  fmt.Sprintf("Write match %s in its block, and another name.", meant),
-			})
+			c.limit(b.Path, advise(MatcherAsName,
+				fmt.Sprintf("%s is no more than its name, and it applies to all requests that get here.", name),
+				fmt.Sprintf("Write match %s in its block, and another name.", meant)))
 		}
 	}
 }

@@ -108,8 +108,7 @@ var missing = []struct {
 	},
 }
 
-// OnKey returns advice on a key, as far as it and the handlers around its limit show. These may
-// be nil.
+// OnKey returns advice on a key, as far as it and the handlers around its limit show.
 func OnKey(k key.Template, around *routes.Around) (found []Advice) {
 	for _, name := range k.Placeholders() {
 		if a, ok := onPlaceholder(name, around); ok {
@@ -144,11 +143,9 @@ func onPrefix(name, text string) Advice {
 	if n, _ := strconv.Atoi(bits); n > 32 {
 		option = "ipv6_prefix"
 	}
-	return Advice{
-		Kind:    KeyPrefix,
-		Problem: fmt.Sprintf("Its key has %s behind {%s}, which is no more than text, so each address has a bucket of its own.", text, name),
-		Remedy:  fmt.Sprintf("Write key {%s}, and %s %s.", name, option, bits),
-	}
+	return advise(KeyPrefix,
+		fmt.Sprintf("Its key has %s behind {%s}, which is no more than text, so each address has a bucket of its own.", text, name),
+		fmt.Sprintf("Write key {%s}, and %s %s.", name, option, bits))
 }
 
 // onConstant returns advice on a key that is a text.
@@ -170,7 +167,7 @@ func onConstant(text string) []Advice {
 
 // Chosen returns the first placeholder of a key whose value clients can choose from arbitrarily
 // many, or "", and the one that it is made from, which may be itself. No client chooses what a
-// handler before the limit replaces; around may be nil.
+// handler before the limit replaces.
 func Chosen(k key.Template, around *routes.Around) (name, source string) {
 	for _, name := range k.Placeholders() {
 		if source := chosenIn(name, around, placeholder.IsChosen); source != "" {
@@ -183,7 +180,7 @@ func Chosen(k key.Template, around *routes.Around) (name, source string) {
 // Bounds reports whether a client with many requests always gets the same bucket.
 func Bounds(k key.Template, around *routes.Around) bool {
 	chosen, _ := Chosen(k, around)
-	return chosen == "" && !slices.ContainsFunc(OnKey(k, nil), func(a Advice) bool { return a.unshared })
+	return chosen == "" && !slices.ContainsFunc(OnKey(k, new(routes.Around)), func(a Advice) bool { return a.unshared })
 }
 
 // controlled returns the first placeholder in a template whose value clients can choose, or "".
@@ -258,11 +255,9 @@ func onPlaceholder(name string, around *routes.Around) (Advice, bool) {
 		return setLater(name, later), true
 	}
 	if strings.HasPrefix(name, "http.response.") {
-		return Advice{
-			Kind:    KeyUnknown,
-			Problem: "is only known when the response is there, so it is empty",
-			Remedy:  "Use what the request has, such as {client_ip}, and count to count by the response.",
-		}, true
+		return advise(KeyUnknown,
+			"is only known when the response is there, so it is empty",
+			"Use what the request has, such as {client_ip}, and count to count by the response."), true
 	}
 	return neverSet(name, around)
 }
@@ -278,20 +273,16 @@ func neverSet(name string, around *routes.Around) (Advice, bool) {
 		return a, ofCaddy || !around.Plugins()
 	}
 	if long := longName(name); long != "" && !placeholder.IsGlobal(name) {
-		return Advice{
-			Kind:    KeyShortName,
-			Problem: "is only known in a Caddyfile, so it is empty",
-			Remedy:  "Use its long name, " + long + "." + bounding(name),
-		}, true
+		return advise(KeyShortName,
+			"is only known in a Caddyfile, so it is empty",
+			"Use its long name, "+long+"."+bounding(name)), true
 	}
 	if placeholder.IsUnknown(name) {
-		return Advice{
-			Kind:    KeyUnknown,
-			Problem: noPlaceholder,
-			Remedy:  "Use one of https://caddyserver.com/docs/json/apps/http/#docs, such as {client_ip}.",
-		}, true
+		return advise(KeyUnknown,
+			noPlaceholder,
+			"Use one of https://caddyserver.com/docs/json/apps/http/#docs, such as {client_ip}."), true
 	}
-	if around != nil && !around.Plugins() && !strings.Contains(name, ".") {
+	if !around.Plugins() && !strings.Contains(name, ".") {
 		return Advice{ // Caddy's have a dot, except map's
 			Kind:    KeyUnset,
 			Problem: "neither Caddy nor a map sets, so it is empty",
@@ -334,11 +325,9 @@ const headerPrefix = "http.request.header."
 
 // setLater returns advice on a placeholder that a directive sets behind the limit.
 func setLater(name, directive string) Advice {
-	a := Advice{
-		Kind:    SetLater,
-		Problem: directive + " sets behind this limit, so here it is empty",
-		Remedy:  "Put both in a route block, " + directive + " first",
-	}
+	a := advise(SetLater,
+		directive+" sets behind this limit, so here it is empty",
+		"Put both in a route block, "+directive+" first")
 	if strings.HasPrefix(name, headerPrefix) {
 		a.Problem = directive + " sets behind this limit, so here it is what the client sent"
 	}

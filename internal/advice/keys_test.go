@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 )
 
 // templateOf returns a template as in a Caddyfile.
@@ -48,7 +49,7 @@ func TestDocumentedFlaws(t *testing.T) {
 			if strings.HasPrefix(text, "{http.request.duration") {
 				text = "{http.request.duration_ms}"
 			}
-			found := OnKey(templateOf(t, text), nil)
+			found := OnKey(templateOf(t, text), new(routes.Around))
 			if len(found) != 1 {
 				t.Errorf("%s: got %v, want one flaw", text, found)
 				continue
@@ -91,7 +92,7 @@ func TestForeignKeys(t *testing.T) {
 		"{json.user.id}": false, "{jwt.sub}": false, "{geoip2.country_code}": false, "{http.request.bodyhash}": false,
 		"{http.request.remote_ip}": true, "{http.request.client_ip}": true, "{remote.host}": true, "{remote.ip}": true, "{body.name}": true, "{http.request.remote_addr}": true,
 	} {
-		if found := OnKey(templateOf(t, text), nil); len(found) > 0 != fault {
+		if found := OnKey(templateOf(t, text), new(routes.Around)); len(found) > 0 != fault {
 			t.Errorf("%s: got %v, want a fault: %v", text, found, fault)
 		}
 	}
@@ -115,17 +116,17 @@ func TestRemediesOfKeys(t *testing.T) {
 	}
 	named := regexp.MustCompile(`\{([^}]+)\}`)
 	for _, name := range append(keys, "http.request.nothing", "remote.nothing") {
-		for _, a := range OnKey(templateOf(t, "{"+name+"}"), nil) {
+		for _, a := range OnKey(templateOf(t, "{"+name+"}"), new(routes.Around)) {
 			remedies := named.FindAllStringSubmatch(a.Remedy, -1)
 			if len(remedies) == 0 && a.Placeholder != "args.1" {
 				t.Errorf("%s: got %q, want a placeholder", name, a.Remedy)
 			}
 			for _, remedy := range remedies {
 				k := templateOf(t, remedy[0])
-				if again := OnKey(k, nil); len(again) > 0 {
+				if again := OnKey(k, new(routes.Around)); len(again) > 0 {
 					t.Errorf("%s: got %q, and of that %+v", name, a.Remedy, again)
 				}
-				if chosen, _ := Chosen(k, nil); chosen != "" && !strings.Contains(a.Remedy, "{client_ip}") {
+				if chosen, _ := Chosen(k, new(routes.Around)); chosen != "" && !strings.Contains(a.Remedy, "{client_ip}") {
 					t.Errorf("%s: got %q, want a limit by address too", name, a.Remedy)
 				}
 			}

@@ -7,52 +7,63 @@ import (
 )
 
 // Kind is what is wrong. A test applies the remedy of each, see TestRemedies.
-type Kind uint8
+type Kind struct {
+	name  string
+	level level
+}
 
-// The kinds of advice.
-const (
-	KeyPerRequest Kind = iota
-	KeyUnknown
-	KeyShortName
-	KeyUnset
-	KeyText
-	KeyConstant
-	KeyPrefix
-	KeyChosen
-	KeyWithoutUser
-	KeyOfProxy
-	RateChosen
-	SizeChosen
-	SetLater
-	Unreachable
-	Unmatched
-	MethodUnknown
-	NeverCounts
-	PathForm
-	Uncounted
-	UncountedUser
-	MatcherAsName
-	SharedBySites
-	Unnamed
-	ChargedTwice
-	ZonesDiffer
-	ZoneClosed
-	Floodable
-	NeverDenies
-	AddressChosen
-	ProxyUntrusted
-	ProxyExempted
-	BanOfAll
-	OneAtOnce
-	DelayUnused
-	Unprotected
-	ConsistencyUnused
-	Unavailable
-	RedisOpen
-	OfRedis
-
-	Kinds // how many there are
+// The kinds of advice, with the names that the option ignore_advice takes.
+var (
+	KeyPerRequest     = newKind("key_per_request", certain)
+	KeyUnknown        = newKind("key_unknown", certain)
+	KeyShortName      = newKind("key_short_name", certain)
+	KeyUnset          = newKind("key_unset", certain)
+	KeyText           = newKind("key_text", certain)
+	KeyConstant       = newKind("key_constant", perhaps)
+	KeyPrefix         = newKind("key_prefix", certain)
+	KeyChosen         = newKind("key_chosen", hint)
+	KeyWithoutUser    = newKind("key_without_user", hint)
+	KeyOfProxy        = newKind("key_of_proxy", hint)
+	RateChosen        = newKind("rate_chosen", perhaps)
+	SizeChosen        = newKind("size_chosen", hint)
+	SetLater          = newKind("set_later", certain)
+	Unreachable       = newKind("unreachable", certain)
+	Unmatched         = newKind("unmatched", certain)
+	MethodUnknown     = newKind("method_unknown", hint)
+	NeverCounts       = newKind("never_counts", certain)
+	PathForm          = newKind("path_form", hint)
+	Uncounted         = newKind("uncounted", certain)
+	UncountedUser     = newKind("uncounted_user", certain)
+	MatcherAsName     = newKind("matcher_as_name", perhaps)
+	SharedBySites     = newKind("shared_by_sites", perhaps)
+	Unnamed           = newKind("unnamed", perhaps)
+	ChargedTwice      = newKind("charged_twice", perhaps)
+	ZonesDiffer       = newKind("zones_differ", perhaps)
+	ZoneClosed        = newKind("zone_closed", perhaps)
+	Floodable         = newKind("floodable", perhaps)
+	NeverDenies       = newKind("never_denies", hint)
+	AddressChosen     = newKind("address_chosen", perhaps)
+	ProxyUntrusted    = newKind("proxy_untrusted", hint)
+	ProxyExempted     = newKind("proxy_exempted", hint)
+	BanOfAll          = newKind("ban_of_all", hint)
+	OneAtOnce         = newKind("one_at_once", hint)
+	DelayUnused       = newKind("delay_unused", hint)
+	Unprotected       = newKind("unprotected", perhaps)
+	ConsistencyUnused = newKind("consistency_unused", hint)
+	Unavailable       = newKind("unavailable", hint)
+	RedisOpen         = newKind("redis_open", hint)
+	OfRedis           = newKind("redis", certain)
 )
+
+// Kinds are all kinds.
+var Kinds []Kind
+
+// newKind returns a new kind.
+func newKind(name string, level level) Kind {
+	kind := Kind{name, level}
+	Kinds = append(Kinds, kind)
+	return kind
+}
 
 // level is how sure it is that advice is on a mistake, and so who gives it.
 type level uint8
@@ -63,68 +74,19 @@ const (
 	hint                 // it may well be meant, and only check says it
 )
 
-// kind is what is known of a Kind.
-type kind struct {
-	name  string
-	level level
-}
-
-// kinds has the names of the kinds, as the option ignore_advice takes them, and their levels.
-var kinds = [Kinds]kind{
-	KeyPerRequest:     {"key_per_request", certain},
-	KeyUnknown:        {"key_unknown", certain},
-	KeyShortName:      {"key_short_name", certain},
-	KeyUnset:          {"key_unset", certain},
-	KeyText:           {"key_text", certain},
-	KeyConstant:       {"key_constant", perhaps},
-	KeyPrefix:         {"key_prefix", certain},
-	KeyChosen:         {"key_chosen", hint},
-	KeyWithoutUser:    {"key_without_user", hint},
-	KeyOfProxy:        {"key_of_proxy", hint},
-	RateChosen:        {"rate_chosen", perhaps},
-	SizeChosen:        {"size_chosen", hint},
-	SetLater:          {"set_later", certain},
-	Unreachable:       {"unreachable", certain},
-	Unmatched:         {"unmatched", certain},
-	MethodUnknown:     {"method_unknown", hint},
-	NeverCounts:       {"never_counts", certain},
-	PathForm:          {"path_form", hint},
-	Uncounted:         {"uncounted", certain},
-	UncountedUser:     {"uncounted_user", certain},
-	MatcherAsName:     {"matcher_as_name", perhaps},
-	SharedBySites:     {"shared_by_sites", perhaps},
-	Unnamed:           {"unnamed", perhaps},
-	ChargedTwice:      {"charged_twice", perhaps},
-	ZonesDiffer:       {"zones_differ", perhaps},
-	ZoneClosed:        {"zone_closed", perhaps},
-	Floodable:         {"floodable", perhaps},
-	NeverDenies:       {"never_denies", hint},
-	AddressChosen:     {"address_chosen", perhaps},
-	ProxyUntrusted:    {"proxy_untrusted", hint},
-	ProxyExempted:     {"proxy_exempted", hint},
-	BanOfAll:          {"ban_of_all", hint},
-	OneAtOnce:         {"one_at_once", hint},
-	DelayUnused:       {"delay_unused", hint},
-	Unprotected:       {"unprotected", perhaps},
-	ConsistencyUnused: {"consistency_unused", hint},
-	Unavailable:       {"unavailable", hint},
-	RedisOpen:         {"redis_open", hint},
-	OfRedis:           {"redis", certain},
-}
-
 // String returns the name of a kind.
-func (k Kind) String() string { return kinds[k].name }
+func (k Kind) String() string { return k.name }
 
 // IsCertain reports whether what is of a kind can't be meant as it is.
-func (k Kind) IsCertain() bool { return kinds[k].level == certain }
+func (k Kind) IsCertain() bool { return k.level == certain }
 
 // OnLoad reports whether what is of a kind is reported when a config is loaded too.
-func (k Kind) OnLoad() bool { return kinds[k].level != hint }
+func (k Kind) OnLoad() bool { return k.level != hint }
 
 // ParseIgnored returns an error unless all words are names of kinds.
 func ParseIgnored(words []string) error {
 	for _, word := range words {
-		if !slices.ContainsFunc(kinds[:], func(k kind) bool { return k.name == word }) {
+		if !slices.ContainsFunc(Kinds, func(k Kind) bool { return k.name == word }) {
 			return option.Bad("ignore_advice", word, "what caddy rate-limit check has in brackets, such as path_form")
 		}
 	}

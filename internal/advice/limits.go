@@ -42,7 +42,7 @@ func unreachable(o *routes.Obstacle) Advice {
 }
 
 // handler advises on the limits of a handler one by one, as far as these and what is around it
-// tell, which may be nil.
+// tell.
 func (c *collector) handler(limits []*rule.Limit, around *routes.Around) {
 	for b := range rule.Buckets(limits) {
 		if b.Off {
@@ -142,11 +142,9 @@ func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
 			if n.effect == choosesBucket {
 				kind = RateChosen
 			}
-			found = append(found, Advice{
-				Kind:    kind,
-				Problem: fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", n.option, name, n.effect),
-				Remedy:  "Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in.",
-			})
+			found = append(found, advise(kind,
+				fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", n.option, name, n.effect),
+				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in."))
 		}
 	}
 	return found

@@ -26,7 +26,7 @@ func onMatchers(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advi
 	for _, set := range sets {
 		for _, m := range set {
 			if not, ok := m.(*caddyhttp.MatchNot); ok {
-				for _, f := range onMatchers(not.MatcherSets, nil) {
+				for _, f := range onMatchers(not.MatcherSets, new(routes.Around)) {
 					add(f)
 				}
 				continue
@@ -224,12 +224,10 @@ func unmatchedPath(pattern string, others []string) Advice {
 // for any text.
 func unsetInPath(pattern string, around *routes.Around) Advice {
 	for _, name := range placeholder.In(pattern) {
-		if _, unset := neverSet(name, around); unset && around != nil && !strings.HasPrefix(name, "http.") {
-			return Advice{
-				Kind:    Unmatched,
-				Problem: fmt.Sprintf("Its matcher has the path %s, in which {%s} is a placeholder that nothing sets, so it is empty.", pattern, name),
-				Remedy:  "Write " + strings.ReplaceAll(pattern, "{"+name+"}", "*") + ".",
-			}
+		if _, unset := neverSet(name, around); unset && !strings.HasPrefix(name, "http.") {
+			return advise(Unmatched,
+				fmt.Sprintf("Its matcher has the path %s, in which {%s} is a placeholder that nothing sets, so it is empty.", pattern, name),
+				"Write "+strings.ReplaceAll(pattern, "{"+name+"}", "*")+".")
 		}
 	}
 	return Advice{}

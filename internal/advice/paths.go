@@ -42,11 +42,9 @@ func onPaths(sets caddyhttp.MatcherSets, around *routes.Around, ofDirective bool
 	}
 	pattern := others[0]
 	form, write := otherForm(pattern)
-	a := Advice{
-		Kind:    PathForm,
-		Problem: "Its path " + pattern + " does not match " + form + ", which many applications answer as they do " + pattern + ", so clients can get around it.",
-		Remedy:  "Write path " + pattern + " " + write + ".",
-	}
+	a := advise(PathForm,
+		"Its path "+pattern+" does not match "+form+", which many applications answer as they do "+pattern+", so clients can get around it.",
+		"Write path "+pattern+" "+write+".")
 	if ofDirective {
 		a.Remedy = "Write " + withOtherForm(pattern) + "."
 	}

@@ -263,7 +263,7 @@ func TestRemedies(t *testing.T) {
 	}
 	covered[advice.OfRedis] = true       // found by asking a server, see TestCheckRedis
 	covered[advice.SharedBySites] = true // which takes two sites, see TestUnintendedSharing
-	for kind := range advice.Kinds {
+	for _, kind := range advice.Kinds {
 		if !covered[kind] {
 			t.Errorf("no remedy of kind %s is applied", kind)
 		}

@@ -75,11 +75,9 @@ func (c *collector) sites() {
 			}
 			for _, others := range earlier[b.Path] {
 				if !slices.ContainsFunc(hosts, func(host string) bool { return slices.Contains(others, host) }) {
-					c.limit(b.Path, Advice{
-						Kind:    SharedBySites,
-						Problem: fmt.Sprintf("Its block has no name, and so has one on another site, %s, with a limit of this name: both sites share its buckets.", others[0]),
-						Remedy:  "Give each block a name, as in rate_limit shop { ... }, or both the same if that is meant.",
-					})
+					c.limit(b.Path, advise(SharedBySites,
+						fmt.Sprintf("Its block has no name, and so has one on another site, %s, with a limit of this name: both sites share its buckets.", others[0]),
+						"Give each block a name, as in rate_limit shop { ... }, or both the same if that is meant."))
 					break
 				}
 			}

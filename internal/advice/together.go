@@ -46,12 +46,10 @@ func (c *collector) floodedBy(b conditionedBucket, all []conditionedBucket, acco
 	}
 	for _, a := range all {
 		if (a.meets(b) || b.meets(a)) && tighter(b.Bucket, a.Bucket) {
-			c.limit(a.Path, Advice{
-				Kind: Floodable,
-				Problem: how + ", it is also charged for requests that limit " + b.Path +
+			c.limit(a.Path, advise(Floodable,
+				how+", it is also charged for requests that limit "+b.Path+
 					" denies: a single client that sends many of them uses up what all have.",
-				Remedy: "Use accounting atomic, with which a denied request is charged to no limit.",
-			})
+				"Use accounting atomic, with which a denied request is charged to no limit."))
 		}
 	}
 }
@@ -111,11 +109,9 @@ func (c *collector) unused(h *rule.Handler) {
 				!a.meets(b) || !a.sharesKey(b) || a.Constant.Cost < b.Constant.Cost || !tighter(a.Bucket, b.Bucket) || j > i && tighter(b.Bucket, a.Bucket) {
 				continue
 			}
-			c.limit(b.Path, Advice{
-				Kind:    NeverDenies,
-				Problem: "It denies no client that limit " + a.Path + " does not deny: that one is tighter, for the same key and at least the same requests.",
-				Remedy:  "Remove it, or give limit " + a.Path + " a matcher for the requests that it is meant for.",
-			})
+			c.limit(b.Path, advise(NeverDenies,
+				"It denies no client that limit "+a.Path+" does not deny: that one is tighter, for the same key and at least the same requests.",
+				"Remove it, or give limit "+a.Path+" a matcher for the requests that it is meant for."))
 			break
 		}
 	}
@@ -199,11 +195,9 @@ func (c *collector) zones() {
 				continue
 			}
 			if option := zonesDiffer(earlier, b); option != "" {
-				c.limit(b.Path, Advice{
-					Kind:    ZonesDiffer,
-					Problem: "Zones of this name have different " + option + ", and count together only as far as their keys and windows are equal.",
-					Remedy:  "Give all the same options, or each a name of its own.",
-				})
+				c.limit(b.Path, advise(ZonesDiffer,
+					"Zones of this name have different "+option+", and count together only as far as their keys and windows are equal.",
+					"Give all the same options, or each a name of its own."))
 			}
 		}
 	})

@@ -62,7 +62,7 @@ func refuses(h caddyhttp.MiddlewareHandler) bool {
 // Serves reports whether a request with a path that passes the handler may get an answer other
 // than an error: files have no other paths than their own.
 func (a *Around) Serves(path string) bool {
-	if a == nil || len(a.answers) == 0 {
+	if len(a.answers) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(a.answers, func(by answer) bool {
@@ -116,9 +116,6 @@ func matchesPath(patterns caddyhttp.MatchPath, path string) bool {
 // Removes returns the directive that removes a field from all responses behind the handler before
 // they get there, or "".
 func (a *Around) Removes(field string) (directive string) {
-	if a == nil {
-		return ""
-	}
 	for _, by := range a.answers {
 		switch {
 		case ofPlugin(by.handler):
@@ -162,7 +159,7 @@ func removesField(pattern, field string) bool {
 
 // HasHost reports whether requests for a host, which may have wildcards, get to the handler.
 func (a *Around) HasHost(host string) bool {
-	if a == nil || len(a.ways) == 0 {
+	if len(a.ways) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(a.ways, func(w way) bool {
@@ -188,9 +185,6 @@ func (a *Around) Hosts() []string { return a.Site().Hosts }
 
 // Routes returns the routes that requests have taken to the handler, on all ways.
 func (a *Around) Routes() (all []*caddyhttp.Route) {
-	if a == nil {
-		return nil
-	}
 	for _, w := range a.ways {
 		for _, s := range w.steps {
 			all = append(all, s.route)

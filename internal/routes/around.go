@@ -20,8 +20,7 @@ import (
 )
 
 // Around knows which placeholders are set before a handler, and which behind it, by those
-// that requests may pass on their way, and what keeps them from the handler. A nil one knows
-// of none.
+// that requests may pass on their way, and what keeps them from the handler.
 type Around struct {
 	server         string
 	before, behind []setter
@@ -68,7 +67,7 @@ func (a *Around) Server() string { return a.server }
 
 // Sets reports whether a handler of Caddy sets the placeholder before, or map does anywhere.
 func (a *Around) Sets(name string) bool {
-	return a != nil && (a.mapped[name] && a.SetLater(name) == "" || setBy(a.before, name))
+	return a.mapped[name] && a.SetLater(name) == "" || setBy(a.before, name)
 }
 
 // setBy reports whether one of the setters is known to set a placeholder.
@@ -78,7 +77,7 @@ func setBy(all []setter, name string) bool {
 
 // Plugins reports whether handlers of plugins are passed before, which may set anything.
 func (a *Around) Plugins() bool {
-	return a != nil && slices.ContainsFunc(a.before, func(s setter) bool { return s.sets == nil })
+	return slices.ContainsFunc(a.before, func(s setter) bool { return s.sets == nil })
 }
 
 // SetLater returns the directive that sets a placeholder behind the handler, or "" if none does
@@ -96,7 +95,7 @@ func (a *Around) MarkedLater(name string) string {
 // setBehind returns the first directive behind the handler that sets a placeholder and meets a
 // condition, or "" if none does or one before may set it.
 func (a *Around) setBehind(name string, meets func(setter) bool) string {
-	if a == nil || a.Plugins() || setBy(a.before, name) {
+	if a.Plugins() || setBy(a.before, name) {
 		return ""
 	}
 	for _, s := range a.behind {
@@ -109,14 +108,11 @@ func (a *Around) setBehind(name string, meets func(setter) bool) string {
 
 // After reports whether there is a way to the handler on which all requests have passed the handler of
 // other, which may be the same.
-func (a *Around) After(other *Around) bool { return a != nil && slices.Contains(a.certain, other) }
+func (a *Around) After(other *Around) bool { return slices.Contains(a.certain, other) }
 
 // Owns reports whether clients can't choose the value of a placeholder, as a handler before
 // removes or replaces what they send.
 func (a *Around) Owns(name string) (owned bool) {
-	if a == nil {
-		return false
-	}
 	for _, s := range a.before {
 		switch {
 		case s.owns != nil && s.owns(name):
@@ -130,9 +126,6 @@ func (a *Around) Owns(name string) (owned bool) {
 
 // Sources returns the placeholders that handlers before make the value of a placeholder from.
 func (a *Around) Sources(name string) (names []string) {
-	if a == nil {
-		return nil
-	}
 	for _, s := range a.before {
 		if s.sets == nil || !s.sets(name) {
 			continue
@@ -149,9 +142,6 @@ func (a *Around) Sources(name string) (names []string) {
 
 // Authentication returns the directive that authenticates clients before the handler, or "".
 func (a *Around) Authentication() string {
-	if a == nil {
-		return ""
-	}
 	i := slices.IndexFunc(a.before, func(s setter) bool { return s.authenticates })
 	if i < 0 {
 		return ""

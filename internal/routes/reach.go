@@ -52,9 +52,6 @@ func (a *Around) ObstacleTo(sets caddyhttp.MatcherSets) *Obstacle {
 
 // first returns the first obstacle, if there is one on each way.
 func (a *Around) first(on func(way) *Obstacle) (first *Obstacle) {
-	if a == nil {
-		return nil
-	}
 	for _, w := range slices.Backward(a.ways) {
 		if first = on(w); first == nil {
 			return nil
@@ -65,9 +62,6 @@ func (a *Around) first(on func(way) *Obstacle) (first *Obstacle) {
 
 // Matchers returns the matchers of the routes that the handler is in.
 func (a *Around) Matchers() (all []caddyhttp.MatcherSets) {
-	if a == nil {
-		return nil
-	}
 	for _, w := range a.ways {
 		all = append(all, w.matchers)
 	}
