@@ -40,9 +40,12 @@ func (c *checker) checkRedis(ctx context.Context) {
 	}
 	defer store.Close()
 	// As requests do: an error has the words of the log.
-	failed := tryBuckets(ctx, store, c.hasLogs())
-	if failed != nil && slices.Contains(unreachable, reason(failed)) {
-		c.advise("redis", "It was not checked: "+why(failed)+".", remedy(failed, &opt))
+	failed, reason, why := tryBuckets(ctx, store, c.hasLogs()), "", ""
+	if failed != nil {
+		reason, why = cause(failed)
+	}
+	if slices.Contains(unreachable, reason) {
+		c.advise("redis", "It was not checked: "+why+".", remedy(reason, &opt))
 		return
 	}
 
@@ -71,7 +74,7 @@ func (c *checker) checkRedis(ctx context.Context) {
 		return
 	}
 	if failed != nil {
-		c.advise("redis", "A request could not be decided: "+why(failed)+".", remedy(failed, &opt))
+		c.advise("redis", "A request could not be decided: "+why+".", remedy(reason, &opt))
 	}
 }
 
@@ -219,26 +222,16 @@ func serverName(info map[string]string) string {
 	return "unknown"
 }
 
-// A failure is an error of the limiter about a server.
-type failure interface {
-	error
-	Reason() string
-}
-
-// reason returns why a server could not decide, in one word as in the log, or "".
-func reason(err error) string {
-	if f := failure(nil); errors.As(err, &f) {
-		return f.Reason()
+// cause returns why a server could not decide: in one word as in the log, or "", and in full.
+func cause(err error) (reason, text string) {
+	var failure interface {
+		error
+		Reason() string
 	}
-	return ""
-}
-
-// why returns the same in full.
-func why(err error) string {
-	if f := failure(nil); errors.As(err, &f) {
-		return f.Error()
+	if errors.As(err, &failure) {
+		return failure.Reason(), failure.Error()
 	}
-	return err.Error()
+	return "", err.Error()
 }
 
 // unreachable are the reasons for which a server can't be queried at all.
@@ -262,17 +255,17 @@ var remedies = map[string]string{
 }
 
 // remedy returns what to do about a request that a server with opt could not decide.
-func remedy(err error, opt *limiter.RedisOptions) string {
+func remedy(reason string, opt *limiter.RedisOptions) string {
 	listed := "Use a server that " + option.Docs + "redis.md lists, and a user with the permissions there."
-	switch why := reason(err); {
-	case why == "noperm":
+	switch {
+	case reason == "noperm":
 		return "Give the user the permissions that " + option.Docs + "redis.md lists, and the keys ~" + opt.KeyPrefix + "*."
-	case why == "unsupported" && opt.Cluster: // it knows nothing of clusters
+	case reason == "unsupported" && opt.Cluster: // it knows nothing of clusters
 		return "If it is a single server, give its address alone, without the option cluster. " + listed
-	case why == "unsupported" && opt.MasterName != "":
+	case reason == "unsupported" && opt.MasterName != "":
 		return "With master_name, give the addresses of sentinels, whose port is not the port of the server. " + listed
 	default:
-		return cmp.Or(remedies[why], listed)
+		return cmp.Or(remedies[reason], listed)
 	}
 }
 

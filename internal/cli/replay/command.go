@@ -157,14 +157,12 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 		return err
 	}
 	defer log.Close()
-	inputs := slices.Concat(flags.configs, logs)
-	if flags.html != "" {
-		// Find out now whether it can be written, not after an hour.
-		f, err := openReport(flags.html, inputs)
-		if err != nil {
+	var page *os.File
+	if flags.html != "" { // find out now whether it can be written, not after an hour
+		if page, err = openReport(flags.html, slices.Concat(flags.configs, logs)); err != nil {
 			return fmt.Errorf("html: %w", err)
 		}
-		_ = f.Close()
+		defer page.Close()
 	}
 
 	ctx := cmd.Context()
@@ -181,8 +179,8 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 	stop() // from now on, Ctrl-C ends the process
 
 	r := session.Report(logs)
-	if flags.html != "" {
-		if err := writeHTML(r, flags.html, inputs); err != nil {
+	if page != nil {
+		if err := writeHTML(r, page); err != nil {
 			return fmt.Errorf("html: %w", err)
 		}
 	}
@@ -249,12 +247,9 @@ func replaceable(f *os.File, inputs []string) error {
 }
 
 // writeHTML writes the report to a file.
-func writeHTML(r *report.Report, file string, inputs []string) error {
-	f, err := openReport(file, inputs)
-	if err != nil {
-		return err
-	}
-	if info, statErr := f.Stat(); statErr == nil && info.Mode().IsRegular() {
+func writeHTML(r *report.Report, f *os.File) error {
+	info, err := f.Stat()
+	if err == nil && info.Mode().IsRegular() {
 		err = f.Truncate(0)
 	}
 	if err == nil {

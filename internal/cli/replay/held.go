@@ -2,12 +2,9 @@ package replay
 
 import (
 	"container/heap"
-	"fmt"
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/dustin/go-humanize"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
@@ -116,13 +113,8 @@ func (p *replay) reject(with settle.Response) {
 
 // unknown returns what the log did not say of the requests that l admitted, and what was
 // assumed instead, one sentence each.
-func (l *replayedLimit) unknown() (text []string) {
-	add := func(n int64, format string) {
-		if n > 0 {
-			text = append(text, fmt.Sprintf(format, humanize.Comma(n)))
-		}
-	}
-	add(l.untimed, "%s requests ended at once, because the log does not say how long they took.")
+func (l *replayedLimit) unknown() (text sentences) {
+	text.add(l.untimed, "%s requests ended at once, because the log does not say how long they took.")
 	instead := "did not count"
 	switch {
 	case l.settlement.InProgress:
@@ -130,8 +122,8 @@ func (l *replayedLimit) unknown() (text []string) {
 	case l.settlement.Count == nil:
 		instead = "cost what was estimated"
 	}
-	add(l.unanswered, "%s requests passed that were denied with 429 in the log, or have no status there: their outcome is unknown, and they "+instead+".")
-	add(l.unmatched, "%s requests did not count, because the log does not have the header fields of their responses.")
-	add(l.estimated, "%s requests cost what was estimated, because the log does not say what they cost.")
+	text.add(l.unanswered, "%s requests passed that were denied with 429 in the log, or have no status there: their outcome is unknown, and they %s.", instead)
+	text.add(l.unmatched, "%s requests did not count, because the log does not have the header fields of their responses.")
+	text.add(l.estimated, "%s requests cost what was estimated, because the log does not say what they cost.")
 	return text
 }

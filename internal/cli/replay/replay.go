@@ -404,40 +404,40 @@ func (p *replay) leaseAdvice(l *replayedLimit) string {
 		lease, humanize.Comma(l.leased), humanize.Comma(l.passed))
 }
 
+// sentences are what to know about numbers.
+type sentences []string
+
+// add adds a sentence about a number of requests, which comes first in it, unless that is 0.
+func (s *sentences) add(n int64, format string, args ...any) {
+	if n > 0 {
+		*s = append(*s, fmt.Sprintf(format, append([]any{humanize.Comma(n)}, args...)...))
+	}
+}
+
 // unusual returns what to know about the numbers of l, one sentence each.
-func (p *replay) unusual(l *replayedLimit) (text []string) {
-	if l.redacted > 0 {
-		text = append(text, fmt.Sprintf("%s requests were left out, because the log redacts %s, which the key needs: "+
-			"to replay this limit, log requests with log_credentials.", humanize.Comma(l.redacted), strings.Join(l.headers, ", ")))
-	}
-	if l.headerless > 0 {
-		text = append(text, fmt.Sprintf("%s requests were left out, because the log does not have %s, which the key needs: "+
-			"to replay this limit, log requests in Caddy's JSON with their header fields.", humanize.Comma(l.headerless), strings.Join(l.headers, ", ")))
-	}
+func (p *replay) unusual(l *replayedLimit) []string {
+	var text sentences
+	headers := strings.Join(l.headers, ", ")
+	text.add(l.redacted, "%s requests were left out, because the log redacts %s, which the key needs: "+
+		"to replay this limit, log requests with log_credentials.", headers)
+	text.add(l.headerless, "%s requests were left out, because the log does not have %s, which the key needs: "+
+		"to replay this limit, log requests in Caddy's JSON with their header fields.", headers)
 	if l.keyless > 0 && l.keyless == l.requests && l.redacted+l.headerless == 0 {
 		text = append(text, fmt.Sprintf("No request had a value for the key %s, so clients were distinguished by their addresses. "+
 			"If the log leaves out what the key is made of, these numbers mean nothing.", l.key))
 	}
-	if l.bans > 0 {
-		bans := "1 ban"
-		if l.bans > 1 {
-			bans = humanize.Comma(l.bans) + " bans"
-		}
-		text = append(text, fmt.Sprintf("It placed %s, which alone denied %s of the requests.", bans, humanize.Comma(l.banned)))
+	bans := "It placed %s bans, which alone denied %s of the requests."
+	if l.bans == 1 {
+		bans = "It placed %s ban, which alone denied %s of the requests."
 	}
+	text.add(l.bans, bans, humanize.Comma(l.banned))
 	if l.dryRun {
 		text = append(text, "It is a dry run: requests that it denied here would have passed.")
 	}
-	if l.over > 0 {
-		text = append(text, fmt.Sprintf("%s requests passed above its size, by soft.", humanize.Comma(l.over)))
-	}
-	if l.delayed > 0 {
-		text = append(text, fmt.Sprintf("max_delay delayed %s requests, by at most %v.", humanize.Comma(l.delayed), l.longest.Round(time.Millisecond)))
-	}
+	text.add(l.over, "%s requests passed above its size, by soft.")
+	text.add(l.delayed, "max_delay delayed %s requests, by at most %v.", l.longest.Round(time.Millisecond))
 	text = append(text, l.unknown()...)
-	if l.borrowed > 0 {
-		text = append(text, fmt.Sprintf("It had no room for %s requests, which its pool had.", humanize.Comma(l.borrowed)))
-	}
+	text.add(l.borrowed, "It had no room for %s requests, which its pool had.")
 	if l.factorVaries {
 		text = append(text, "The sizes are those after the division by factor, which depends on the request.")
 	}
@@ -446,13 +446,10 @@ func (p *replay) unusual(l *replayedLimit) (text []string) {
 			"Those that came back after a while count as new ones.", l.keys.most))
 	}
 	for _, u := range p.store.Usage() {
-		if u.Name != l.bucket {
-			continue
-		}
-		if u.Forgotten > 0 {
+		if u.Name == l.bucket && u.Forgotten > 0 {
 			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d buckets were forgotten for new keys.", u.MaxKeys, u.Forgotten))
 		}
-		if u.Shared > 0 {
+		if u.Name == l.bucket && u.Shared > 0 {
 			text = append(text, fmt.Sprintf("max_keys, %d, was too small: %d requests were decided by a bucket that keys share.", u.MaxKeys, u.Shared))
 		}
 	}

@@ -78,7 +78,7 @@ func newReplayedLimit(of *offline.Limit, opt Options) *replayedLimit {
 	}
 	l.hours.location = opt.Location
 	l.paths.counts = make(map[string]*report.Count)
-	l.keys = keyStats{size: l.size + l.above, index: make(map[uint64]uint32), seed: maphash.MakeSeed(), showKeys: opt.ShowKeys, peaks: make(map[int64]int64)}
+	l.keys = keyStats{size: l.size + l.above, keys: make(map[uint64]*keyStat), seed: maphash.MakeSeed(), showKeys: opt.ShowKeys, peaks: make(map[int64]int64)}
 	return l
 }
 
@@ -163,13 +163,10 @@ func (f factor) sizesFor(peaks []report.Peak) (sizes []report.Peak) {
 
 // timeline counts requests over time, in slots that widen as time goes on.
 type timeline struct {
-	width int64 // of a slot, in nanoseconds; 0 before the first request
-	first int64 // slot
-	slots []slot
+	width int64         // of a slot, in nanoseconds; 0 before the first request
+	first int64         // slot
+	slots []report.Slot // without their starts
 }
-
-// slot counts the requests of a part of a timeline.
-type slot struct{ admitted, denied int64 }
 
 // maxSlots is the most slots of a timeline.
 const maxSlots = 300
@@ -192,13 +189,13 @@ func (t *timeline) count(at int64, denied, admitted bool) {
 		i = at/t.width - t.first
 	}
 	for int64(len(t.slots)) <= i {
-		t.slots = append(t.slots, slot{})
+		t.slots = append(t.slots, report.Slot{})
 	}
 	if denied {
-		t.slots[i].denied++
+		t.slots[i].Denied++
 	}
 	if admitted {
-		t.slots[i].admitted++
+		t.slots[i].Admitted++
 	}
 }
 
@@ -213,9 +210,9 @@ func (t *timeline) widen() {
 	n := 0
 	for i, s := range t.slots {
 		j := int((t.first+int64(i))/ratio - first)
-		t.slots[i] = slot{}
-		t.slots[j].admitted += s.admitted
-		t.slots[j].denied += s.denied
+		t.slots[i] = report.Slot{}
+		t.slots[j].Admitted += s.Admitted
+		t.slots[j].Denied += s.Denied
 		n = j + 1
 	}
 	t.slots, t.first, t.width = t.slots[:n], first, next
@@ -223,9 +220,9 @@ func (t *timeline) widen() {
 
 // report returns the slots.
 func (t *timeline) report() (width time.Duration, slots []report.Slot) {
-	for i, s := range t.slots {
-		start := time.Unix(0, (t.first+int64(i))*t.width)
-		slots = append(slots, report.Slot{Start: start, Admitted: s.admitted, Denied: s.denied})
+	slots = slices.Clone(t.slots)
+	for i := range slots {
+		slots[i].Start = time.Unix(0, (t.first+int64(i))*t.width)
 	}
 	return time.Duration(t.width), slots
 }
@@ -328,11 +325,9 @@ func (p *pathCounts) top() (top []report.Breakdown) {
 
 // keyStats has the statistics of the keys of a limit.
 type keyStats struct {
-	index map[uint64]uint32 // by the hash of a key
-	keys  []keyStat
-	texts []string // of the same keys, if they may be shown
-	most  int      // keys
-	size  int64    // of their buckets, 0 if it depends on the request
+	keys map[uint64]*keyStat // by the hash of a key
+	most int                 // keys
+	size int64               // of their buckets, 0 if it depends on the request
 
 	seed     maphash.Seed
 	showKeys bool
@@ -345,11 +340,11 @@ type keyStats struct {
 
 // keyStat has the statistics of a key.
 type keyStat struct {
-	hash             uint64
-	clear            int64 // when its bucket runs empty, in µs, if that could hold anything
-	since            int64 // when it was empty last, in µs
-	peak             int64 // the highest level of that bucket so far
-	period           int64 // of leasePeriod: the period of the last request
+	text             string // if it may be shown
+	clear            int64  // when its bucket runs empty, in µs, if that could hold anything
+	since            int64  // when it was empty last, in µs
+	peak             int64  // the highest level of that bucket so far
+	period           int64  // of leasePeriod: the period of the last request
 	requests, denied uint32
 	recent           uint32 // requests in the present period
 	lasts            bool   // whether it took long to reach the peak, see lasts
@@ -378,19 +373,17 @@ func (k *keyStats) add(b *limiter.Bucket, now time.Duration, filled level, denie
 		hi, lo := bits.Mul64(hash^0x9e3779b97f4a7c15, v^0xd1b54a32d192ed03)
 		hash = hi ^ lo
 	}
-	i, known := k.index[hash]
+	s, known := k.keys[hash]
 	if !known {
 		if len(k.keys) == k.most {
 			k.fold()
 		}
-		i = uint32(len(k.keys)) // at most maxReplayedKeys
-		k.index[hash] = i
-		k.keys = append(k.keys, keyStat{hash: hash})
+		s = new(keyStat)
 		if k.showKeys {
-			k.texts = append(k.texts, strings.Clone(keytext.Of(keytext.Cut(b.Key, maxText))))
+			s.text = strings.Clone(keytext.Of(keytext.Cut(b.Key, maxText)))
 		}
+		k.keys[hash] = s
 	}
-	s := &k.keys[i]
 	if !known || now.Microseconds() >= s.clear {
 		s.since = now.Microseconds()
 	}
@@ -423,28 +416,17 @@ func compareKeys(a, b report.Key) int {
 // fold makes room by removing the quarter of the keys whose buckets run empty
 // first: most have by now. What they did stays counted.
 func (k *keyStats) fold() {
-	clears := make([]int64, len(k.keys))
-	for i := range k.keys {
-		clears[i] = k.keys[i].clear
+	clears := make([]int64, 0, len(k.keys))
+	for _, s := range k.keys {
+		clears = append(clears, s.clear)
 	}
 	slices.Sort(clears)
 	threshold := clears[len(clears)/4]
-	keys, texts := k.keys, k.texts
-	k.keys, k.texts = k.keys[:0], k.texts[:0]
-	for i, s := range keys {
-		text := ""
-		if k.showKeys {
-			text = texts[i]
-		}
+	for hash, s := range k.keys {
 		if s.clear > threshold {
-			k.index[s.hash] = uint32(len(k.keys)) // at most maxReplayedKeys
-			k.keys = append(k.keys, s)
-			if k.showKeys {
-				k.texts = append(k.texts, text)
-			}
 			continue
 		}
-		delete(k.index, s.hash)
+		delete(k.keys, hash)
 		k.folded++
 		if s.denied > 0 {
 			k.foldedDenied++
@@ -453,7 +435,7 @@ func (k *keyStats) fold() {
 			k.foldedLasting++
 		}
 		k.peaks[roundedPeak(s.peak, k.size)]++
-		k.top = addTop(k.top, s.report(text))
+		k.top = addTop(k.top, s.report())
 	}
 }
 
@@ -468,15 +450,15 @@ func addTop(top []report.Key, key report.Key) []report.Key {
 }
 
 // report returns the statistics of a key.
-func (s *keyStat) report(text string) report.Key {
-	return report.Key{Text: text, Count: report.Count{Requests: int64(s.requests), Denied: int64(s.denied)}, Peak: s.peak}
+func (s *keyStat) report() report.Key {
+	return report.Key{Text: s.text, Count: report.Count{Requests: int64(s.requests), Denied: int64(s.denied)}, Peak: s.peak}
 }
 
 // lasting returns how many keys needed more than the size, and took long to reach it.
 func (k *keyStats) lasting() int64 {
 	n := k.foldedLasting
-	for i := range k.keys {
-		if s := &k.keys[i]; s.lasts && s.peak > k.size {
+	for _, s := range k.keys {
+		if s.lasts && s.peak > k.size {
 			n++
 		}
 	}
@@ -487,17 +469,12 @@ func (k *keyStats) lasting() int64 {
 func (k *keyStats) report() (n, denied int64, peaks []report.Peak, top []report.Key) {
 	n, denied, top = k.folded+int64(len(k.keys)), k.foldedDenied, slices.Clone(k.top)
 	counts := maps.Clone(k.peaks)
-	for i := range k.keys {
-		s := &k.keys[i]
+	for _, s := range k.keys {
 		if s.denied > 0 {
 			denied++
 		}
 		counts[roundedPeak(s.peak, k.size)]++
-		text := ""
-		if k.showKeys {
-			text = k.texts[i]
-		}
-		top = addTop(top, s.report(text))
+		top = addTop(top, s.report())
 	}
 	for _, units := range slices.Sorted(maps.Keys(counts)) {
 		peaks = append(peaks, report.Peak{Units: units, Keys: counts[units]})
