@@ -101,7 +101,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.noBody = c.Settings.NoBody
 	h.rules = rule.Handler{
 		Limits: limits, Accounting: c.Settings.Accounting, OnError: c.Settings.OnError, Families: c.Settings.Families, Jitter: c.Settings.Jitter, Log: h.Log,
-		IgnoredAdvice: h.IgnoreAdvice, Store: app.stores.Store(), Timeout: app.timeout, Process: state.Process.Process, Logger: h.logger,
+		IgnoredAdvice: h.IgnoreAdvice, Store: app.stores.Store(), Timeout: app.timeout, Process: app.stores.Process.Process, Logger: h.logger,
 	}
 	for b := range rule.Buckets(limits) {
 		if b.Limit.Waiting != nil {
@@ -152,7 +152,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	v := h.rules.Decide(r, w.Header())
 	if v.Outcome.Enter() {
-		defer v.Outcome.Count(state.Process.Process)
+		defer v.Outcome.Count(h.rules.Process)
 	}
 	if v.Status != 0 {
 		return h.reject(w, r, &v)

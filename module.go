@@ -118,11 +118,12 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision opens the stores, or takes over those of the previous config.
 func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.logger, a.ctx = a.lines.Logger(ctx.Logger()), ctx
-	if a.shared, err = compile.NewShared(&a.App); err != nil {
+	a.stores.Process = state.Default
+	if a.shared, err = compile.NewShared(&a.App, a.stores.Process); err != nil {
 		return err
 	}
 	if a.shared.Metrics {
-		if err := state.Process.Register(ctx.GetMetricsRegistry()); err != nil {
+		if err := a.stores.Process.Register(ctx.GetMetricsRegistry()); err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
 	}
@@ -198,11 +199,11 @@ func (a *App) apply() {
 
 // activate makes the app the newest one that runs.
 func (a *App) activate() {
-	if before := newestApp(); before != nil {
+	if before := newestApp(a.stores.Process); before != nil {
 		a.logStoreChange(before)
 	}
 	a.running = a.Compiled()
-	state.Process.Add(a.running)
+	a.stores.Process.Add(a.running)
 }
 
 // warnUnintended logs what of the config is probably not as it was intended, once all handlers
@@ -237,15 +238,18 @@ func (a *App) logStoreChange(before *App) {
 
 // deactivate applies the settings of the newest other app, if there is one.
 func (a *App) deactivate() {
-	state.Process.Remove(a.running)
-	if newest := newestApp(); newest != nil {
+	if a.stores.Process == nil {
+		return
+	}
+	a.stores.Process.Remove(a.running)
+	if newest := newestApp(a.stores.Process); newest != nil {
 		newest.apply()
 	}
 }
 
-// newestApp returns the newest app that runs, or nil if there is none.
-func newestApp() *App {
-	newest := state.Process.Newest()
+// newestApp returns the newest app that runs in a process, or nil if there is none.
+func newestApp(p *state.Process) *App {
+	newest := p.Newest()
 	if newest == nil {
 		return nil
 	}
@@ -274,7 +278,7 @@ type startedHandler struct{ app *App }
 
 // Handle implements caddyevents.Handler.
 func (h startedHandler) Handle(context.Context, caddy.Event) error {
-	state.Process.Started(h.app.running)
+	h.app.stores.Process.Started(h.app.running)
 	return nil
 }
 
@@ -326,13 +330,14 @@ func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 // config is rejected. It sets up nothing else: Caddy makes several instances of the
 // API, also for such configs.
 func (*adminAPI) Provision(ctx caddy.Context) error {
-	return state.Process.Register(ctx.GetMetricsRegistry())
+	return state.Default.Register(ctx.GetMetricsRegistry())
 }
 
 // Routes implements caddy.AdminRouter.
 func (*adminAPI) Routes() []caddy.AdminRoute {
-	return adminapi.Routes(state.Process.Process, func() *adminapi.Config {
-		if app := newestApp(); app != nil {
+	process := state.Default
+	return adminapi.Routes(process.Process, func() *adminapi.Config {
+		if app := newestApp(process); app != nil {
 			return app.adminConfig()
 		}
 		return nil

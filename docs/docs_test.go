@@ -490,7 +490,7 @@ func validateQuery(query string) error {
 		return errors.New("it asks for none of our metrics")
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	state.Process.Describe(descriptions)
+	state.Default.Describe(descriptions)
 	close(descriptions)
 	known := make(map[string]bool)
 	for d := range descriptions {
@@ -513,7 +513,7 @@ func TestDocumentedMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	descriptions := make(chan *prometheus.Desc, 100)
-	state.Process.Describe(descriptions)
+	state.Default.Describe(descriptions)
 	close(descriptions)
 	for d := range descriptions {
 		name := regexp.MustCompile(`fqName: "caddy_rate_limit_(\w+)"`).FindStringSubmatch(d.String())[1]

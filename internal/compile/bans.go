@@ -8,7 +8,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -45,7 +44,7 @@ func (l *LimitBuilder) setBans() (err error) {
 	if bans.Validate() != nil {
 		return option.Bad("ban", l.BanText(), UseBans)
 	}
-	l.rule.Bans, l.rule.BanAfter = &rule.Bans{Limit: bans, Events: state.Process.Process}, int64(after)
+	l.rule.Bans, l.rule.BanAfter = &rule.Bans{Limit: bans}, int64(after)
 	for _, d := range durations {
 		l.rule.Ban = append(l.rule.Ban, option.Seconds(d))
 	}

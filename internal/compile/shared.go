@@ -37,6 +37,7 @@ type Shared struct {
 	OnError     rule.OnError
 	consistency limiter.Consistency // by default
 	Metrics     bool
+	counted     *telemetry.Process
 	app         *config.App
 }
 
@@ -44,19 +45,21 @@ type Shared struct {
 // errors: " at Caddyfile:7".
 type Location func(option string) string
 
-// NewShared returns the Shared of a config without limits, and reads the options of its app.
-func NewShared(app *config.App) (s *Shared, err error) {
+// NewShared returns the Shared of a config without limits, of a process, and reads the options of its
+// app.
+func NewShared(app *config.App, process *state.Process) (s *Shared, err error) {
 	s = &Shared{
 		named:    make(NamedLimits),
 		bounds:   make(NamedLimits),
 		warned:   make(map[string]bool),
-		counters: state.Process.Counters.NewRefs(),
-		tops:     state.Process.Tops.NewRefs(),
-		bans:     state.Process.Bans.NewRefs(),
-		waiting:  state.Process.Waiting.NewRefs(),
-		loads:    state.Process.Loads.NewRefs(),
+		counters: process.Counters.NewRefs(),
+		tops:     process.Tops.NewRefs(),
+		bans:     process.Bans.NewRefs(),
+		waiting:  process.Waiting.NewRefs(),
+		loads:    process.Loads.NewRefs(),
 		MaxKeys:  limiter.DefaultMaxKeys,
-		Persist:  persist.DefaultPath(state.Process.DataDir()),
+		Persist:  persist.DefaultPath(process.DataDir()),
+		counted:  process.Process,
 		app:      app,
 	}
 	if s.OnError, err = option.ParseConstant("on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError); err != nil {
@@ -111,7 +114,7 @@ func (a *Shared) Release() {
 func (a *Shared) add(l *LimitBuilder) error {
 	r := l.rule
 	if r.Bans != nil {
-		r.Bans.List = a.bans.Get(r.Buckets[0].Name)
+		r.Bans.List, r.Bans.Events = a.bans.Get(r.Buckets[0].Name), a.counted
 	}
 	if r.Waiting != nil {
 		r.Waiting.Queues = a.waiting.Get(r.Buckets[0].Name)

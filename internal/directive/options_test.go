@@ -18,7 +18,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
@@ -191,7 +190,7 @@ func TestNumbersFromEnvironment(t *testing.T) {
 		sitetest.Step{Path: "/size", Want: "429 limit=3 remaining=0 clear=3600.000 reset=3600.000 retry-after=3600"},
 		sitetest.Step{Path: "/max", Want: "200 limit=1 remaining=0 clear=1200.000"},
 	)
-	if n := state.Process.Newest().MaxKeys; n != 3 {
+	if n := s.Process.Newest().MaxKeys; n != 3 {
 		t.Errorf("max_keys is %d", n)
 	}
 }

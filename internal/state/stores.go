@@ -27,25 +27,13 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Process is what the configurations of this process share. A new config takes its
-// references before the old one releases its own, so what is in pools survives reloads.
-var Process = &processState{
-	Process: telemetry.New(telemetry.Options{}),
-	Stores:  caddy.NewUsagePool(),
-	Tops:    refpool.New(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
-	Bans:    refpool.New(func(string) *rule.BanList { return rule.NewBanList() }),
-	Waiting: refpool.New(func(string) *wait.Queues { return wait.New() }),
-	Loads:   refpool.New(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
+// Default is the state of this process. Each config takes it once, when it is loaded.
+var Default = New(telemetry.Options{})
 
-	MakeMemory:      limiter.NewMemory,
-	DataDir:         caddy.AppDataDir,
-	IdleMemoryTime:  time.Minute,
-	RedisCloseDelay: 10 * time.Second,
-	SweepInterval:   time.Second,
-}
-
-// processState is the state of the process, and what tests change of how it works.
-type processState struct {
+// Process is what the configs of a process share, and what tests change of how it works. A
+// new config takes its references before the old one releases its own, so what is in pools
+// survives reloads.
+type Process struct {
 	*telemetry.Process // what is counted at limits
 
 	// The stores in use. There is a single memory store, under memoryKey, which every app
@@ -81,6 +69,24 @@ type processState struct {
 	SweepInterval time.Duration
 }
 
+// New returns the state of a process that has loaded no config.
+func New(counted telemetry.Options) *Process {
+	return &Process{
+		Process: telemetry.New(counted),
+		Stores:  caddy.NewUsagePool(),
+		Tops:    refpool.New(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
+		Bans:    refpool.New(func(string) *rule.BanList { return rule.NewBanList() }),
+		Waiting: refpool.New(func(string) *wait.Queues { return wait.New() }),
+		Loads:   refpool.New(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
+
+		MakeMemory:      limiter.NewMemory,
+		DataDir:         caddy.AppDataDir,
+		IdleMemoryTime:  time.Minute,
+		RedisCloseDelay: 10 * time.Second,
+		SweepInterval:   time.Second,
+	}
+}
+
 // TopID identifies the list of the keys that ask most: the name of the buckets, and the
 // number of counters.
 type TopID struct {
@@ -100,14 +106,15 @@ const memoryKey = "memory"
 // SharedMemory is the memory store in the pool.
 type SharedMemory struct {
 	*limiter.Memory
-	File   *persist.File
-	unused chan struct{} // closed when no app uses it any more
+	File    *persist.File
+	process *Process
+	unused  chan struct{} // closed when no app uses it any more
 }
 
 // sweep returns a store that is swept, and written to its file, until its Destruct.
-func sweep(m *limiter.Memory, file *persist.File) SharedMemory {
-	shared := SharedMemory{m, file, make(chan struct{})}
-	ticker := time.NewTicker(Process.SweepInterval)
+func (p *Process) sweep(m *limiter.Memory, file *persist.File) SharedMemory {
+	shared := SharedMemory{m, file, p, make(chan struct{})}
+	ticker := time.NewTicker(p.SweepInterval)
 	go func() {
 		defer ticker.Stop()
 		for {
@@ -127,15 +134,16 @@ func sweep(m *limiter.Memory, file *persist.File) SharedMemory {
 func (m SharedMemory) Destruct() error {
 	close(m.unused)
 	m.File.Close()
-	this := &m
-	Process.IdleMemory.Store(this)
-	time.AfterFunc(Process.IdleMemoryTime, func() { Process.IdleMemory.CompareAndSwap(this, nil) })
+	this, idle := &m, &m.process.IdleMemory
+	idle.Store(this)
+	time.AfterFunc(m.process.IdleMemoryTime, func() { idle.CompareAndSwap(this, nil) })
 	return nil
 }
 
 // Redis is a Redis store in the pool.
 type Redis struct {
 	*limiter.Redis
+	process   *Process
 	connected sync.Once
 	Requests  atomic.Int64 // in flight, having reached a handler that uses the store
 }
@@ -160,7 +168,7 @@ func (s *Redis) Destruct() error {
 	if caddy.Exiting() {
 		return s.Close()
 	}
-	time.AfterFunc(Process.RedisCloseDelay, func() {
+	time.AfterFunc(s.process.RedisCloseDelay, func() {
 		if s.Requests.Load() > 0 {
 			_ = s.Destruct()
 			return
@@ -172,10 +180,11 @@ func (s *Redis) Destruct() error {
 
 // Stores are the stores that a config uses. They have to be released.
 type Stores struct {
-	Memory *limiter.Memory // also the fallback of redis
-	File   *persist.File   // of Memory
-	Redis  *Redis          // nil without Redis
-	keys   []any           // in the pool
+	Process *Process        // that the stores are of
+	Memory  *limiter.Memory // also the fallback of redis
+	File    *persist.File   // of Memory
+	Redis   *Redis          // nil without Redis
+	keys    []any           // in the pool
 }
 
 // Store returns the store that decides.
@@ -186,15 +195,16 @@ func (s *Stores) Store() limiter.Store {
 	return s.Memory
 }
 
-// OpenMemory opens the memory store of this process.
+// OpenMemory opens the memory store of the process.
 func (s *Stores) OpenMemory() error {
+	p := s.Process
 	store, err := openStore(s, memoryKey, func() (SharedMemory, error) {
-		if m := Process.IdleMemory.Swap(nil); m != nil {
-			return sweep(m.Memory, m.File), nil
+		if m := p.IdleMemory.Swap(nil); m != nil {
+			return p.sweep(m.Memory, m.File), nil
 		}
-		Process.NewMemory() // counted anew
-		m := Process.MakeMemory()
-		return sweep(m, persist.New(m, caddy.Exiting)), nil
+		p.NewMemory() // counted anew
+		m := p.MakeMemory()
+		return p.sweep(m, persist.New(m, caddy.Exiting)), nil
 	})
 	s.Memory, s.File = store.Memory, store.File
 	return err
@@ -204,15 +214,15 @@ func (s *Stores) OpenMemory() error {
 // opt.TLS was made from, and login identifies opt.Credentials.
 func (s *Stores) OpenRedis(opt limiter.RedisOptions, tls *reverseproxy.TLSConfig, login string) (err error) {
 	opt.Fallback = s.Memory
-	s.Redis, err = openStore(s, newRedisStoreKey(opt, tls, login).pooled(), func() (*Redis, error) {
+	s.Redis, err = openStore(s, newRedisStoreKey(opt, tls, login).pooled(s.Process.Stores), func() (*Redis, error) {
 		var r *limiter.Redis
-		counted := Process.Process
+		counted := s.Process.Process
 		opt.Report = func(e limiter.Event) { counted.Redis(r, e) }
 		var err error
 		if r, err = limiter.NewRedis(opt); err != nil {
 			return nil, err
 		}
-		return &Redis{Redis: r}, nil
+		return &Redis{Redis: r, process: s.Process}, nil
 	})
 	return err
 }
@@ -221,7 +231,7 @@ func (s *Stores) OpenRedis(opt limiter.RedisOptions, tls *reverseproxy.TLSConfig
 func (s *Stores) Release() error {
 	errs := make([]error, 0, len(s.keys))
 	for _, key := range slices.Backward(s.keys) {
-		_, err := Process.Stores.Delete(key)
+		_, err := s.Process.Stores.Delete(key)
 		errs = append(errs, err)
 	}
 	s.keys = nil
@@ -231,7 +241,7 @@ func (s *Stores) Release() error {
 // openStore returns the store that the pool has under key, or opens it. A panic
 // in open is returned as an error, since the pool would stay locked.
 func openStore[S caddy.Destructor](s *Stores, key any, open func() (S, error)) (S, error) {
-	store, _, err := Process.Stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
+	store, _, err := s.Process.Stores.LoadOrNew(key, func() (_ caddy.Destructor, err error) {
 		defer func() {
 			if p := recover(); p != nil {
 				err = fmt.Errorf("opening the store: %v", p)
@@ -274,10 +284,10 @@ func newRedisStoreKey(opt limiter.RedisOptions, options *reverseproxy.TLSConfig,
 	return redisStoreKey{digest: [sha256.Size]byte(digest.Sum(nil)), roots: opt.TLS.RootCAs}
 }
 
-// pooled returns the key in the pool that is equivalent to k, or k if there is
+// pooled returns the key in a pool that is equivalent to k, or k if there is
 // none. A lookup would not find it: roots are compared by Equal, not ==.
-func (k redisStoreKey) pooled() redisStoreKey {
-	Process.Stores.Range(func(key, _ any) bool {
+func (k redisStoreKey) pooled(pool *caddy.UsagePool) redisStoreKey {
+	pool.Range(func(key, _ any) bool {
 		other, ok := key.(redisStoreKey)
 		same := ok && other.digest == k.digest && other.roots.Equal(k.roots)
 		if same {

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -73,6 +74,7 @@ func TestStoreKeyCoversAllOptions(t *testing.T) {
 // Guards that a store which can't be made, even by a panic, leaves the pool of
 // stores as it was: the next configuration gets what it asks for.
 func TestFailedStoreLeavesPool(t *testing.T) {
+	t.Parallel()
 	for name, open := range map[string]func() (SharedMemory, error){
 		"panic": func() (SharedMemory, error) { panic("as the test wants it") },
 		"error": func() (SharedMemory, error) {
@@ -80,7 +82,8 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := new(Stores)
+			t.Parallel()
+			a := &Stores{Process: New(telemetry.Options{})}
 			if _, err := openStore(a, "test", open); err == nil || !strings.Contains(err.Error(), "as the test wants it") {
 				t.Errorf("got error %v", err)
 			}
@@ -91,13 +94,13 @@ func TestFailedStoreLeavesPool(t *testing.T) {
 			go func() {
 				defer close(done)
 				store, err := openStore(a, "test", func() (SharedMemory, error) {
-					m := Process.MakeMemory()
-					return sweep(m, persist.New(m, caddy.Exiting)), nil
+					m := a.Process.MakeMemory()
+					return a.Process.sweep(m, persist.New(m, caddy.Exiting)), nil
 				})
 				if err != nil || store.Memory == nil {
 					t.Errorf("afterwards got %v, %v", store, err)
 				}
-				Process.Stores.Range(func(any, any) bool { return true })
+				a.Process.Stores.Range(func(any, any) bool { return true })
 				if err := a.Release(); err != nil {
 					t.Error(err)
 				}

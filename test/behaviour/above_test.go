@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -20,6 +19,7 @@ import (
 // TestSoft guards, against a model, that requests above the size pass up to soft units,
 // are marked, and that fields tell of the size alone.
 func TestSoft(t *testing.T) {
+	t.Parallel()
 	for name, options := range map[string]string{
 		"leaky bucket":   "drip_rate 1s\n",
 		"fixed window":   "algorithm fixed_window\nwindow 10s\n",
@@ -55,7 +55,7 @@ func TestSoft(t *testing.T) {
 			if marked < 20 {
 				t.Errorf("only %d requests are above the size", marked)
 			}
-			if n := collected(t)[`over_size_total{limit="a"}`]; n != fmt.Sprint(marked) {
+			if n := collected(t, s.Process)[`over_size_total{limit="a"}`]; n != fmt.Sprint(marked) {
 				t.Errorf("the metric has %s, want %d", n, marked)
 			}
 		})
@@ -172,6 +172,7 @@ func TestMaxDelayInOrder(t *testing.T) {
 // and none together with others that take more than the size at a moment, whose cost, size or
 // drips are those of the request: such a request is denied at once, and charged nothing.
 func TestMaxDelayOfCosts(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit a {\nkey all\nsize {query.size}\ndrip_rate 1h\ndrip_size {query.drip}\ncost {query.cost}\nmax_delay 100h\nmax_waiting 1\n}\nrespond admitted")
 	for _, tc := range []struct {
 		query string
@@ -195,6 +196,7 @@ func TestMaxDelayOfCosts(t *testing.T) {
 // TestMinIntervalDoesNotWait guards that a request which is too early for min_interval is denied at
 // once, also if the limit has max_delay: requests wait only for room in the other bucket.
 func TestMinIntervalDoesNotWait(t *testing.T) {
+	t.Parallel()
 	for _, options := range []string{"min_interval 1h", "max 10\nduration 1m\nmin_interval 6s\nmax_delay 10s", "max 10\nduration 1m\nmin_interval 1h"} {
 		s := sitetest.Start(t, "rate_limit x {\nkey all\n"+options+"\n}\nrespond admitted")
 		for i, want := range []int{200, 429, 429} {
@@ -261,6 +263,7 @@ func TestMaxDelayWarmUp(t *testing.T) {
 // charged and make room for others to wait, and that a denied request does not count as
 // one that waits.
 func TestMaxWaiting(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit a {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 10h\nmax_waiting 3\n}\nrespond admitted")
 	if a := s.Get("/"); a.StatusCode != 200 {
 		t.Fatalf("got %s", a)
@@ -283,7 +286,7 @@ func TestMaxWaiting(t *testing.T) {
 			}
 		})
 	}
-	l := sitetest.Handlers()[0].Compiled().Limits[0]
+	l := s.Handlers()[0].Compiled().Limits[0]
 	for n := range 3 {
 		ask()
 		sitetest.Eventually(t, "a request waits", func() bool { return l.Waiting.Len() == int64(n+1) })
@@ -301,7 +304,7 @@ func TestMaxWaiting(t *testing.T) {
 	sitetest.Eventually(t, "another may wait", func() bool { return l.Waiting.Len() == 1 })
 	close(leave)
 	waiting.Wait()
-	if n := collected(t)[`delayed_total{limit="a"}`]; n != "4" {
+	if n := collected(t, s.Process)[`delayed_total{limit="a"}`]; n != "4" {
 		t.Errorf("%s requests were delayed, want 4", n)
 	}
 	s.Requests.Add(4)
@@ -320,13 +323,14 @@ func TestMaxWaiting(t *testing.T) {
 // whatever site they are, and also with those of a config that has been replaced; and that
 // nothing is kept of limits for which none may wait any more.
 func TestMaxWaitingOnAllSites(t *testing.T) {
+	t.Parallel()
 	const limit = "rate_limit shared {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 10h\nmax_waiting 3\n}\n"
 	c := sitetest.Config{Site: "handle /a {\n" + limit + "respond a\n}\nhandle /b {\n" + limit + "respond b\n}\n"}
 	s := sitetest.StartConfig(t, c)
 	s.Get("/a")
 	ctx, leave := context.WithCancel(t.Context())
 	var requests sync.WaitGroup
-	waits := func(n int64) bool { return sitetest.Handlers()[0].Compiled().Limits[0].Waiting.Len() == n }
+	waits := func(n int64) bool { return s.Handlers()[0].Compiled().Limits[0].Waiting.Len() == n }
 	for n, path := range []string{"/a", "/b", "/a"} {
 		if n == 2 {
 			if err := s.Load(c); err != nil {
@@ -353,7 +357,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	if n := state.Process.Waiting.Len(); n > 0 {
+	if n := s.Process.Waiting.Len(); n > 0 {
 		t.Errorf("%d counts are kept for a config without waiting requests", n)
 	}
 }
@@ -361,6 +365,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 // TestDryRunAbove guards that a dry run neither delays requests nor marks those above its
 // size, but counts them.
 func TestDryRunAbove(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit {\nlog\nlimit slow {\nkey all\nsize 1\ndrip_rate 1h\nmax_delay 2h\ndry_run\n}\n"+
 		"limit high {\nkey all\nsize 1\ndrip_rate 1h\nsoft 3\ndry_run\n}\n}\n"+
 		"respond \"{http.rate_limit.over},{http.rate_limit.dry_run}\"")
@@ -373,7 +378,7 @@ func TestDryRunAbove(t *testing.T) {
 	if logged["over"] != nil || logged["delayed"] != nil {
 		t.Errorf("the access log has %v", logged)
 	}
-	metrics := collected(t)
+	metrics := collected(t, s.Process)
 	for series, want := range map[string]string{`delayed_total{limit="slow"}`: "2", `over_size_total{limit="high"}`: "3"} {
 		if metrics[series] != want {
 			t.Errorf("%s is %s, want %s", series, metrics[series], want)
@@ -384,6 +389,7 @@ func TestDryRunAbove(t *testing.T) {
 // TestDenialStatus guards the status of denials, with and without error routes: that of
 // the limit with the longest wait.
 func TestDenialStatus(t *testing.T) {
+	t.Parallel()
 	const limits = "rate_limit {\nbody off\nlimit a {\nkey all\nsize 1\ndrip_rate 1m\nstatus 403\n}\nlimit b {\nkey all\nsize 1\ndrip_rate {query.drip}\nstatus 503\n}\n}\nrespond admitted\n"
 	for name, errors := range map[string]string{
 		"written directly":     "",

@@ -24,7 +24,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
@@ -548,13 +547,13 @@ func TestAdminTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	check()
-	if n := state.Process.Tops.Len(); n != 2 {
+	if n := s.Process.Tops.Len(); n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
 	if err := s.Load(sitetest.Config{Admin: a.Addr, Site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
 		t.Fatal(err)
 	}
-	if n := state.Process.Tops.Len(); n > 0 {
+	if n := s.Process.Tops.Len(); n > 0 {
 		t.Errorf("keys of %d limits are kept without track_top", n)
 	}
 }

@@ -13,6 +13,7 @@ import (
 // denial holds until it ends, and the next one begins at a multiple of its length or
 // with the first request. A block may mix algorithms.
 func TestWindowsOfSite(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit /clock minute {
 			algorithm fixed_window
@@ -59,6 +60,7 @@ func TestWindowsOfSite(t *testing.T) {
 // Guards what clients see of sliding windows: the last window counts less and less,
 // the denial holds until exactly then, and the fields tell of the window.
 func TestSlidingWindowsOfSite(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit minute {
 			algorithm sliding_window
@@ -83,6 +85,7 @@ func TestSlidingWindowsOfSite(t *testing.T) {
 // Guards what clients see of logs: each request leaves exactly a window after it came,
 // the denial holds until then, and the fields tell of that.
 func TestSlidingLogsOfSite(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit /log minute {
 			algorithm sliding_log
@@ -121,6 +124,7 @@ func TestSlidingLogsOfSite(t *testing.T) {
 // the fields tell of the rate and of the next free moment. One that costs several
 // units makes the next wait for all of them.
 func TestWarmUpOfSite(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit two {
 			algorithm warm_up
@@ -150,6 +154,7 @@ func TestWarmUpOfSite(t *testing.T) {
 // The fields tell of what is left after counting. With min_interval, its bucket counts
 // too. Of several limits of a request, those with room count a denial by another.
 func TestCountDenied(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit /bucket bucket {
 			size 3

@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -44,7 +43,7 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	keys := 0
 	bounded := func() bool {
 		t.Helper()
-		store, _ := theApp(t)
+		store, _ := theApp(t, s)
 		const n = 3000 // more than share buckets of one limit
 		before := store.Len()
 		for range n {
@@ -62,9 +61,9 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	if !bounded() {
 		t.Fatal("max_keys of the first configuration is not in force")
 	}
-	store, logger := theApp(t)
+	store, logger := theApp(t, s)
 
-	validated := provisionApp(t, `{"memory":{"max_keys":1000000}}`)
+	validated := provisionApp(t, s.Process, `{"memory":{"max_keys":1000000}}`)
 	if !bounded() {
 		t.Error("max_keys of a configuration that was not started is in force")
 	}
@@ -88,10 +87,10 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 		if err := caddy.Load(text, true); err == nil {
 			t.Fatal("the configuration was not rejected")
 		}
-		if memory, redis := sitetest.StoresInUse(); memory != 1 || redis != 0 {
+		if memory, redis := sitetest.StoresInUse(s.Process); memory != 1 || redis != 0 {
 			t.Errorf("%d references to the store in the process, %d stores in Redis", memory, redis)
 		}
-		if now, nowLogger := theApp(t); now != store || nowLogger != logger {
+		if now, nowLogger := theApp(t, s); now != store || nowLogger != logger {
 			t.Error("another app is in force")
 		}
 	}
@@ -110,16 +109,16 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	if bounded() {
 		t.Error("the default of max_keys is not in force")
 	}
-	if now, _ := theApp(t); now != store {
+	if now, _ := theApp(t, s); now != store {
 		t.Error("a reload made a new store")
 	}
 }
 
 // theApp returns the store in the process and the logger of the newest app that
 // runs.
-func theApp(t *testing.T) (*limiter.Memory, *zap.Logger) {
+func theApp(t *testing.T, s *sitetest.Site) (*limiter.Memory, *zap.Logger) {
 	t.Helper()
-	app := state.Process.Newest()
+	app := s.Process.Newest()
 	if app == nil {
 		t.Fatal("no app runs")
 	}
@@ -175,36 +174,36 @@ func TestRedisEventsAreLogged(t *testing.T) {
 			map[string]any{"server": "a:1", "down": time.Minute},
 		},
 	}
-	setProcess(t)
+	p, _ := clockedProcess(0)
 	var logs []*observer.ObservedLogs
 	var configs []*telemetry.Config
 	for range 2 {
 		core, observed := observer.New(zap.DebugLevel)
-		c := provisionApp(t, `{}`).Compiled()
+		c := provisionApp(t, p, `{}`).Compiled()
 		c.Logger = zap.New(core)
-		state.Process.Add(c)
+		p.Add(c)
 		configs, logs = append(configs, c), append(logs, observed)
 	}
 	for _, tc := range tests {
-		state.Process.Redis(nil, tc.event)
+		p.Redis(nil, tc.event)
 		got := logs[1].TakeAll()
 		if len(got) != 1 || got[0].Level != tc.level || got[0].Message != tc.text ||
 			!reflect.DeepEqual(got[0].ContextMap(), tc.fields) {
 			t.Errorf("got %+v, want %s %q %v", got, tc.level, tc.text, tc.fields)
 		}
 	}
-	state.Process.Redis(nil, tests[3].event) // of a store that a reload has made
+	p.Redis(nil, tests[3].event) // of a store that a reload has made
 	if logs[1].Len() > 0 {
 		t.Errorf("an error is logged twice in a minute: %v", logs[1].TakeAll())
 	}
 	if logs[0].Len() > 0 {
 		t.Errorf("the log of the old configuration says %v", logs[0].All())
 	}
-	state.Process.Remove(configs[1])
-	state.Process.Redis(nil, tests[0].event)
+	p.Remove(configs[1])
+	p.Redis(nil, tests[0].event)
 	if logs[0].Len() != 1 || logs[1].Len() != 0 {
 		t.Errorf("after the new configuration ended the logs say %v and %v", logs[0].All(), logs[1].All())
 	}
-	state.Process.Remove(configs[0])
-	state.Process.Redis(nil, tests[0].event) // which no one needs to know any more
+	p.Remove(configs[0])
+	p.Redis(nil, tests[0].event) // which no one needs to know any more
 }

@@ -14,16 +14,14 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
 // loadOf returns what the limit of a path that follows the load does now.
-func loadOf(t testing.TB, path string) adaptive.State {
-	t.Helper()
-	return sitetest.BucketAt(t, path).Limit.Load.Controllers.State(time.Now())
+func loadOf(s *sitetest.Site, path string) adaptive.State {
+	return s.BucketAt(path).Limit.Load.Controllers.State(time.Now())
 }
 
 // blocking returns an upstream that answers requests for /slow when they are released.
@@ -82,13 +80,13 @@ func TestAuto(t *testing.T) {
 	if logged["result"] != "denied" || logged["by"] != "load" || logged["limit"] != "up" || logged["retry_after"] == nil {
 		t.Errorf("the access log has %v", logged)
 	}
-	wantSamples(t, collected(t), map[string]string{
+	wantSamples(t, collected(t, s.Process), map[string]string{
 		`load_limit{limit="up"}`: "1", `load_in_progress{limit="up"}`: "1", `load_uncounted{limit="up",why="overdue"}`: "0", `load_uncounted{limit="up",why="body"}`: "0", `load_latency_seconds{limit="up"}`: "1",
 		`load_shed_total{class="high",limit="up"}`: "0", `load_shed_total{class="normal",limit="up"}`: "2", `load_shed_total{class="low",limit="up"}`: "1",
 		`decisions_total{by="load",limit="up",result="admitted"}`: "2", `decisions_total{by="load",limit="up",result="denied"}`: "3",
 		`decisions_total{by="memory",limit="quota",result="admitted"}`: "5",
 	})
-	if metrics := collected(t); metrics[`decisions_total{by="memory",limit="up",result="admitted"}`] != "" || metrics[`decisions_total{by="load",limit="quota",result="admitted"}`] != "" {
+	if metrics := collected(t, s.Process); metrics[`decisions_total{by="memory",limit="up",result="admitted"}`] != "" || metrics[`decisions_total{by="load",limit="quota",result="admitted"}`] != "" {
 		t.Error("metrics have deciders that never decide on a limit")
 	}
 	sitetest.WantJSON(t, a.Ask("GET", "status", "")["load"].([]any)[0],
@@ -102,7 +100,7 @@ func TestAuto(t *testing.T) {
 	}
 	release()
 	slow.Wait()
-	if n := loadOf(t, "up").InProgress; n != 0 {
+	if n := loadOf(s, "up").InProgress; n != 0 {
 		t.Errorf("%d in progress at the end", n)
 	}
 	if got := s.Get("/"); got.StatusCode != 200 {
@@ -113,6 +111,7 @@ func TestAuto(t *testing.T) {
 // TestAutoBesideOthers guards that a request which another limit denies takes no place, and
 // that one that is turned away settles what it holds of others.
 func TestAutoBesideOthers(t *testing.T) {
+	t.Parallel()
 	upstream, arrived, release := blocking(t)
 	s := sitetest.Start(t, `
 		rate_limit {
@@ -137,7 +136,7 @@ func TestAutoBesideOthers(t *testing.T) {
 			t.Errorf("got %s %q beside a request of the same tenant", got, got.Text)
 		}
 	}
-	if held := levelOf(t, "inflight", "all").Held; held != 1 {
+	if held := levelOf(t, s, "inflight", "all").Held; held != 1 {
 		t.Errorf("%d units are held, want 1: those that were turned away have let go", held)
 	}
 	slow.Go(func() { s.Get("/slow?tenant=b") })
@@ -145,7 +144,7 @@ func TestAutoBesideOthers(t *testing.T) {
 	if got := s.Get("/?tenant=c"); got.StatusCode != 429 {
 		t.Errorf("got %s, want 429 by the other limit", got)
 	}
-	if load := loadOf(t, "up"); load.InProgress != 2 || load.Keys != 2 {
+	if load := loadOf(s, "up"); load.InProgress != 2 || load.Keys != 2 {
 		t.Errorf("%+v, want the two that the upstream has", load)
 	}
 	release()
@@ -155,6 +154,7 @@ func TestAutoBesideOthers(t *testing.T) {
 // TestAutoWithoutRedis guards that a limit which follows the load is asked, and its place freed,
 // where on_error admits a request on which Redis has not decided.
 func TestAutoWithoutRedis(t *testing.T) {
+	t.Parallel()
 	upstream, arrived, release := blocking(t)
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal(redistest.FreeAddr(t), "timeout 10ms"),
@@ -168,18 +168,19 @@ func TestAutoWithoutRedis(t *testing.T) {
 	var slow sync.WaitGroup
 	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	if got := s.Get("/"); got.StatusCode != 503 || loadOf(t, "up").Shed[adaptive.Normal] != 1 {
+	if got := s.Get("/"); got.StatusCode != 503 || loadOf(s, "up").Shed[adaptive.Normal] != 1 {
 		t.Errorf("got %s, want it shed", got)
 	}
 	release()
 	slow.Wait()
-	if load := loadOf(t, "up"); load.InProgress != 0 {
+	if load := loadOf(s, "up"); load.InProgress != 0 {
 		t.Errorf("%+v, want none in progress", load)
 	}
 }
 
 // TestAutoDryRun guards that a dry run denies nothing, and shows what it would have shed.
 func TestAutoDryRun(t *testing.T) {
+	t.Parallel()
 	upstream, arrived, release := blocking(t)
 	s := sitetest.Start(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\ndry_run\n}\nheader >X-Dry {http.rate_limit.dry_run}\nreverse_proxy "+upstream)
 	var slow sync.WaitGroup
@@ -188,7 +189,7 @@ func TestAutoDryRun(t *testing.T) {
 	if got := s.Get("/"); got.StatusCode != 200 || got.Header.Get("X-Dry") != "up" || got.Header.Get("Retry-After") != "" {
 		t.Errorf("got %s, want it admitted, and marked as one that would be denied", got)
 	}
-	if load := loadOf(t, "up"); load.Shed[adaptive.Normal] != 1 || load.InProgress != 1 {
+	if load := loadOf(s, "up"); load.Shed[adaptive.Normal] != 1 || load.InProgress != 1 {
 		t.Errorf("%+v, want one that would have been shed", load)
 	}
 	release()
@@ -197,6 +198,7 @@ func TestAutoDryRun(t *testing.T) {
 
 // TestAutoClasses guards that matchers say how important a request is, high before low.
 func TestAutoClasses(t *testing.T) {
+	t.Parallel()
 	upstream, arrived, release := blocking(t)
 	s := sitetest.Start(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\nhigh path /checkout* /both\nlow header User-Agent *bot*\n}\n}\nreverse_proxy "+upstream)
 	var slow sync.WaitGroup
@@ -205,7 +207,7 @@ func TestAutoClasses(t *testing.T) {
 	s.Get("/checkout/1")
 	s.Get("/both", "User-Agent: a bot")
 	s.Get("/", "User-Agent: a bot")
-	if got, want := loadOf(t, "up").Shed, [...]uint64{2, 0, 1}; got != want {
+	if got, want := loadOf(s, "up").Shed, [...]uint64{2, 0, 1}; got != want {
 		t.Errorf("shed by class %v, want %v", got, want)
 	}
 	release()
@@ -215,6 +217,7 @@ func TestAutoClasses(t *testing.T) {
 // TestAutoLeaves guards that requests leave when their responses begin, so that websockets and
 // events are none in progress, also until body, and that none is forgotten, whatever comes of it.
 func TestAutoLeaves(t *testing.T) {
+	t.Parallel()
 	body := make(chan struct{})
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -253,7 +256,7 @@ func TestAutoLeaves(t *testing.T) {
 			"handle {\nreverse_proxy "+upstream+" {\nflush_interval -1\n}\n}")
 		none := func(what string) {
 			t.Helper()
-			sitetest.Eventually(t, what+" until "+until+" is in progress no more", func() bool { return loadOf(t, "up-"+until).InProgress == 0 })
+			sitetest.Eventually(t, what+" until "+until+" is in progress no more", func() bool { return loadOf(s, "up-"+until).InProgress == 0 })
 		}
 		conn, err := net.Dial("tcp", s.Addr)
 		if err != nil {
@@ -280,7 +283,7 @@ func TestAutoLeaves(t *testing.T) {
 		none("a stream of events")
 		sending := begin("/body")
 		if until == "body" {
-			if n := loadOf(t, "up-body").InProgress; n != 1 {
+			if n := loadOf(s, "up-body").InProgress; n != 1 {
 				t.Errorf("%d in progress while the body is sent, want 1", n)
 			}
 			body <- struct{}{}
@@ -302,6 +305,7 @@ func TestAutoLeaves(t *testing.T) {
 // TestAutoStaysThroughReloads guards that a limit knows after a reload what it did before, and
 // starts anew with other options.
 func TestAutoStaysThroughReloads(t *testing.T) {
+	t.Parallel()
 	upstream, arrived, release := blocking(t)
 	c := sitetest.Config{Site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream + " {\nstream_close_delay 1h\n}"}
 	s := sitetest.StartConfig(t, c)
@@ -311,19 +315,19 @@ func TestAutoStaysThroughReloads(t *testing.T) {
 	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	if load := loadOf(t, "up"); load.InProgress != 1 {
+	if load := loadOf(s, "up"); load.InProgress != 1 {
 		t.Errorf("%+v after a reload, want 1 in progress", load)
 	}
 	c.Site = strings.Replace(c.Site, "max 1", "max 2", 1)
 	if err := s.Load(c); err != nil {
 		t.Fatal(err)
 	}
-	if load := loadOf(t, "up"); load.InProgress != 0 || load.Limit != 2 {
+	if load := loadOf(s, "up"); load.InProgress != 0 || load.Limit != 2 {
 		t.Errorf("%+v with other options, want none in progress and a limit of 2", load)
 	}
 	release()
 	slow.Wait()
-	if n := state.Process.Loads.Len(); n != 1 {
+	if n := s.Process.Loads.Len(); n != 1 {
 		t.Errorf("%d controllers are kept, want those of the config", n)
 	}
 }
@@ -331,9 +335,10 @@ func TestAutoStaysThroughReloads(t *testing.T) {
 // TestShedEvents guards that what is shed emits an event of its own, once a second at most, and
 // none of denials, which a handler may act on.
 func TestShedEvents(t *testing.T) {
-	move := subscribe(t)
+	subscribe(t)
+	p, move := clockedProcess(0)
 	upstream, arrived, release := blocking(t)
-	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream})
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Global: listening("a"), Site: "rate_limit up {\nconcurrency auto {\nmin 1\nmax 1\n}\n}\nreverse_proxy " + upstream})
 	var slow sync.WaitGroup
 	slow.Go(func() { s.Get("/slow") })
 	<-arrived
@@ -357,6 +362,7 @@ func TestShedEvents(t *testing.T) {
 
 // TestAutoIsExplained guards that explain, limits and check know a limit that follows the load.
 func TestAutoIsExplained(t *testing.T) {
+	t.Parallel()
 	file := sitetest.ConfigFile(t, "http://localhost:8080 {\nrate_limit up {\nconcurrency auto {\nlatency 250ms\nhigh path /a\n}\n}\nrespond ok\n}\n")
 	out := sitetest.RunCommand(t, "explain", "--config", file, "http://localhost:8080/").Out
 	for _, want := range []string{"concurrency", "1000", "in progress", `auto latency 250ms min 4 until header high [{"path":["/a"]}]`} {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -23,6 +22,7 @@ const bans = "key {header.User}\nsize 1\ndrip_rate 1s\nban 1m 10m\n"
 // TestBan guards what a client sees of bans: each is as long as its option says, all
 // fields tell when it ends, requests do not make it longer, and it is forgotten in time.
 func TestBan(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit login {\n"+bans+"status 403\n}\n"+
 		`respond "banned={http.rate_limit.banned}"`+"\nhandle_errors {\nrespond `{err.status_code} banned={http.rate_limit.banned} limit={http.rate_limit.limit}`\n}")
 	const (
@@ -50,6 +50,7 @@ func TestBan(t *testing.T) {
 
 // TestBanInFields guards that the fields of the IETF's draft tell when a ban ends.
 func TestBanInFields(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit login {\n"+bans+"headers ratelimit-11\n}\nrespond free")
 	s.Run(
 		sitetest.Step{Want: `200 policy="login";q=1;w=1 ratelimit="login";r=0;t=1`},
@@ -60,6 +61,7 @@ func TestBanInFields(t *testing.T) {
 
 // TestBanAfter guards that a ban begins with as many denials as ban_after says.
 func TestBanAfter(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit login {\n"+bans+"ban_after 3\n}\nrespond free")
 	const short = "429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"
 	s.Run(
@@ -74,6 +76,7 @@ func TestBanAfter(t *testing.T) {
 // requests begin them, that what they deny is charged nowhere, and that dry runs deny
 // nothing. Of each case, requests of a path are sent in turn, and one more after the ban.
 func TestBanWith(t *testing.T) {
+	t.Parallel()
 	const (
 		limit  = "limit a {\nsize 1\ndrip_rate 1s\nban 1m\n}\n"
 		behind = "limit b {\nsize 1\ndrip_rate 1h\nban 1h\n}\n"
@@ -171,7 +174,7 @@ func TestBanIsObserved(t *testing.T) {
 	if e := s.LastAccess(); fmt.Sprint(e["rate_limit"].(map[string]any)["banned"]) != "other" {
 		t.Errorf("access log: %v", e["rate_limit"])
 	}
-	wantSamples(t, collected(t), map[string]string{
+	wantSamples(t, collected(t, s.Process), map[string]string{
 		`bans_total{limit="login"}`:                                  "1",
 		`bans_total{limit="other"}`:                                  "1",
 		`decisions_total{by="memory",limit="login",result="denied"}`: "1",
@@ -219,7 +222,7 @@ func TestBanOnReload(t *testing.T) {
 	load("size 5\ndrip_rate 2s")
 	s.Run(sitetest.Step{Header: []string{"User: a"}, Want: "200 limit=5 remaining=4 clear=2.000"})
 	sitetest.WantJSON(t, a.Ask("GET", "bans", ""), `{"bans": []}`)
-	if n := state.Process.Bans.Len(); n > 0 {
+	if n := s.Process.Bans.Len(); n > 0 {
 		t.Errorf("%d lists of bans are kept for a config that does not ban", n)
 	}
 }
@@ -438,6 +441,7 @@ func TestBanAtOnce(t *testing.T) {
 // TestBanOffline guards that explain shows which limits ban, and that replay decides with
 // bans and says what they did.
 func TestBanOffline(t *testing.T) {
+	t.Parallel()
 	const text = "http://example.com {\nrate_limit login {\nsize 1\ndrip_rate 1s\nban 1m 1h\nban_after 2\n}\nrate_limit other {\nsize 9\n}\n}\n"
 	sitetest.RunCommand(t, "explain", "--config", sitetest.ConfigFile(t, text), "http://example.com/").Want(t, 0, `GET http://example.com/ from 192.0.2.1, handled by srv0
 

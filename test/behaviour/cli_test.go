@@ -242,6 +242,7 @@ func TestStatusOfLostRedis(t *testing.T) {
 // TestHelp guards that help is a command of its own, as it is of caddy, and that it shows what
 // --help does.
 func TestHelp(t *testing.T) {
+	t.Parallel()
 	for _, about := range []string{"", "peek"} {
 		args := strings.Fields(about)
 		want := sitetest.RunCommand(t, append(args, "--help")...)

@@ -10,11 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -35,6 +33,7 @@ func consistencies(t *testing.T, caddyfile string) map[string]string {
 // TestConsistencyIsInherited guards that limits have the consistency of those around them, or
 // else the app's, unless they say something else or have to be exact.
 func TestConsistencyIsInherited(t *testing.T) {
+	t.Parallel()
 	const app = "{\nrate_limit {\nconsistency eventual 1s\n}\n}\n"
 	for block, want := range map[string]map[string]string{
 		`size 100`: {"api": "eventual 1s"},
@@ -149,7 +148,7 @@ func TestLease(t *testing.T) {
 	if peeked.Consistency != "lease 1m0s" || peeked.Node.Leased == 0 || peeked.Level != 1000+peeked.Node.Leased || peeked.Node.Unreported != 0 {
 		t.Errorf("peek: %s", text)
 	}
-	metrics := collected(t)
+	metrics := collected(t, s.Process)
 	granted, used := fieldstest.Number(metrics[`lease_units_total{limit="api",result="granted"}`]), fieldstest.Number(metrics[`lease_units_total{limit="api",result="used"}`])
 	if used != int64(got["lease 200"]) || granted != used+peeked.Node.Leased {
 		t.Errorf("metrics: %d granted and %d used, peek: %d left, clients: %v", granted, used, peeked.Node.Leased, got)
@@ -168,7 +167,7 @@ func TestLease(t *testing.T) {
 	if got := askAs(t, s, int(min(peeked.Node.Leased, 5)), "often", 0); got["lease 200"] != 5 {
 		t.Errorf("after a reload: got %v", got)
 	}
-	wantSamples(t, collected(t), map[string]string{`lease_units_total{limit="other",result="granted"}`: ""})
+	wantSamples(t, collected(t, s.Process), map[string]string{`lease_units_total{limit="other",result="granted"}`: ""})
 
 	out := sitetest.RunCommand(t, "peek", "api", "often", "--address", a.Addr).Out
 	if !strings.Contains(out, " leased\n") {
@@ -184,6 +183,7 @@ func TestLease(t *testing.T) {
 // TestLeaseInFields guards what header fields tell of a key that is hammered: there remains
 // never more than there is, and less and less, and a denial comes only when nothing does.
 func TestLeaseInFields(t *testing.T) {
+	t.Parallel()
 	const size = 300
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout),
@@ -222,6 +222,7 @@ func TestLeaseInFields(t *testing.T) {
 // TestLeaseOfColdKeys guards that a key with few requests, for the time of its lease,
 // always asks Redis.
 func TestLeaseOfColdKeys(t *testing.T) {
+	t.Parallel()
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\nconsistency lease 1ms"),
 	})
@@ -233,6 +234,7 @@ func TestLeaseOfColdKeys(t *testing.T) {
 // TestConsistencyOfBlocks guards that a block is decided by this process if all limits that a
 // request meets in it allow that, and otherwise by Redis.
 func TestConsistencyOfBlocks(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	for options, want := range map[string]string{
 		"consistency lease 1m\nlimit in {\nsize 500\ndrip_rate 1h\n}":                                    "lease",
@@ -258,20 +260,18 @@ func TestConsistencyOfBlocks(t *testing.T) {
 
 // TestConsistencyInMemory guards that the option has no effect without Redis.
 func TestConsistencyInMemory(t *testing.T) {
+	t.Parallel()
 	for _, consistency := range []string{"lease 1m", "eventual 1s"} {
 		s := sitetest.Start(t, decider("size 10\ndrip_rate 1h\nconsistency "+consistency))
 		if got := askAs(t, s, 12, "u", 0); got["memory 200"] != 10 || got["memory 429"] != 2 {
 			t.Errorf("%s: got %v", consistency, got)
 		}
-		wantSamples(t, collected(t), map[string]string{
+		wantSamples(t, collected(t, s.Process), map[string]string{
 			`decisions_total{by="lease",limit="api",result="admitted"}`:    "",
 			`decisions_total{by="eventual",limit="api",result="admitted"}`: "",
 			`lease_units_total{limit="api",result="granted"}`:              "",
 		})
-		if err := caddy.Stop(); err != nil {
-			t.Fatal(err)
-		}
-		state.Process.IdleMemory.Store(nil)
+		s.Stop()
 	}
 }
 
@@ -290,7 +290,7 @@ func TestEventual(t *testing.T) {
 	if got := askAs(t, s, 3, "u", 0); got["eventual 429"] != 3 {
 		t.Errorf("beyond the size: got %v", got)
 	}
-	wantSamples(t, collected(t), map[string]string{
+	wantSamples(t, collected(t, s.Process), map[string]string{
 		`decisions_total{by="eventual",limit="api",result="admitted"}`: "10",
 		`decisions_total{by="eventual",limit="api",result="denied"}`:   "3",
 		`decisions_total{by="lease",limit="api",result="admitted"}`:    "",
@@ -484,12 +484,13 @@ func TestConsistencyInOutages(t *testing.T) {
 // TestDecisionsHereDoNotWait guards that what this process decides by itself is not in the
 // histogram of waits for Redis.
 func TestDecisionsHereDoNotWait(t *testing.T) {
+	t.Parallel()
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal(redistest.Start(t).Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\nconsistency eventual 1s"),
 	})
-	before := collected(t)["redis_wait_seconds_count"]
+	before := collected(t, s.Process)["redis_wait_seconds_count"]
 	askAs(t, s, 5, "u", 0)
-	if after := collected(t)["redis_wait_seconds_count"]; after != before {
+	if after := collected(t, s.Process)["redis_wait_seconds_count"]; after != before {
 		t.Errorf("%s waits before, %s after", before, after)
 	}
 }

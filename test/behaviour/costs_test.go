@@ -72,9 +72,9 @@ func handlerCosts(t *testing.T) []handlerCost {
 		}
 		blocks.WriteString("}\n")
 	}
-	sitetest.StartConfig(t, sitetest.Config{Level: "INFO", Site: blocks.String() + "respond admitted"}) // or each denial is logged
+	s := sitetest.StartConfig(t, sitetest.Config{Level: "INFO", Site: blocks.String() + "respond admitted"}) // or each denial is logged
 
-	server := sitetest.ActiveServer(t)
+	server := s.Server()
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
@@ -97,7 +97,7 @@ func handlerCosts(t *testing.T) []handlerCost {
 	inOrder := func(a, b rule.Module) int {
 		return strings.Compare(a.Compiled().Limits[0].Within[0].Path, b.Compiled().Limits[0].Within[0].Path)
 	}
-	for i, h := range slices.SortedFunc(slices.Values(sitetest.Handlers()), inOrder) {
+	for i, h := range slices.SortedFunc(slices.Values(s.Handlers()), inOrder) {
 		want := http.StatusOK
 		if costs[i].name == "denied" {
 			want = http.StatusTooManyRequests

@@ -58,6 +58,7 @@ const (
 // error, wherever it is in them, and that this is no error of Caddy's; and
 // that its fields and those of limits before it are kept clean of an upstream's.
 func TestDenialWithinErrorRoutes(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-RateLimit-Limit", "5000")
 		io.WriteString(w, "error page")
@@ -124,6 +125,7 @@ func TestDenialWithinErrorRoutes(t *testing.T) {
 // 429 of a site without error routes is done whether its neighbour has some or
 // not.
 func TestErrorRoutesOfOtherSites(t *testing.T) {
+	t.Parallel()
 	const site = `
 		route {
 			header -X-RateLimit-Clear
@@ -163,6 +165,7 @@ func TestErrorRoutesOfOtherSites(t *testing.T) {
 // TestErrorRoutesOfOtherStatuses guards that error routes for other statuses change nothing for
 // a denial, which gets its line of text, and that those for its own handle it.
 func TestErrorRoutesOfOtherStatuses(t *testing.T) {
+	t.Parallel()
 	const limit, text = "rate_limit a {\nsize 1\ndrip_rate 1h\n}\nrespond ok\n", "Too many requests. Retry after 3600 s.\n"
 	page := func(codes string) string { return "handle_errors " + codes + " {\nrespond page\n}\n" }
 	for name, tc := range map[string]struct{ site, sites, want string }{
@@ -194,6 +197,7 @@ func TestErrorRoutesOfOtherStatuses(t *testing.T) {
 // of its site by the path that was asked for, as Caddy goes by that, though it
 // was rewritten.
 func TestErrorRoutesOfRewrittenPath(t *testing.T) {
+	t.Parallel()
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Site: "respond elsewhere",
 		Sites: `
@@ -220,6 +224,7 @@ func TestErrorRoutesOfRewrittenPath(t *testing.T) {
 // intercept on a 429: what is around the limit acts on it where no error
 // route can see it; otherwise Caddy leaves only what is in the error route.
 func TestHeaderDirectiveOnDenials(t *testing.T) {
+	t.Parallel()
 	const (
 		outside = "header -X-RateLimit-Clear\n"
 		shaped  = "handle_errors {\nrespond shaped\n}\n"
@@ -261,6 +266,7 @@ func TestHeaderDirectiveOnDenials(t *testing.T) {
 // of ours, nor any above DEBUG, has a header field of theirs. What Caddy itself
 // says at DEBUG of errors and proxies, and in its access log, has.
 func TestClientsCannotFillTheLog(t *testing.T) {
+	t.Parallel()
 	const canary = "canary-5fd4a1"
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {})
 	limits := func(name string) string {
@@ -358,6 +364,7 @@ func TestClientsCannotFillTheLog(t *testing.T) {
 // our fields survive it, and that the routes find all that they find in errors of
 // Caddy's own: a text that says what to do, an id for each, and where it comes from.
 func TestErrorPlaceholders(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit {
 			limit one {
@@ -427,6 +434,7 @@ func TestErrorPlaceholders(t *testing.T) {
 // route might shape it, and written directly, which costs less, where none
 // could.
 func TestDenialsReachErrorRoutes(t *testing.T) {
+	t.Parallel()
 	const (
 		limit    = `{"handler": "rate_limit", "limits": [{"size": 1}]}`
 		admitted = `{"handler": "static_response", "body": "admitted"}`
@@ -671,6 +679,7 @@ func TestDenialsReachErrorRoutes(t *testing.T) {
 // TestErrorsRevealLittleToClients guards that error routes which show an error's
 // text tell clients neither where Redis is nor what the configuration says.
 func TestErrorsRevealLittleToClients(t *testing.T) {
+	t.Parallel()
 	addr := redistest.FreeAddr(t)
 	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(addr, sitetest.LongTimeout), Site: `
 		rate_limit {
@@ -697,6 +706,7 @@ func TestErrorsRevealLittleToClients(t *testing.T) {
 // TestDenialsAreNotLogged guards that denied clients can't flood the log, and
 // that nothing in it tells whose bucket a request met.
 func TestDenialsAreNotLogged(t *testing.T) {
+	t.Parallel()
 	const canary = "canary-5fd4a1"
 	for name, site := range map[string]string{
 		"directly":             "",

@@ -74,40 +74,28 @@ func (s *subscriber) Handle(_ context.Context, e caddy.Event) error {
 	return nil
 }
 
-// setProcess makes a new process of telemetry until the test ends, whose clock only
-// moves when move is called, which has it look at the counters.
-func setProcess(t *testing.T) (move func(time.Duration)) {
-	t.Helper()
+// clockedProcess returns a process that counts by a clock which only moves when move is
+// called, which has it look at the counters. patience is how long an event waits for the
+// handlers of the one before; 0 for the default.
+func clockedProcess(patience time.Duration) (p *state.Process, move func(time.Duration)) {
 	var now atomic.Int64
-	original := state.Process.Process
-	state.Process.Process = telemetry.New(telemetry.Options{
-		Now: func() time.Time { return time.Unix(0, now.Load()) }, Every: time.Hour, Patience: handlerPatience,
+	p = sitetest.NewProcess(telemetry.Options{
+		Now: func() time.Time { return time.Unix(0, now.Load()) }, Every: time.Hour, Patience: patience,
 	})
-	t.Cleanup(func() {
-		if err := caddy.Stop(); err != nil {
-			t.Error(err)
-		}
-		state.Process.Process = original
-	})
-	return func(d time.Duration) {
+	return p, func(d time.Duration) {
 		now.Add(int64(d))
-		state.Process.Look()
+		p.Look()
 	}
 }
 
-// handlerPatience is how long an event waits for the handlers of the one before; 0 for
-// the default.
-var handlerPatience time.Duration
-
-// subscribe is setProcess with subscribers that do nothing but hear.
-func subscribe(t *testing.T) (move func(time.Duration)) {
+// subscribe sets what subscribers have heard and do back to nothing, until the test ends.
+func subscribe(t *testing.T) {
 	t.Helper()
 	handleEvents(nil)
 	heard.Lock()
 	heard.events = nil
 	heard.Unlock()
 	t.Cleanup(func() { handleEvents(nil) })
-	return setProcess(t)
 }
 
 // handleEvents sets what subscribers do besides hearing.
@@ -180,8 +168,9 @@ const oneRequest = "rate_limit api {\nkey all\nsize 1\ndrip_rate 1m\n}\nrespond 
 // look, and that however many follow emit one in ten seconds, whose counts add up to all
 // denials; and that a limit which has been quiet starts over.
 func TestExceededEvents(t *testing.T) {
-	move := subscribe(t)
-	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: oneRequest})
+	subscribe(t)
+	p, move := clockedProcess(0)
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Global: listening("a"), Site: oneRequest})
 	s.Get("/")
 	if got := s.Get("/"); got.StatusCode != http.StatusTooManyRequests {
 		t.Fatalf("got %s", got)
@@ -228,8 +217,9 @@ func totalDenials() (sum uint64) {
 // TestEventsOfLimits guards that each limit has events of its own, by its path, and
 // that one that will never admit a request has no wait.
 func TestEventsOfLimits(t *testing.T) {
-	move := subscribe(t)
-	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: `
+	subscribe(t)
+	p, move := clockedProcess(0)
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Global: listening("a"), Site: `
 		rate_limit api {
 			key all
 			size 1
@@ -258,8 +248,9 @@ func TestEventsOfLimits(t *testing.T) {
 // TestEventsOfDryRuns guards that what a dry run would have denied emits an event of its own,
 // and not the one of denials, which a handler may act on.
 func TestEventsOfDryRuns(t *testing.T) {
-	move := subscribe(t)
-	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: `
+	subscribe(t)
+	p, move := clockedProcess(0)
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Global: listening("a"), Site: `
 		rate_limit {
 			limit real {
 				key all
@@ -301,8 +292,9 @@ func TestEventsOfDryRuns(t *testing.T) {
 // the new one after a reload, the old one after a failed reload. Denials before
 // anyone listened are not told.
 func TestEventsOfReloads(t *testing.T) {
-	move := subscribe(t)
-	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: oneRequest})
+	subscribe(t)
+	p, move := clockedProcess(0)
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Global: listening("a"), Site: oneRequest})
 	s.Get("/")
 	denials := 0
 	hears := func(id string) {
@@ -318,7 +310,7 @@ func TestEventsOfReloads(t *testing.T) {
 		move(20 * time.Second)
 	}
 	hears("a")
-	if err := s.Load(sitetest.Config{Global: listening("b"), Site: oneRequest}); err != nil {
+	if err := s.Load(sitetest.Config{Process: p, Global: listening("b"), Site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	hears("b")
@@ -338,7 +330,7 @@ func TestEventsOfReloads(t *testing.T) {
 		}
 		hears("b")
 	}
-	if err := s.Load(sitetest.Config{Global: listening("d"), Site: oneRequest}); err != nil {
+	if err := s.Load(sitetest.Config{Process: p, Global: listening("d"), Site: oneRequest}); err != nil {
 		t.Fatal(err)
 	}
 	hears("d")
@@ -383,10 +375,12 @@ func TestMemoryFullEvents(t *testing.T) {
 		"share":  {"max_keys 2\nwhen_full share", "map[forgotten:0 limit:api max_keys:2 shared:1]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			move := subscribe(t)
+			subscribe(t)
+			p, move := clockedProcess(0)
 			s := sitetest.StartConfig(t, sitetest.Config{
-				Global: listening("a"),
-				Site:   "rate_limit api {\nkey {query.k}\nsize 9\ndrip_rate 1h\n" + tc.option + "\n}\nrespond admitted",
+				Process: p,
+				Global:  listening("a"),
+				Site:    "rate_limit api {\nkey {query.k}\nsize 9\ndrip_rate 1h\n" + tc.option + "\n}\nrespond admitted",
 			})
 			for k := range 3 {
 				s.Get(fmt.Sprint("/?k=", k))
@@ -403,11 +397,9 @@ func TestMemoryFullEvents(t *testing.T) {
 // called, which waits until they do, and which are not waited for. move moves the clock of events.
 func startBlocked(t *testing.T) (s *sitetest.Site, move func(time.Duration), release func()) {
 	t.Helper()
-	original := handlerPatience
-	t.Cleanup(func() { handlerPatience = original })
-	handlerPatience = time.Millisecond
-	move = subscribe(t)
-	s = sitetest.StartConfig(t, sitetest.Config{Global: listening("a"), Site: oneRequest})
+	subscribe(t)
+	p, move := clockedProcess(time.Millisecond)
+	s = sitetest.StartConfig(t, sitetest.Config{Process: p, Global: listening("a"), Site: oneRequest})
 	var handling atomic.Int32
 	released := make(chan struct{})
 	handleEvents(func(caddy.Event) error {
@@ -432,13 +424,13 @@ func TestBlockedEventHandler(t *testing.T) {
 	move(time.Second) // its event blocks
 	waitForEvents(t, telemetry.EventExceeded, 1)
 	for n := range telemetry.MaxStuckEvents - 1 {
-		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		s.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	waitForEvents(t, telemetry.EventRedisLost, telemetry.MaxStuckEvents-1)
 	denied := 1 + flood(t, s, 8, 8)
 	move(20 * time.Second)
 	for n := range 2*telemetry.MaxWaitingEvents + 1 {
-		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
+		s.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
 	}
 	if err := s.Load(sitetest.Config{Global: listening("b"), Site: oneRequest}); err != nil {
 		t.Fatal(err)
@@ -501,7 +493,7 @@ func TestFailingEventHandlers(t *testing.T) {
 		nil,
 	} {
 		handleEvents(handle)
-		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		s.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 		waitForEvents(t, telemetry.EventRedisLost, n+1)
 		s.Get("/")
 	}
@@ -536,7 +528,8 @@ func TestEventsShowNoSecrets(t *testing.T) {
 // and that those beyond what may wait are dropped.
 func TestEventsBeforeStart(t *testing.T) {
 	subscribe(t)
-	app := provisionApp(t, `{}`)
+	p, _ := clockedProcess(0)
+	app := provisionApp(t, p, `{}`)
 	if err := app.Compiled().Events.On(telemetry.EventRedisLost, &subscriber{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}
@@ -544,7 +537,7 @@ func TestEventsBeforeStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range telemetry.MaxWaitingEvents + 3 {
-		state.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
+		p.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint(n), Reason: "refused"})
 	}
 	if got := heardEvents(telemetry.EventRedisLost); len(got) > 0 {
 		t.Fatalf("before the start: %v", got)
@@ -564,13 +557,14 @@ func TestEventsBeforeStart(t *testing.T) {
 // TestDenialsWithoutListeners guards that denials before somebody listens, or after, are
 // not told.
 func TestDenialsWithoutListeners(t *testing.T) {
-	move := subscribe(t)
-	quiet := provisionApp(t, `{}`) // logs at INFO, so that not even the log listens
+	subscribe(t)
+	p, move := clockedProcess(0)
+	quiet := provisionApp(t, p, `{}`) // logs at INFO, so that not even the log listens
 	if err := quiet.Start(); err != nil {
 		t.Fatal(err)
 	}
 	quiet.Compiled().Events.Emit(quiet.Compiled().Context, "started", nil)
-	refs := state.Process.Counters.NewRefs()
+	refs := p.Counters.NewRefs()
 	defer refs.Release()
 	c := refs.Get("api")
 	deny := func() {
@@ -580,7 +574,7 @@ func TestDenialsWithoutListeners(t *testing.T) {
 	deny()
 	move(time.Minute)
 	deny()
-	loud := provisionApp(t, `{}`)
+	loud := provisionApp(t, p, `{}`)
 	if err := loud.Compiled().Events.On(telemetry.EventExceeded, &subscriber{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}

@@ -216,14 +216,15 @@ func TestWhiteSpaceAroundFields(t *testing.T) {
 // TestWhiteSpaceInResponses guards that white space around fields of a response neither
 // hides that it counts nor what it cost.
 func TestWhiteSpaceInResponses(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "route {\nrate_limit count {\nkey all\nsize 9\ndrip_rate 1h\ncount header X-Login failed\n}\n"+
 		"rate_limit cost {\nkey all\nsize 99\ndrip_rate 1h\nactual_cost {http.response.header.X-Cost}\n}\n"+
 		"header X-Login \"\tfailed \"\nheader X-Cost \" 7\t\"\nrespond ok\n}")
 	s.Get("/")
-	if got := level(t, "count"); got.Units != 1 {
+	if got := level(t, s, "count"); got.Units != 1 {
 		t.Errorf("got %+v, want the response counted", got)
 	}
-	if got := level(t, "cost"); got.Units != 7 {
+	if got := level(t, s, "cost"); got.Units != 7 {
 		t.Errorf("got %+v, want 7 units", got)
 	}
 }

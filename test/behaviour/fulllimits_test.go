@@ -10,6 +10,7 @@ import (
 	"time"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -18,10 +19,11 @@ import (
 // bucket in place of another, with share it shares one with its network, whatever
 // the key is. No other limit is touched, and the log has each once.
 func TestNewKeysOfFullLimits(t *testing.T) {
-	move := setProcess(t)
+	t.Parallel()
+	p, move := clockedProcess(0)
 	limit := func(options string) string { return " {\nsize 2\ndrip_rate 1h\n" + configtest.Lines(options) + "\n}\n" }
 	s := sitetest.StartConfig(t, sitetest.Config{
-		Global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
+		Process: p, Global: "servers {\ntrusted_proxies static 127.0.0.1/32\n}",
 		Site: "rate_limit /forget forgets" + limit("max_keys 1") +
 			"rate_limit /share shares" + limit("max_keys 1; when_full share") +
 			"rate_limit /key keys" + limit("key {header.X-Api-Key}; max_keys 1; when_full share") +
@@ -82,8 +84,9 @@ func TestNewKeysOfFullLimits(t *testing.T) {
 // forgotten names the bound that is reached: if the process holds as many as it
 // may, that of memory, not that of the limit.
 func TestFullMemoryIsLogged(t *testing.T) {
-	move := setProcess(t)
-	s := sitetest.StartConfig(t, sitetest.Config{Global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", Site: `
+	t.Parallel()
+	p, move := clockedProcess(0)
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Global: "rate_limit {\nmemory {\nmax_keys 30\n}\n}", Site: `
 		rate_limit a {
 			key {query.k}
 			size 9
@@ -118,12 +121,12 @@ func TestFullMemoryIsLogged(t *testing.T) {
 // of the configuration that was loaded last, and that what looks for it is one
 // goroutine however many reloads there are, none without limits.
 func TestFullLimitsAreLogged(t *testing.T) {
-	move := setProcess(t)
+	p, move := clockedProcess(0)
 	const few = "rate_limit {\nmemory {\nmax_keys 10\n}\n}"
 	site := func(size int) string {
 		return fmt.Sprintf("rate_limit api {\nkey {query.k}\nsize %d\ndrip_rate 1h\nmax_keys 1\n}\nrespond admitted", size)
 	}
-	s := sitetest.StartConfig(t, sitetest.Config{Global: few, Site: site(9)})
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Global: few, Site: site(9)})
 	key := 0
 	forget := func(n int) { // asks for so many keys, each of which has another forgotten
 		for range n {
@@ -182,10 +185,11 @@ func watchers(t *testing.T) int {
 
 // Guards that a configuration which does not start leaves that to the one before.
 func TestRejectedConfigStartsNoWatcher(t *testing.T) {
-	app := provisionApp(t, `{}`)
+	p := sitetest.NewProcess(telemetry.Options{})
+	app := provisionApp(t, p, `{}`)
 	cleanUp(t, app) // was never started
 	sitetest.Eventually(t, "no goroutine, as no app was started", func() bool { return watchers(t) == 0 })
-	first, second := provisionApp(t, `{}`), provisionApp(t, `{}`)
+	first, second := provisionApp(t, p, `{}`), provisionApp(t, p, `{}`)
 	for _, app := range []*ratelimit.App{first, second} {
 		if err := app.Start(); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 // TestGettingStarted guards docs/getting-started.md: each Caddyfile, as it is there, does what
 // its text says.
 func TestGettingStarted(t *testing.T) {
+	t.Parallel()
 	testRecipes(t, "docs/getting-started.md", map[string]func(recipe){
 		"One site": func(r recipe) {
 			s := sitetest.Start(r.t, siteOf(r, 1, "example.com"))
@@ -82,7 +83,7 @@ func TestGettingStarted(t *testing.T) {
 				return res.StatusCode
 			}
 			r.want("an upload", upload(strings.Repeat("x", 1000)), 200)
-			r.want("its cost", collected(r.t)[`units_total{limit="uploads/volume"}`], 1000)
+			r.want("its cost", collected(r.t, s.Process)[`units_total{limit="uploads/volume"}`], 1000)
 			res, err := s.Client.Post(s.URL("/upload/x"), "", struct{ *strings.Reader }{strings.NewReader("x")})
 			if err != nil {
 				r.t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 // TestMatcherOfDirective guards that requests which the directive's matcher
 // leaves out are neither counted nor told of a limit.
 func TestMatcherOfDirective(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		@post method POST
 		rate_limit @post {
@@ -33,6 +34,7 @@ func TestMatcherOfDirective(t *testing.T) {
 // TestNoLimitApplies guards that a request which meets no bucket passes as if
 // the directive were not there, and needs no Redis.
 func TestNoLimitApplies(t *testing.T) {
+	t.Parallel()
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal("127.0.0.1:1"),
 		Site: `
@@ -64,6 +66,7 @@ func TestNoLimitApplies(t *testing.T) {
 // TestConcurrentRequests guards that of a flood exactly a bucketful gets through,
 // whatever else its requests come to at the same time.
 func TestConcurrentRequests(t *testing.T) {
+	t.Parallel()
 	const requests, size = 300, 50
 	s := sitetest.Start(t, fmt.Sprintf(`
 		rate_limit {
@@ -113,6 +116,7 @@ func TestConcurrentRequests(t *testing.T) {
 // all count, make one set of fields, and that the first to deny spares the
 // others.
 func TestSeveralHandlers(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		route {
 			rate_limit outer {
@@ -151,6 +155,7 @@ func TestSeveralHandlers(t *testing.T) {
 // TestInnerHandlerDenies guards what a response carries when a request passes
 // one handler and is denied by the next.
 func TestInnerHandlerDenies(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		route {
 			rate_limit outer {
@@ -177,6 +182,7 @@ func TestInnerHandlerDenies(t *testing.T) {
 // Guards what on_error makes of requests while Redis is lost, for the app and
 // for a handler, and that the log has it once, not for each request.
 func TestOnError(t *testing.T) {
+	t.Parallel()
 	const (
 		first   = "200 limit=2 remaining=1 clear=1.000"
 		second  = "200 limit=2 remaining=0 clear=2.000"

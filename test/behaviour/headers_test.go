@@ -60,6 +60,7 @@ func TestNewFamilies(t *testing.T) {
 // its own, however many blocks without a name, as in JSON, a request passes, and if it
 // passes one block twice.
 func TestEachLimitIsListedOnce(t *testing.T) {
+	t.Parallel()
 	block := func(size int, headers string) string {
 		return fmt.Sprintf("rate_limit {\nsize %d\n%s\n}\n", size, headers)
 	}
@@ -126,6 +127,7 @@ func TestEachLimitIsListedOnce(t *testing.T) {
 // Guards that a limit's policy is the same in all responses, whatever a request costs, and has
 // the quota units of the draft's registry, for bytes and requests in progress, but no other.
 func TestPolicyOfUnits(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		route /cheap {
 			rate_limit api {
@@ -200,6 +202,7 @@ var upstreamFields = map[string]string{
 // before it, announced or not: a client would take the last ones it sees. The
 // draft forbids its fields there. Other trailers pass.
 func TestUpstreamTrailers(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		prefix := http.TrailerPrefix
 		if r.URL.Path == "/announced" {
@@ -273,6 +276,7 @@ func TestUpstreamTrailers(t *testing.T) {
 // Guards that an informational response has one rate limit and not two: ours, like the final
 // one that it announces.
 func TestEarlyHintsHaveOneLimit(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</style.css>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
@@ -308,6 +312,7 @@ func TestEarlyHintsHaveOneLimit(t *testing.T) {
 // Guards the remedy that the documentation gives where an error route proxies:
 // of all fields only ours are left.
 func TestErrorRouteThatProxies(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
@@ -354,6 +359,7 @@ func remedy(t *testing.T) string {
 // TestUpstreamFields guards that fields of ours which an upstream sends too do
 // not stand twice in the response, and that nothing else of it is lost.
 func TestUpstreamFields(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
@@ -518,6 +524,7 @@ func familiesIn(h http.Header, began, ended int64) string {
 // TestHeadersOption guards which fields each word brings, and that no setting
 // hides from a denied client how long to wait.
 func TestHeadersOption(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct{ headers, admitted, denied string }{
 		{"", "200 limit=1 remaining=0 clear=1.000",
 			"429 limit=1 remaining=0 clear=1.000 reset=1.000 retry-after=1"},
@@ -547,6 +554,7 @@ func TestHeadersOption(t *testing.T) {
 // TestHeadersOfGitHub guards the fields that clients of GitHub's API read: none but those, the
 // time within the seconds in which the request was answered, whatever writes the response.
 func TestHeadersOfGitHub(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range upstreamFields {
 			w.Header().Set(name, value)
@@ -595,6 +603,7 @@ func TestHeadersOfGitHub(t *testing.T) {
 // window ends, also of one in which nothing is counted yet: it has begun with the hour or the
 // month, not with the request. Both stores tell what the calendar says.
 func TestResetOfWindowsByTheClock(t *testing.T) {
+	t.Parallel()
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
 		t.Fatal(err)
@@ -648,6 +657,7 @@ func TestResetOfWindowsByTheClock(t *testing.T) {
 // TestHeaderDirective guards that an administrator who configures a header directive has the
 // last word on our fields: they are not restored when removed or replaced.
 func TestHeaderDirective(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-RateLimit-Limit", "5000")
 	})

@@ -106,6 +106,7 @@ func TestHoldOff(t *testing.T) {
 // TestHoldOffThroughOutage guards that what a request is charged is neither lost nor charged
 // twice if Redis is down or silent when that is known, or comes back without its data.
 func TestHoldOffThroughOutage(t *testing.T) {
+	t.Parallel()
 	g := new(gatedUpstream)
 	server := redistest.Start(t)
 	s := sitetest.StartConfig(t, sitetest.Config{

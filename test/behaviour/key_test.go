@@ -17,6 +17,7 @@ import (
 // stands that takes it, when the matchers before it have set them: by another
 // limit's capture, strangers would share buckets and clients choose theirs.
 func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit {
 			key {re.id.1}
@@ -68,6 +69,7 @@ func TestInheritedKeyIsExpandedWhereUsed(t *testing.T) {
 // have no address, as on a unix socket of which no proxy is trusted: all of
 // them share one bucket. Where a proxy is trusted that tells one, it counts.
 func TestClientsWithoutAddress(t *testing.T) {
+	t.Parallel()
 	const noAddress = "a request has neither a value for the key of this limit nor a client address, " +
 		"as on a unix socket without trusted_proxies_unix; all such requests share one bucket: default "
 	const noKey = "a request has no value for the key of this limit, using the client's address: default "
@@ -130,6 +132,7 @@ func TestClientsWithoutAddress(t *testing.T) {
 // treats as equal is one key. Where an upstream uses another value, clients choose a
 // fresh bucket for each.
 func TestKeysSentInSeveralWays(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		key      string
 		requests []string // a path and header fields, separated by "; "
@@ -182,6 +185,7 @@ func TestKeysSentInSeveralWays(t *testing.T) {
 
 // TestKeysChooseBuckets guards whose bucket a request meets.
 func TestKeysChooseBuckets(t *testing.T) {
+	t.Parallel()
 	const site = `
 		rate_limit {
 			key %s
@@ -266,6 +270,7 @@ func quoted(text string) string {
 // TestAddressNotTrusted guards that clients can't choose their bucket by a
 // field that only proxies may send.
 func TestAddressNotTrusted(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit {
 			size 1

@@ -284,13 +284,13 @@ func TestCountUnknownResponses(t *testing.T) {
 				if !done {
 					status = <-left
 				}
-				sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
+				sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s.Site, "login", path).Held == 0 })
 			}
 			if n := arrived.Load(); n != size || status != http.StatusTooManyRequests && status != http.StatusOK {
 				t.Errorf("%d guesses of %d arrived, want %d; the last one got %d", n, guesses, size, status)
 			}
 			for name, want := range map[string]int64{"login": size, "field": size, "both": 7 * size, "dry": 2} {
-				if l := levelOf(t, name, path); l.Units != want || l.Held != 0 {
+				if l := levelOf(t, s.Site, name, path); l.Units != want || l.Held != 0 {
 					t.Errorf("%s has %+v, want %d units", name, l, want)
 				}
 			}
@@ -302,6 +302,7 @@ func TestCountUnknownResponses(t *testing.T) {
 // don't make a known response of a failure that is none, and that what they have to say of
 // other errors is one.
 func TestCountUnknownWithErrorRoutes(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	const limits = `[{"name": "login", "key": "{http.request.uri.path}", "size": "9", "drip_rate": "1h", "count": {"status_code": [401]}}]`
 	s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit {\nsize 1\n}", Routes: `[{"handle": [{"handler": "rate_limit", "limits": ` + limits + `},
@@ -313,8 +314,8 @@ func TestCountUnknownWithErrorRoutes(t *testing.T) {
 		if a := s.Get(path); a.StatusCode != 200 || a.Text != "sorry" {
 			t.Errorf("%s: got %s %q", path, a, a.Text)
 		}
-		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
-		if l := levelOf(t, "login", path); l.Units != want {
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "login", path).Held == 0 })
+		if l := levelOf(t, s, "login", path); l.Units != want {
 			t.Errorf("%s: charged %d, want %d", path, l.Units, want)
 		}
 	}
@@ -324,6 +325,7 @@ func TestCountUnknownWithErrorRoutes(t *testing.T) {
 // and then tried to send to another, which is down: that the first one was silent may be
 // an answer. What was sent to none, as the only one is down, no upstream had.
 func TestCountRetriedRequests(t *testing.T) {
+	t.Parallel()
 	var arrived atomic.Int64
 	upstream := sitetest.NewUpstream(t, func(http.ResponseWriter, *http.Request) { arrived.Add(1); panic(http.ErrAbortHandler) })
 	down := redistest.FreeAddr(t)
@@ -335,8 +337,8 @@ func TestCountRetriedRequests(t *testing.T) {
 		for range 9 {
 			s.Get(path)
 		}
-		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
-		if l := levelOf(t, "login", path); l.Units != want {
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "login", path).Held == 0 })
+		if l := levelOf(t, s, "login", path); l.Units != want {
 			t.Errorf("%s: charged %d, want %d", path, l.Units, want)
 		}
 	}
@@ -357,11 +359,11 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 	s.Get("/")
 	leave, left := make(chan struct{}), make(chan int)
 	go func() { left <- overHTTP1(false, whole, hangUp)(s, "/", leave) }()
-	sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, "slow") == 1 })
+	sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(s.Site, "slow") == 1 })
 	if a := s.Get("/"); a.StatusCode != 429 {
 		t.Errorf("got %s, want a denial", a)
 	}
-	if l := level(t, "login"); l.Held != 1 {
+	if l := level(t, s.Site, "login"); l.Held != 1 {
 		t.Errorf("login has %+v, want what waits to be held", l)
 	}
 	close(leave)
@@ -374,8 +376,8 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 	<-left
 	sitetest.Eventually(t, "it has ended", func() bool { return strings.Contains(fmt.Sprint(s.LastAccess()), "/early") })
 	for _, name := range []string{"login", "tokens"} {
-		sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
-		if l := level(t, name); l.Units != 0 {
+		sitetest.Eventually(t, "nothing is held", func() bool { return level(t, s.Site, name).Held == 0 })
+		if l := level(t, s.Site, name); l.Units != 0 {
 			t.Errorf("%s has %+v, want nothing", name, l)
 		}
 	}
@@ -385,9 +387,8 @@ func TestUncountedIfNotPassedOn(t *testing.T) {
 }
 
 // waitingAt returns how many requests wait for the limit of a name.
-func waitingAt(t *testing.T, name string) int64 {
-	t.Helper()
-	return sitetest.BucketAt(t, name).Limit.Waiting.Len()
+func waitingAt(s *sitetest.Site, name string) int64 {
+	return s.BucketAt(name).Limit.Waiting.Len()
 }
 
 // TestWaitingClientsLeave guards that a client which leaves while its request waits frees
@@ -434,15 +435,15 @@ func TestWaitingClientsLeave(t *testing.T) {
 				var leaving sync.WaitGroup
 				for n := range waiting {
 					leaving.Go(func() { send(s, path, leave) })
-					sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, wait) == int64(n+1) })
+					sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(s.Site, wait) == int64(n+1) })
 				}
 				close(leave)
 				leaving.Wait()
-				sitetest.Eventually(t, "none waits", func() bool { return waitingAt(t, wait) == 0 })
+				sitetest.Eventually(t, "none waits", func() bool { return waitingAt(s.Site, wait) == 0 })
 				if n := passed.Load(); n > 0 {
 					t.Errorf("%d requests passed whose clients had left", n)
 				}
-				if l := levelOf(t, wait, path); l.Units != int64(3+waiting) {
+				if l := levelOf(t, s.Site, wait, path); l.Units != int64(3+waiting) {
 					t.Errorf("the limit has %d units, want all %d to stay charged", l.Units, 3+waiting)
 				}
 			})

@@ -17,6 +17,7 @@ import (
 // the wait is that of every bucket that has no room for the same request once
 // this one is charged, not only of those that denied it.
 func TestRetryTimeCoversAllBuckets(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name  string
 		site  string
@@ -117,6 +118,7 @@ func TestRetryTimeCoversAllBuckets(t *testing.T) {
 // equal numbers: values of different keys mean different things, even if they
 // are the same text, and so does a key that is missing.
 func TestUnnamedLimitsWithOtherKeysAreApart(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name  string
 		limit string // of the site; the one beside it has the default key
@@ -284,6 +286,7 @@ func TestUnnamedLimitsOfOtherSizesAreApart(t *testing.T) {
 // comes again when told to is admitted, unless a block denies it that the request
 // did not reach before.
 func TestClientAdmittedAfterOneWait(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, seed))
@@ -339,6 +342,7 @@ func TestClientAdmittedAfterOneWait(t *testing.T) {
 // TestDripSize guards that each drip takes drip_size units at once, also where
 // the last is short, and that the wait for an expensive request is exact.
 func TestDripSize(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit {
 			size 5
@@ -364,6 +368,7 @@ func TestDripSize(t *testing.T) {
 // TestNestedLimits guards that a limit within another applies only where that one
 // does, and that a request is charged to all that apply.
 func TestNestedLimits(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit all {
 			size 10
@@ -410,6 +415,7 @@ func TestNestedLimits(t *testing.T) {
 // TestMatchForms guards that a limit's matcher may be a named one, a path,
 // matchers in a line or in a block, and * for all requests.
 func TestMatchForms(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		@get method GET
 		rate_limit {
@@ -457,6 +463,7 @@ func TestMatchForms(t *testing.T) {
 // TestAtomicAccounting guards that a denied request uses up no limit anywhere:
 // neither above the one that denies nor within it nor beside it.
 func TestAtomicAccounting(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit all {
 			size 10
@@ -486,6 +493,7 @@ func TestAtomicAccounting(t *testing.T) {
 // TestEachAccounting guards the other way to account, by the table of its
 // source: a client that keeps retrying a full limit uses up the others.
 func TestEachAccounting(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit user {
 			size 16
@@ -520,6 +528,7 @@ func TestEachAccounting(t *testing.T) {
 // bursts of max, that many per duration on average, and between any two
 // requests at least the interval.
 func TestLegacyLimit(t *testing.T) {
+	t.Parallel()
 	t.Run("max and duration", func(t *testing.T) {
 		s := sitetest.Start(t, `
 			rate_limit {
@@ -634,6 +643,7 @@ func TestLegacyLimit(t *testing.T) {
 // TestNeverAdmitted guards what a request gets that costs more than the bucket
 // holds: a denial that does not invite to retry, and no charge.
 func TestNeverAdmitted(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit {
 			size 3
@@ -655,6 +665,7 @@ func TestNeverAdmitted(t *testing.T) {
 // TestSitesShareBuckets guards that limits of one name and equal numbers share
 // their buckets on all sites, and others do not.
 func TestSitesShareBuckets(t *testing.T) {
+	t.Parallel()
 	const limits = `
 		rate_limit /named api {
 			size 2

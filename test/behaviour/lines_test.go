@@ -152,6 +152,7 @@ func logsLines(f *ast.FuncDecl) (logs bool) {
 // TestLogHasNoClientText guards that no line at any level has text that a client sent, or
 // that an upstream answered, where a number or a matcher was to get a value from it.
 func TestLogHasNoClientText(t *testing.T) {
+	t.Parallel()
 	const text = "<script>canary</script>"
 	s := sitetest.Start(t, `
 		rate_limit /cost {

@@ -8,6 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -20,18 +21,25 @@ const (
 	µs = time.Microsecond
 )
 
-// provisionApp returns an app that is ready to start, until the test ends.
-func provisionApp(t *testing.T, config string) *ratelimit.App {
+// provisionApp returns an app of a process that is ready to start, until the test ends.
+func provisionApp(t *testing.T, p *state.Process, config string) *ratelimit.App {
 	t.Helper()
 	app := new(ratelimit.App)
 	if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 		t.Fatal(err)
 	}
-	if err := app.Provision(sitetest.NewContext(t)); err != nil {
+	if err := provision(t, p, app); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cleanUp(t, app) })
 	return app
+}
+
+// provision provisions an app in a process.
+func provision(t *testing.T, p *state.Process, app *ratelimit.App) error {
+	t.Helper()
+	ctx := sitetest.NewContext(t)
+	return sitetest.In(p, func() error { return app.Provision(ctx) })
 }
 
 // storeOf returns the store that decides.

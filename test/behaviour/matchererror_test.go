@@ -49,6 +49,7 @@ func (m *failing) MatchWithError(*http.Request) (bool, error) {
 // TestFailedMatchers guards the status of a request for which a matcher of a limit fails: the one
 // that its error has, wrapped or not, or 500; and that neither response nor log shows the error.
 func TestFailedMatchers(t *testing.T) {
+	t.Parallel()
 	for how, want := range map[string]int{"plain": http.StatusInternalServerError, "status": http.StatusTeapot, "wrapped": http.StatusTeapot} {
 		t.Run(how, func(t *testing.T) {
 			s := sitetest.Start(t, "rate_limit {\nsize 1\nmatch failing "+how+"\n}\nrespond admitted\nhandle_errors {\nrespond {err.message} {err.status_code}\n}")

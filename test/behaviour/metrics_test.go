@@ -33,11 +33,11 @@ import (
 )
 
 // gatherer returns a registry that checks all that is collected.
-func gatherer(t testing.TB) *prometheus.Registry {
+func gatherer(t testing.TB, p *state.Process) *prometheus.Registry {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	for range 2 { // registering again is no error
-		if err := state.Process.Register(registry); err != nil {
+		if err := p.Register(registry); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,9 +59,9 @@ func samples(text string) map[string]string {
 
 // collected returns the samples that are collected now, and guards that they are
 // valid and that promlint finds no fault with them.
-func collected(t testing.TB) map[string]string {
+func collected(t testing.TB, p *state.Process) map[string]string {
 	t.Helper()
-	registry := gatherer(t)
+	registry := gatherer(t, p)
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil || len(problems) > 0 {
 		t.Fatalf("problems %v, error %v", problems, err)
@@ -127,7 +127,9 @@ func wantSamples(t testing.TB, got map[string]string, want map[string]string) {
 // TestMetricsOfLimits guards the values of all metrics of limits in this process.
 // Every request is counted once at each limit that it meets.
 func TestMetricsOfLimits(t *testing.T) {
-	before := collected(t)
+	t.Parallel()
+	p := sitetest.NewProcess(telemetry.Options{})
+	before := collected(t, p)
 	if len(before) != 0 {
 		t.Errorf("without a config there are metrics: %v", before)
 	}
@@ -164,8 +166,8 @@ func TestMetricsOfLimits(t *testing.T) {
 		}
 		respond "admitted"
 	`})
-	checkedBefore := state.Process.Requests()[telemetry.CheckedAdmitted]
-	refusedBefore := state.Process.Requests()[telemetry.CheckedRefused]
+	checkedBefore := s.Process.Requests()[telemetry.CheckedAdmitted]
+	refusedBefore := s.Process.Requests()[telemetry.CheckedRefused]
 	for _, c := range []struct {
 		path, cost string
 		status     int
@@ -180,7 +182,7 @@ func TestMetricsOfLimits(t *testing.T) {
 			t.Fatalf("%s with cost %s: got %s, want %d", c.path, c.cost, a, c.status)
 		}
 	}
-	got := collected(t)
+	got := collected(t, s.Process)
 	wantSamples(t, got, map[string]string{
 		`decisions_total{by="memory",limit="metrics-a",result="admitted"}`:     "3",
 		`decisions_total{by="memory",limit="metrics-a",result="denied"}`:       "1",
@@ -241,7 +243,7 @@ func TestMetricsThroughReloads(t *testing.T) {
 	}
 	check := func(want map[string]string) {
 		t.Helper()
-		collected(t)
+		collected(t, s.Process)
 		wantSamples(t, scrape(t, admin), want)
 		wantSamples(t, scrape(t, s.Addr), want)
 	}
@@ -273,10 +275,10 @@ func TestMetricsThroughReloads(t *testing.T) {
 			t.Fatalf("%s: the config was accepted", name)
 		}
 		check(map[string]string{admitted("reload-a"): "2", admitted("reload-rejected"): ""})
-		if n := state.Process.Counters.References("reload-rejected"); n > 0 {
+		if n := s.Process.Counters.References("reload-rejected"); n > 0 {
 			t.Errorf("%s: counters of the config are in use %d times", name, n)
 		}
-		if n := state.Process.Counters.References("reload-a"); n != 1 {
+		if n := s.Process.Counters.References("reload-a"); n != 1 {
 			t.Errorf("%s: counters are in use %d times, want by one config", name, n)
 		}
 	}
@@ -294,11 +296,9 @@ func TestMetricsThroughReloads(t *testing.T) {
 		`memory_buckets{limit="reload-a"}`: ""})
 	load(c(limited))
 	check(map[string]string{admitted("reload-a"): "0", admitted("reload-b"): ""})
-	if err := caddy.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	s.Stop()
 	for _, path := range []string{"reload-a", "reload-b"} {
-		if n := state.Process.Counters.References(path); n > 0 {
+		if n := s.Process.Counters.References(path); n > 0 {
 			t.Errorf("Caddy stopped, but counters of %s are in use %d times", path, n)
 		}
 	}
@@ -343,6 +343,7 @@ func TestMetricsOff(t *testing.T) {
 // TestMetricsDoNotGrow guards that a hundred thousand keys make no more series than
 // one, and that every request is counted, also those that are served at once.
 func TestMetricsDoNotGrow(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit grow {
 			key {http.request.header.X-Key}
@@ -353,9 +354,9 @@ func TestMetricsDoNotGrow(t *testing.T) {
 		respond "admitted"
 	`)
 	s.Get("/", "X-Key: 0")
-	before := collected(t)
+	before := collected(t, s.Process)
 
-	handler, server := sitetest.Handlers()[0], sitetest.ActiveServer(t)
+	handler, server := s.Handlers()[0], s.Server()
 	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
 	const callers = 4
 	keys := 100_000
@@ -375,7 +376,7 @@ func TestMetricsDoNotGrow(t *testing.T) {
 			}
 		}
 	})
-	after := collected(t)
+	after := collected(t, s.Process)
 	if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
 		t.Errorf("before there were the series\n%v, after %d keys\n%v", want, keys, got)
 	}
@@ -388,24 +389,18 @@ func TestMetricsDoNotGrow(t *testing.T) {
 	}
 }
 
-// setServerStats replaces the state of Redis servers until the test ends.
-func setServerStats(t testing.TB, stats func(*limiter.Redis) []limiter.ServerStats) {
-	original := state.Process.ServerStats
-	state.Process.ServerStats = stats
-	t.Cleanup(func() { state.Process.ServerStats = original })
-}
-
 // TestMetricsOfRedis guards what decides, the time that requests wait for it, and
 // the metrics of servers: while one config replaces another, both may have a store
 // for one server, which must not make two series.
 func TestMetricsOfRedis(t *testing.T) {
 	redis := redistest.Start(t)
 	var stats sync.Map // by store
-	setServerStats(t, func(r *limiter.Redis) []limiter.ServerStats {
+	p := sitetest.NewProcess(telemetry.Options{})
+	p.ServerStats = func(r *limiter.Redis) []limiter.ServerStats {
 		s, _ := stats.Load(r)
 		servers, _ := s.([]limiter.ServerStats)
 		return servers
-	})
+	}
 	site := servesMetrics + `
 		rate_limit /limited/* metrics-redis {
 			key {path}
@@ -419,12 +414,8 @@ func TestMetricsOfRedis(t *testing.T) {
 		respond "admitted"
 	`
 	admin := filepath.Join(sitetest.TempDir(t), "admin")
-	s := sitetest.StartConfig(t, sitetest.Config{Admin: "unix/" + admin, Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout), Site: site})
-	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
-	if err != nil {
-		t.Fatal(err)
-	}
-	stats.Store(app.(telemetry.App).Compiled().Redis, []limiter.ServerStats{
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Admin: "unix/" + admin, Global: sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout), Site: site})
+	stats.Store(p.Newest().Redis, []limiter.ServerStats{
 		{
 			Address: "a:1", State: limiter.ServerConnecting, Idle: 1, InUse: 2, Connecting: 3, Calls: 10, Requests: 20,
 			Failures: map[string]uint64{"timeout": 1, "oom": 1},
@@ -432,7 +423,7 @@ func TestMetricsOfRedis(t *testing.T) {
 		{Address: "/socket\xff", State: limiter.ServerUp},
 	})
 	waits := func() int {
-		n, _ := strconv.Atoi(collected(t)["redis_wait_seconds_count"])
+		n, _ := strconv.Atoi(collected(t, s.Process)["redis_wait_seconds_count"])
 		return n
 	}
 	before := waits()
@@ -442,7 +433,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	if n := waits() - before; n != 2 {
 		t.Errorf("%d requests waited for redis, want 2: that the bucket was full then is remembered", n)
 	}
-	wantSamples(t, collected(t), map[string]string{
+	wantSamples(t, collected(t, s.Process), map[string]string{
 		`decisions_total{by="redis",limit="metrics-redis",result="admitted"}`:    "2",
 		`decisions_total{by="redis",limit="metrics-redis",result="denied"}`:      "0",
 		`decisions_total{by="remembered",limit="metrics-redis",result="denied"}`: "2",
@@ -459,7 +450,7 @@ func TestMetricsOfRedis(t *testing.T) {
 	})
 
 	// Another config with another store of the same servers starts.
-	next := provisionApp(t, `{"redis":{"addresses":["`+redis.Addr+`"],"timeout":"11s"}}`)
+	next := provisionApp(t, p, `{"redis":{"addresses":["`+redis.Addr+`"],"timeout":"11s"}}`)
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -476,7 +467,7 @@ func TestMetricsOfRedis(t *testing.T) {
 		`redis_connections{server="a:1",state="idle"}`:        "2",
 	}
 	for range 2 { // collecting adds nothing
-		wantSamples(t, collected(t), want)
+		wantSamples(t, collected(t, s.Process), want)
 	}
 
 	// Who asks for it gets a histogram of high resolution, at either endpoint.
@@ -496,11 +487,11 @@ func TestMetricsOfRedis(t *testing.T) {
 	}
 
 	redis.Kill()
-	undecided := state.Process.Requests()[telemetry.CheckedUndecided]
+	undecided := s.Process.Requests()[telemetry.CheckedUndecided]
 	before = waits()
 	s.Get("/limited/b")
 	s.Get("/deny")
-	wantSamples(t, collected(t), map[string]string{
+	wantSamples(t, collected(t, s.Process), map[string]string{
 		`decisions_total{by="fallback",limit="metrics-redis",result="admitted"}`: "1",
 		`decisions_total{by="fallback",limit="metrics-deny",result="denied"}`:    "0",
 		`checked_requests_total{result="undecided"}`:                             strconv.FormatUint(undecided+1, 10),
@@ -572,8 +563,9 @@ func TestMetricsOfProcess(t *testing.T) {
 
 // TestLimitInfoOfAlgorithms guards the labels of limits with each algorithm.
 func TestLimitInfoOfAlgorithms(t *testing.T) {
-	sitetest.Start(t, "rate_limit {"+configtest.AlgorithmLimits+"\n}\nrespond admitted")
-	wantSamples(t, collected(t), map[string]string{
+	t.Parallel()
+	s := sitetest.Start(t, "rate_limit {"+configtest.AlgorithmLimits+"\n}\nrespond admitted")
+	wantSamples(t, collected(t, s.Process), map[string]string{
 		`limit_info{algorithm="leaky_bucket",drip_rate="1h",drip_size="1",limit="leaky",size="3",window=""}`:             "1",
 		`limit_info{algorithm="token_bucket",drip_rate="1h",drip_size="1",limit="token",size="3",window=""}`:             "1",
 		`limit_info{algorithm="fixed_window",drip_rate="",drip_size="",limit="clock",size="3",window="365d"}`:            "1",
@@ -586,6 +578,7 @@ func TestLimitInfoOfAlgorithms(t *testing.T) {
 // TestSeriesInOrder guards that the series of each metric come in the order of their
 // labels, as they are sorted then: with ten thousand limits that is half of a scrape.
 func TestSeriesInOrder(t *testing.T) {
+	t.Parallel()
 	var limits strings.Builder
 	for i := range 100 {
 		fmt.Fprintf(&limits, "limit order-%d {\nsize 1000\n}\n", i)
@@ -593,7 +586,7 @@ func TestSeriesInOrder(t *testing.T) {
 	s := sitetest.Start(t, "rate_limit {\n"+limits.String()+"}\nrespond admitted")
 	s.Get("/")
 	ch := make(chan prometheus.Metric, 10_000)
-	state.Process.Collect(ch)
+	s.Process.Collect(ch)
 	close(ch)
 	series, last := map[string]int{}, map[string]string{}
 	for m := range ch {

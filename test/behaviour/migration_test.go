@@ -179,6 +179,7 @@ func TestNginxExample(t *testing.T) {
 // TestRedisCellReplies guards the table of calls in docs/internals/edge-cases.md: the fields
 // that docs/migration.md names have the numbers of redis-cell's reply.
 func TestRedisCellReplies(t *testing.T) {
+	t.Parallel()
 	_, site := migrationSection(t, "From redis-cell")
 	page, err := os.ReadFile("docs/internals/edge-cases.md")
 	if err != nil {

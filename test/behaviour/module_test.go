@@ -10,6 +10,7 @@ import (
 // TestDirectiveOrder guards where Caddy puts the directive: behind what rewrites requests, and
 // before each name of the directive that checks passwords, so that wrong ones count.
 func TestDirectiveOrder(t *testing.T) {
+	t.Parallel()
 	for _, auth := range []string{"basic_auth", "basicauth"} {
 		t.Run(auth, func(t *testing.T) {
 			s := sitetest.StartConfig(t, sitetest.Config{Site: auth + " {\nadmin " + rightHash + "\n}\nrespond in\n" +

@@ -11,6 +11,7 @@ import (
 // TestNamedRoutes guards what docs/directive.md says of named routes: Caddy keeps only the
 // first of the handlers in one if none has a matcher, and all of them in a route.
 func TestNamedRoutes(t *testing.T) {
+	t.Parallel()
 	const handlers = "rate_limit {\nkey %s\nsize 1\n}\nrate_limit {\nsize 5\n}\nrespond limited\n"
 	for _, tc := range []struct{ name, route, want string }{
 		{"merged", handlers, ""},

@@ -16,6 +16,7 @@ import (
 // the limit is: its requests get 429 without a Retry-After, as no wait would help, and nothing in the
 // log, and use up nothing of what other plans share with them.
 func TestPlansWithoutAQuota(t *testing.T) {
+	t.Parallel()
 	const (
 		denied    = "429 limit=0 remaining=0 retry-after="
 		two       = "200 limit=2 remaining=1 retry-after="
@@ -97,6 +98,7 @@ func TestPlansWithoutAQuota(t *testing.T) {
 // TestWhatIsToldWithoutAQuota guards that nothing tells clients or operators of a time after which a
 // plan without a quota would have one, and that what costs nothing is no denial.
 func TestWhatIsToldWithoutAQuota(t *testing.T) {
+	t.Parallel()
 	site := func(options string) string {
 		return "rate_limit {\nlog\nheaders x-ratelimit ratelimit-11\nlimit a {\nkey all\nsize {header.Plan}\ndrip_rate 1h\ncost {header.Cost}\n" + options + "\n}\n}\n"
 	}

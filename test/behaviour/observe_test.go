@@ -31,6 +31,7 @@ func decisionInLog(t testing.TB, s *sitetest.Site) string {
 // it or for requests without a limit; the tightest of several handlers, once; why
 // there was no decision; and never the key.
 func TestAccessLog(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		@all path /api* /two*
 		rate_limit @all api {
@@ -156,6 +157,7 @@ func TestLimitThatBindsIsShown(t *testing.T) {
 // by the response where that decides, by the limits before the one that denied, and nothing by
 // others.
 func TestUnitsInAccessLog(t *testing.T) {
+	t.Parallel()
 	limit := func(name, options string) string { return "limit " + name + " {\ndrip_rate 1h\n" + options + "\n}\n" }
 	var site strings.Builder
 	for _, block := range []struct{ path, options string }{
@@ -200,6 +202,7 @@ func TestUnitsInAccessLog(t *testing.T) {
 // TestDeciderIsShown guards that the access log, the placeholder by and the line of
 // a denial at DEBUG say what decided, in the course of an outage of Redis.
 func TestDeciderIsShown(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr), Site: `
 		header >by {http.rate_limit.by}
@@ -252,6 +255,7 @@ func TestDeciderIsShown(t *testing.T) {
 // TestAccessLogWithoutDecision guards that the access log has requests that
 // passed or failed because Redis was unavailable.
 func TestAccessLogWithoutDecision(t *testing.T) {
+	t.Parallel()
 	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable} {
 		t.Run(onError, func(t *testing.T) {
 			s := sitetest.StartConfig(t, sitetest.Config{

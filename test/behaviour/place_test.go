@@ -60,7 +60,7 @@ func TestWaitForPlace(t *testing.T) {
 					<-u.arrived
 					continue
 				}
-				sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, "x") == int64(n) })
+				sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(s, "x") == int64(n) })
 			}
 			start := time.Now()
 			got := s.Get("/")
@@ -78,10 +78,10 @@ func TestWaitForPlace(t *testing.T) {
 					}
 				}
 			}
-			if got := collected(t)[`delayed_total{limit="x"}`]; got != "3" {
+			if got := collected(t, s.Process)[`delayed_total{limit="x"}`]; got != "3" {
 				t.Errorf("%s were delayed, want 3", got)
 			}
-			if n := waitingAt(t, "x"); n != 0 {
+			if n := waitingAt(s, "x"); n != 0 {
 				t.Errorf("%d wait", n)
 			}
 		})
@@ -106,14 +106,14 @@ func TestLeaveLine(t *testing.T) {
 			} {
 				leave, left := make(chan struct{}), make(chan int)
 				go func() { left <- leaver(s, "/?leaves", leave) }()
-				sitetest.Eventually(t, how+" waits", func() bool { return waitingAt(t, "x") == 1 })
+				sitetest.Eventually(t, how+" waits", func() bool { return waitingAt(s.Site, "x") == 1 })
 				close(leave)
 				<-left
-				sitetest.Eventually(t, how+" leaves", func() bool { return waitingAt(t, "x") == 0 })
+				sitetest.Eventually(t, how+" leaves", func() bool { return waitingAt(s.Site, "x") == 0 })
 			}
 			next := make(chan sitetest.Answer, 1)
 			go func() { next <- s.Get("/?next") }()
-			sitetest.Eventually(t, "the next one waits", func() bool { return waitingAt(t, "x") == 1 })
+			sitetest.Eventually(t, "the next one waits", func() bool { return waitingAt(s.Site, "x") == 1 })
 			u.end <- struct{}{}
 			if q := <-u.arrived; q != "next" {
 				t.Errorf("%s was passed on", q)
@@ -130,6 +130,7 @@ func TestLeaveLine(t *testing.T) {
 
 // TestWaitTooLong guards that a request is denied that has found no place within max_delay.
 func TestWaitTooLong(t *testing.T) {
+	t.Parallel()
 	for name, limit := range placeLimits {
 		t.Run(name, func(t *testing.T) {
 			u := newTurns(t)
@@ -143,7 +144,7 @@ func TestWaitTooLong(t *testing.T) {
 			}
 			u.end <- struct{}{}
 			open.Wait()
-			if a := collected(t)[`delayed_total{limit="x"}`]; a != "0" {
+			if a := collected(t, s.Process)[`delayed_total{limit="x"}`]; a != "0" {
 				t.Errorf("%s were delayed, want none: it was denied", a)
 			}
 		})
@@ -162,7 +163,7 @@ func TestPlaceElsewhere(t *testing.T) {
 	<-u.arrived
 	got := make(chan sitetest.Answer, 1)
 	go func() { got <- s.Get("/?own") }()
-	sitetest.Eventually(t, "it waits", func() bool { return waitingAt(t, "x") == 1 })
+	sitetest.Eventually(t, "it waits", func() bool { return waitingAt(s, "x") == 1 })
 	u.end <- struct{}{}
 	open.Wait()
 	if q := <-u.arrived; q != "own" {
@@ -231,7 +232,7 @@ func TestNoUseToWait(t *testing.T) {
 	open.Go(func() { s.Get("/?cost=2&other=1") })
 	<-u.arrived
 	open.Go(func() { s.Get("/?cost=2") })
-	sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(t, "x") == 1 })
+	sitetest.Eventually(t, "a request waits", func() bool { return waitingAt(s, "x") == 1 })
 	denied("behind one that waits")
 	u.end <- struct{}{}
 	<-u.arrived
@@ -245,6 +246,7 @@ func TestNoUseToWait(t *testing.T) {
 // TestMorePlacesAfterReload guards that requests which wait while a reload allows more of them
 // get the new places, however many come.
 func TestMorePlacesAfterReload(t *testing.T) {
+	t.Parallel()
 	u := newTurns(t)
 	c := sitetest.Config{Site: fmt.Sprintf(placeLimits["concurrency"], "1s") + "reverse_proxy " + u.addr}
 	c.Site = strings.Replace(c.Site, "max_waiting 3", "max_waiting 100", 1)

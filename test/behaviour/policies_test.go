@@ -82,7 +82,7 @@ func TestPoliciesAreShown(t *testing.T) {
 		options, _, _ := strings.Cut(rest, "\n")
 		return options
 	}
-	metrics := collected(t)
+	metrics := collected(t, s.Process)
 	for name, p := range shownPolicies {
 		for surface, options := range map[string]string{
 			"limits": cellOf(tables["limits"], name, adminjson.OptionsTitle), "explain": cellOf(tables["explain"], name, adminjson.OptionsTitle),

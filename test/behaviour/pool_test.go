@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -24,6 +23,7 @@ const pooled = "limit tenant {\nkey {header.Tenant}\nsize 2\ndrip_rate 10s\nborr
 // while it borrows, and that there is room again as soon as it has some of its own or of
 // the pool.
 func TestBorrow(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit {\nheaders x-ratelimit ratelimit-11\n"+pooled+"}\n"+
 		`respond "borrowed={http.rate_limit.borrowed} limit={http.rate_limit.limit}"`+
 		"\nhandle_errors {\nrespond `borrowed={http.rate_limit.borrowed} limit={http.rate_limit.limit}`\n}")
@@ -152,6 +152,7 @@ func TestBorrowWhileThereIsRoom(t *testing.T) {
 // case, requests are sent in turn, of which the status is wanted, what borrowed and, after
 // all, what is in the pool.
 func TestBorrowWith(t *testing.T) {
+	t.Parallel()
 	const (
 		own   = "limit own {\nsize 1\ndrip_rate 1h\nborrow spare\n}\n"
 		spare = "limit spare {\nkey all\nsize 2\ndrip_rate 1h\npool\n}\n"
@@ -232,7 +233,7 @@ func TestBorrowWith(t *testing.T) {
 				if tc.level < 0 {
 					return
 				}
-				sitetest.Eventually(t, "what was borrowed", func() bool { l := levelInStore(t, "spare", key); return l.Units == tc.level && l.Held == 0 })
+				sitetest.Eventually(t, "what was borrowed", func() bool { l := levelInStore(t, s, "spare", key); return l.Units == tc.level && l.Held == 0 })
 			})
 		}
 	}
@@ -240,9 +241,9 @@ func TestBorrowWith(t *testing.T) {
 
 // levelInStore returns the level of the bucket with the given key of a limit, in Redis if
 // there is one.
-func levelInStore(t *testing.T, limit, key string) (l limiter.Level) {
+func levelInStore(t *testing.T, s *sitetest.Site, limit, key string) (l limiter.Level) {
 	t.Helper()
-	b, app := sitetest.BucketAt(t, limit), state.Process.Newest()
+	b, app := s.BucketAt(limit), s.Process.Newest()
 	at := limiter.Bucket{Name: b.Name, Key: key, Limit: b.Stored(time.Now()), Cost: 1}
 	var err error
 	if app.Redis != nil {
@@ -267,7 +268,7 @@ func TestBorrowIsObserved(t *testing.T) {
 			t.Errorf("request %d: the access log has %v", i, borrowed)
 		}
 	}
-	wantSamples(t, collected(t), map[string]string{
+	wantSamples(t, collected(t, s.Process), map[string]string{
 		`borrowed_total{limit="tenant"}`:                                "3",
 		`borrowed_total{limit="spare"}`:                                 "",
 		`decisions_total{by="memory",limit="tenant",result="admitted"}`: "5",

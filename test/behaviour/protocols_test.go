@@ -30,6 +30,7 @@ import (
 // template that includes other pages, are charged to no one, and that clients
 // can't pass theirs off as such.
 func TestVirtualRequests(t *testing.T) {
+	t.Parallel()
 	dir := sitetest.TempDir(t)
 	page := []byte(`{{httpInclude "/part"}} and {{httpInclude "/part"}}`)
 	if err := os.WriteFile(filepath.Join(dir, "page.html"), page, 0o600); err != nil {
@@ -270,6 +271,7 @@ func TestBytesOfWebSockets(t *testing.T) {
 // denies from the authentication server, that one behind it can go by what that
 // server says, and that denials behind it are shaped by error routes.
 func TestForwardAuth(t *testing.T) {
+	t.Parallel()
 	var asked atomic.Int64
 	auth := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
@@ -408,6 +410,7 @@ func TestPreflights(t *testing.T) {
 
 // TestHTTP2 guards that requests are limited and get the fields on HTTP/2 too.
 func TestHTTP2(t *testing.T) {
+	t.Parallel()
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: "servers {\nprotocols h1 h2c\n}",
 		Site:   "rate_limit {\nsize 1\n}\nrespond admitted",
@@ -425,6 +428,7 @@ func TestHTTP2(t *testing.T) {
 // TestUpgrade guards that connections can be handed over, as to WebSocket, and
 // that the 101 has the fields, those of the upstream dropped.
 func TestUpgrade(t *testing.T) {
+	t.Parallel()
 	upstream := newWebSocket(t)
 	s := sitetest.Start(t, "rate_limit {\nsize 2\n}\nrespond /plain admitted\nreverse_proxy "+upstream)
 	conn := sitetest.Dial(t, s.Addr)
@@ -455,6 +459,7 @@ func TestUpgrade(t *testing.T) {
 // TestServerSentEvents guards that events of an upstream come through at once:
 // the second is only sent when the first has arrived.
 func TestServerSentEvents(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct{ name, contentType, proxy string }{
 		{"by content type", "text/event-stream", "reverse_proxy %s"},
 		{"by flush_interval", "text/plain", "reverse_proxy %s {\nflush_interval -1\n}"},
@@ -504,6 +509,7 @@ func TestServerSentEvents(t *testing.T) {
 // TestFiles guards that files come through whole, in part, not at all where
 // the client has them, and that each such answer has the fields.
 func TestFiles(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	content := make([]byte, 3<<20)
 	random := rand.NewChaCha8([32]byte{})
@@ -543,6 +549,7 @@ func TestFiles(t *testing.T) {
 // TestEncode guards that responses are still compressed, whether encode stands
 // before or behind.
 func TestEncode(t *testing.T) {
+	t.Parallel()
 	text := strings.Repeat("text ", 1000)
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain")
@@ -586,6 +593,7 @@ func TestEncode(t *testing.T) {
 // TestEarlyHints guards that informational responses pass, and that the final
 // one behind them still has clean fields.
 func TestEarlyHints(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-RateLimit-Limit", "5000")
 		w.Header().Set("Link", "</style.css>; rel=preload")
@@ -605,6 +613,7 @@ func TestEarlyHints(t *testing.T) {
 
 // TestTrailers guards that trailer fields pass, announced or not.
 func TestTrailers(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Trailer", "X-Announced")
 		io.WriteString(w, "upstream")

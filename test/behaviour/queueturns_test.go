@@ -18,6 +18,7 @@ import (
 // none of its requests is denied, also if fewer may wait than the script has; with fair_by off it
 // waits behind all of them, or is denied.
 func TestLightClientBesideScript(t *testing.T) {
+	t.Parallel()
 	const slot, rate = "concurrency 1\nmax_delay 1m\n", "rate 20/s\nsize 1\nmax_delay 2s\n"
 	for _, tc := range []struct {
 		name, store, options string
@@ -58,7 +59,7 @@ func TestLightClientBesideScript(t *testing.T) {
 					}
 				})
 			}
-			sitetest.Eventually(t, "the script waits", func() bool { return sitetest.BucketAt(t, "x").Limit.Waiting.State().Longest >= 13 })
+			sitetest.Eventually(t, "the script waits", func() bool { return s.BucketAt("x").Limit.Waiting.State().Longest >= 13 })
 			before, denied := served.Load(), 0
 			for range requests {
 				if got := s.Get("/?user=light"); got.StatusCode != 200 {
@@ -72,11 +73,11 @@ func TestLightClientBesideScript(t *testing.T) {
 				t.Errorf("%d of the script were served for %d of the light client, of which %d were denied; want %d to %d, any denied: %t",
 					others, requests, denied, tc.min, tc.max, tc.denied)
 			}
-			displaced := collected(t)[`displaced_total{limit="x"}`]
+			displaced := collected(t, s.Process)[`displaced_total{limit="x"}`]
 			if (displaced != "0") != tc.displaced {
 				t.Errorf("%s were displaced, want any: %t", displaced, tc.displaced)
 			}
-			if n := fmt.Sprint(collected(t)[`waiting{limit="x"}`], collected(t)[`waiting_clients{limit="x"}`]); n != "00" {
+			if n := fmt.Sprint(collected(t, s.Process)[`waiting{limit="x"}`], collected(t, s.Process)[`waiting_clients{limit="x"}`]); n != "00" {
 				t.Errorf("waiting and waiting_clients are %s at the end", n)
 			}
 		})
@@ -86,6 +87,7 @@ func TestLightClientBesideScript(t *testing.T) {
 // TestSlowClientHasHalf guards, through a running Caddy, that a client whose requests do not end
 // has no more than half of the slots while another client waits, in both stores and with the load.
 func TestSlowClientHasHalf(t *testing.T) {
+	t.Parallel()
 	for name, limit := range map[string]string{
 		"memory": "concurrency 4\n",
 		"redis":  "concurrency 4\n",
@@ -127,7 +129,7 @@ func TestSlowClientHasHalf(t *testing.T) {
 				t.Helper()
 				sitetest.Eventually(t, fmt.Sprintf("%s: 4 in progress, and %d waiting", when, left), func() bool {
 					ofSlow = slow.inProgress.Load()
-					return ofSlow+quick.inProgress.Load() == 4 && sitetest.BucketAt(t, "x").Limit.Waiting.State().Requests == left
+					return ofSlow+quick.inProgress.Load() == 4 && s.BucketAt("x").Limit.Waiting.State().Requests == left
 				})
 				return ofSlow
 			}

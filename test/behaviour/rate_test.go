@@ -12,6 +12,7 @@ import (
 // 2n − 1 units are admitted within one duration, size and n − 1 with another size, and
 // how to have n at most.
 func TestRateWithinItsDuration(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		block  string
 		within time.Duration
@@ -49,6 +50,7 @@ func TestRateWithinItsDuration(t *testing.T) {
 // Guards what clients meet at a rate, and that it is what they would meet if the
 // limit were defined by its drips: same fields, same bucket.
 func TestRateEqualsDrips(t *testing.T) {
+	t.Parallel()
 	rate, drips := "rate 60/1s\nsize 4", "size 4\ndrip_rate 50ms\ndrip_size 3"
 	for _, tc := range []struct{ first, second string }{{rate, rate}, {rate, drips}, {drips, rate}} {
 		site := func(limit string) string {
@@ -78,6 +80,7 @@ func TestRateEqualsDrips(t *testing.T) {
 // Guards that a client at a rate is admitted n times each duration and not more,
 // for long, behind the burst of n.
 func TestRateOfRequests(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit {\nrate 7/1s\n}\nrespond admitted")
 	start, admitted := s.Clock.Now(), 0
 	for range 400 {
@@ -102,6 +105,7 @@ func TestRateOfRequests(t *testing.T) {
 // Guards that a plan's small size does not slow its rate down, nor tell buckets
 // apart: what drips is the same for every size.
 func TestRateWithSizeOfRequest(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit {\nrate 60/1s\nsize {header.X-Size}\n}\nrespond admitted")
 	s.Run(
 		sitetest.Step{Header: []string{"X-Size: 1"}, Want: "200 limit=1 remaining=0 clear=0.017"},
@@ -114,6 +118,7 @@ func TestRateWithSizeOfRequest(t *testing.T) {
 // Guards that a limit in one line limits as one in a block does: each client address unless
 // there is a key, also if a block has the rest.
 func TestLimitInOneLine(t *testing.T) {
+	t.Parallel()
 	alice, bob := []string{"X-Api-Key: alice"}, []string{"X-Api-Key: bob"}
 	for _, tc := range []struct {
 		directive string

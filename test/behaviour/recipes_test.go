@@ -22,7 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
@@ -114,6 +113,7 @@ func behind(w http.ResponseWriter, r *http.Request) {
 // TestRecipes guards docs/recipes.md: each recipe, as it is there, does what its text
 // says.
 func TestRecipes(t *testing.T) {
+	t.Parallel()
 	testRecipes(t, "docs/recipes.md", map[string]func(recipe){
 		"Login protection":                      recipeLogin,
 		"A limit by account":                    recipeAccount,
@@ -234,7 +234,7 @@ func recipeLogin(r recipe) {
 				}
 			})
 		}
-		sitetest.Eventually(r.t, "a page takes all room", func() bool { return levelOf(r.t, "passwords", "127.0.0.1").Held == 20 })
+		sitetest.Eventually(r.t, "a page takes all room", func() bool { return levelOf(r.t, s, "passwords", "127.0.0.1").Held == 20 })
 		a := s.Get("/", user)
 		r.want("one request more", fmt.Sprint(a.StatusCode, " ", a.Header.Get("Retry-After")), "429 1")
 		close(slow)
@@ -387,8 +387,8 @@ func recipeCosts(r recipe) {
 	}
 	charged := func(r recipe, s *sitetest.Site, path string) string {
 		a := s.Get(path, "X-Api-Key: alice")
-		sitetest.Eventually(r.t, "nothing is held", func() bool { return levelOf(r.t, "tokens", "alice").Held == 0 })
-		return fmt.Sprint(a.StatusCode, " ", levelOf(r.t, "tokens", "alice").Units)
+		sitetest.Eventually(r.t, "nothing is held", func() bool { return levelOf(r.t, s, "tokens", "alice").Held == 0 })
+		return fmt.Sprint(a.StatusCode, " ", levelOf(r.t, s, "tokens", "alice").Units)
 	}
 	r.sub("header", func(r recipe) {
 		s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, upstream))
@@ -521,7 +521,7 @@ func recipeWeights(r recipe) {
 		s.Clock.Advance(time.Hour)
 	}
 	r.want("what Caddy responds itself", s.Statuses(20, "GET", "/own"), "map[401:20]")
-	r.want("its units", levelOf(r.t, "site", "127.0.0.1").Units, 20)
+	r.want("its units", levelOf(r.t, s, "site", "127.0.0.1").Units, 20)
 }
 
 func recipeChallenge(r recipe) {
@@ -646,7 +646,7 @@ func recipeCheckout(r recipe) {
 	slow.Go(func() { s.Get("/slow") })
 	<-arrived
 	s.Get("/checkout/pay")
-	r.want("shed by class", loadOf(r.t, "upstream").Shed, [...]uint64{1, 0, 1})
+	r.want("shed by class", loadOf(s, "upstream").Shed, [...]uint64{1, 0, 1})
 	release()
 	slow.Wait()
 }
@@ -737,7 +737,7 @@ func recipeCandidate(r recipe) {
 		}
 	}
 	r.want("denials of the candidate in the log", noted, 70)
-	r.want("in the metrics", collected(r.t)[`decisions_total{by="memory",limit="candidate",result="would_deny"}`], 70)
+	r.want("in the metrics", collected(r.t, s.Process)[`decisions_total{by="memory",limit="candidate",result="would_deny"}`], 70)
 }
 
 func recipeSale(r recipe) {
@@ -780,7 +780,7 @@ func recipeSale(r recipe) {
 	// Who clicks again and again takes no more places.
 	s.Clock.Advance(time.Hour)
 	r.want("clicks of one buyer", s.Statuses(30, "GET", "/checkout"), "map[200:2 429:28]")
-	r.want("places taken", level(r.t, "checkout").Units, 2)
+	r.want("places taken", level(r.t, s, "checkout").Units, 2)
 }
 
 func recipeAllowList(r recipe) {
@@ -791,7 +791,7 @@ func recipeAllowList(r recipe) {
 	s.From("127.0.0.2")
 	r.want("an address in the list", s.Statuses(20, "GET", "/"), "map[200:20]")
 	r.want("its fields", s.Get("/"), "200")
-	r.want("buckets", state.Process.Newest().Memory.Len(), 1)
+	r.want("buckets", s.Process.Newest().Memory.Len(), 1)
 }
 
 func recipePlans(r recipe) {
@@ -1104,7 +1104,7 @@ func recipeQueue(r recipe) {
 		"200 upstream  retry= limit=10": 10, "202 queued 1 /jobs/1 retry= limit=": 20, "429 Too many  retry=1 limit=10": 10,
 	})
 	r.want("other requests", s.Statuses(50, "GET", "/orders", "X-Api-Key: alice"), "map[200:50]")
-	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="orders",result="denied"}`], 30)
+	r.want("denials in the metrics", collected(r.t, s.Process)[`decisions_total{by="memory",limit="orders",result="denied"}`], 30)
 }
 
 func recipeWholeSite(r recipe) {
@@ -1136,7 +1136,7 @@ func recipeElastic(r recipe) {
 	slow.Wait()
 	s.Clock.Advance(2 * time.Minute)
 	r.want("two minutes later", s.Get("/", greedy).StatusCode, 200)
-	r.want("units of the other", levelOf(r.t, "tenant", "greedy").Units, 1)
+	r.want("units of the other", levelOf(r.t, s, "tenant", "greedy").Units, 1)
 }
 
 func recipeAbort(r recipe) {
@@ -1149,7 +1149,7 @@ func recipeAbort(r recipe) {
 	}
 	s.Requests.Add(1)
 	r.want("an answer", errors.Is(err, io.EOF), true)
-	r.want("denials in the metrics", collected(r.t)[`decisions_total{by="memory",limit="flood",result="denied"}`], 1)
+	r.want("denials in the metrics", collected(r.t, s.Process)[`decisions_total{by="memory",limit="flood",result="denied"}`], 1)
 }
 
 func recipeFirewall(r recipe) {

@@ -21,8 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
@@ -87,7 +85,7 @@ func TestWaysToReachRedis(t *testing.T) {
 			if a := s.Get("/"); a.StatusCode != 429 {
 				t.Errorf("after a reload: %s", a)
 			}
-			app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+			app, err := s.Context().AppIfConfigured("rate_limit")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -129,6 +127,7 @@ func getUnix(t testing.TB, socket, path string) string {
 // TestRedisKeys guards what is in the database: keys with the prefix, of
 // the limit's path and numbers and a digest, and nothing that a client sent.
 func TestRedisKeys(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout, "db 5", "key_prefix shop:limits:"),
@@ -187,6 +186,7 @@ func TestRedisKeys(t *testing.T) {
 // TestProcessesShareRedis guards the point of it all: however many instances stand
 // before one Redis, a flood of requests gets exactly one bucketful through.
 func TestProcessesShareRedis(t *testing.T) {
+	t.Parallel()
 	const processes, requests, size = 2, 400, 100
 	server := redistest.Start(t)
 	c := sitetest.Config{
@@ -303,6 +303,7 @@ func TestRedisFails(t *testing.T) {
 // TestRedisRecovers guards that after an outage limits work again by
 // themselves.
 func TestRedisRecovers(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		stop func(*redistest.Server)
@@ -336,6 +337,7 @@ func TestRedisRecovers(t *testing.T) {
 // whose request has a deadline, is charged anyway, and is no failure of
 // Redis.
 func TestCancelledRequestsAreCharged(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
@@ -348,7 +350,7 @@ func TestCancelledRequestsAreCharged(t *testing.T) {
 	for _, ctx := range []context.Context{cancelled, late} {
 		r := httptest.NewRequestWithContext(ctx, "GET", s.URL("/"), nil)
 		r.RemoteAddr = "127.0.0.1:1"
-		sitetest.ActiveServer(t).ServeHTTP(httptest.NewRecorder(), sitetest.Received(r))
+		s.Server().ServeHTTP(httptest.NewRecorder(), sitetest.Received(r))
 	}
 	if a := s.Get("/"); a.Header.Get("X-RateLimit-Remaining") != "6" {
 		t.Errorf("after two such requests of 9: %s", a)
@@ -384,6 +386,7 @@ func TestTimeoutCoversAllBlocks(t *testing.T) {
 // counts: a request that took long elsewhere, between one block and the next, is
 // decided by Redis.
 func TestTimeoutCountsOnlyWaitingForRedis(t *testing.T) {
+	t.Parallel()
 	const timeout = 250 * ms
 	server := redistest.Start(t)
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -417,6 +420,7 @@ func TestTimeoutCountsOnlyWaitingForRedis(t *testing.T) {
 // TestTimeoutCoversAllSteps guards that the timeout bounds all of a request's
 // waiting for Redis: several steps that are each in time are not.
 func TestTimeoutCoversAllSteps(t *testing.T) {
+	t.Parallel()
 	const timeout, delay = 400 * ms, 300 * ms
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr)
@@ -465,9 +469,7 @@ func TestLogHasNoSecret(t *testing.T) {
 			if err := s.Load(sitetest.Config{Site: "respond ok"}); err != nil {
 				t.Fatal(err)
 			}
-			if err := caddy.Stop(); err != nil {
-				t.Fatal(err)
-			}
+			s.Stop()
 		}
 	}
 }

@@ -66,6 +66,7 @@ func TestSecretsAreNotStored(t *testing.T) {
 // Guards that a unix socket can be written as Caddy writes it elsewhere, and that
 // limits are then kept there.
 func TestUnixNetworkAddress(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: sitetest.RedisGlobal("unix/"+redis.Socket, sitetest.LongTimeout),

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -78,6 +77,7 @@ func TestWrongRedisSettings(t *testing.T) {
 // TestRightsWithinScript guards that a right which only the script needs is reported with the
 // first request that lacks it.
 func TestRightsWithinScript(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	server.SetUser(t, "+evalsha", "+eval", "+get", "+time")
 	s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout, "username limiter", "password pass"), Site: oneLimit})
@@ -109,7 +109,6 @@ func TestReloadMendsRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			subscribe(t)
-			state.Process.Process = telemetry.New(telemetry.Options{}) // which looks by itself
 			s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a") + tc.bad, Site: oneLimit})
 			s.Get("/")
 			lost := waitForEvents(t, telemetry.EventRedisLost, 1)
@@ -140,6 +139,7 @@ func TestReloadMendsRedis(t *testing.T) {
 // it may change while Caddy runs, without a reload, and that a reload keeps the connections;
 // and that a file which is gone is one line, which names it.
 func TestPasswordInFile(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	file := filepath.Join(t.TempDir(), "token")
 	rotate := func(password string) {
@@ -169,13 +169,13 @@ func TestPasswordInFile(t *testing.T) {
 				sitetest.Eventually(t, "a decision by Redis "+when, func() bool { return s.Get("/").Text == "redis" })
 			}
 			byRedis("at first")
-			store := state.Process.Newest().Redis
+			store := s.Process.Newest().Redis
 			rotate("{second}")
 			byRedis("on a connection that there is")
 			if err := s.Load(sitetest.Config{Global: global, Site: oneLimit + "\nheader X y"}); err != nil {
 				t.Fatal(err)
 			}
-			if state.Process.Newest().Redis != store {
+			if s.Process.Newest().Redis != store {
 				t.Error("a reload after the password has changed made new connections")
 			}
 			disconnect()
@@ -302,6 +302,7 @@ func TestTimedFirstRequestsAreDecidedByRedis(t *testing.T) {
 // cluster is told with the first requests, by a line that says so: with one limit another server
 // has the key, and with two it refuses keys of several slots.
 func TestClusterWithoutOption(t *testing.T) {
+	t.Parallel()
 	servers := redistest.StartCluster(t, 3).Addrs() // one each, as lines about a server are not repeated
 	for i, tc := range []struct{ name, site string }{
 		{"one limit", "rate_limit a {\nkey {query}\nsize 9\ndrip_rate 1h\n}\nrespond ok"},

@@ -14,6 +14,7 @@ import (
 
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -64,6 +65,7 @@ func TestClientTLS(t *testing.T) {
 // Guards that each load of a configuration which trusts any certificate says
 // so, and no other.
 func TestInsecureIsLogged(t *testing.T) {
+	t.Parallel()
 	with := func(option string) sitetest.Config {
 		return sitetest.Config{Global: "rate_limit {\nredis 127.0.0.1:1 {\ntls\n" + option + "\n}\n}", Site: "respond ok"}
 	}
@@ -139,22 +141,23 @@ func TestTLSFiles(t *testing.T) {
 		t.Errorf("got %+v", opt.TLS)
 	}
 
-	old := provisionApp(t, config).Compiled().Redis
-	if provisionApp(t, config).Compiled().Redis != old {
+	p := sitetest.NewProcess(telemetry.Options{})
+	old := provisionApp(t, p, config).Compiled().Redis
+	if provisionApp(t, p, config).Compiled().Redis != old {
 		t.Error("the same files make another store")
 	}
 	newCert, newKey := one.Issue(t, "client")
 	write(one, newCert, newKey)
-	renewed := provisionApp(t, config).Compiled().Redis
+	renewed := provisionApp(t, p, config).Compiled().Redis
 	if renewed == old {
 		t.Error("a new client certificate does not make another store")
 	}
 	write(two, newCert, newKey)
-	if moved := provisionApp(t, config).Compiled().Redis; moved == renewed || moved == old {
+	if moved := provisionApp(t, p, config).Compiled().Redis; moved == renewed || moved == old {
 		t.Error("a new authority does not make another store")
 	}
 	write(one, cert, key)
-	if provisionApp(t, config).Compiled().Redis != old {
+	if provisionApp(t, p, config).Compiled().Redis != old {
 		t.Error("the old files do not share the store that they made")
 	}
 }
@@ -204,12 +207,13 @@ func TestTLSPlaceholders(t *testing.T) {
 func TestTLSPlaceholdersDistinguishStores(t *testing.T) {
 	const app = `{"redis":{"addresses":["a:1"],"tls":{"server_name":"{env.RATE_LIMIT_TEST_NAME}"}}}`
 	t.Setenv("RATE_LIMIT_TEST_NAME", "x")
-	first := provisionApp(t, app)
-	if provisionApp(t, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).Compiled().Redis != first.Compiled().Redis {
+	p := sitetest.NewProcess(telemetry.Options{})
+	first := provisionApp(t, p, app)
+	if provisionApp(t, p, `{"redis":{"addresses":["a:1"],"tls":{"server_name":"x"}}}`).Compiled().Redis != first.Compiled().Redis {
 		t.Error("a name and a placeholder for it make two stores")
 	}
 	t.Setenv("RATE_LIMIT_TEST_NAME", "y")
-	if provisionApp(t, app).Compiled().Redis == first.Compiled().Redis {
+	if provisionApp(t, p, app).Compiled().Redis == first.Compiled().Redis {
 		t.Error("a placeholder for another name makes the same store")
 	}
 }

@@ -19,6 +19,7 @@ import (
 // told to others, whatever the site says of its pages: where the module writes the
 // response, and where an error route does that says nothing else.
 func TestRejectionsAreNotCached(t *testing.T) {
+	t.Parallel()
 	const (
 		limit  = "rate_limit {\nsize 1\ndrip_rate 1h\n}\n"
 		public = `"public, max-age=600"`
@@ -59,6 +60,7 @@ func TestRejectionsAreNotCached(t *testing.T) {
 // TestRejectionsWithoutWriteTimeout guards what the documents say of a deferred header
 // where Caddy has nothing beneath it: it has its way, and others do not.
 func TestRejectionsWithoutWriteTimeout(t *testing.T) {
+	t.Parallel()
 	for set, want := range map[string]string{"header Cache-Control public": "no-store", "header >Cache-Control public": "public"} {
 		s := sitetest.StartConfig(t, sitetest.Config{
 			Global: "servers {\ntimeouts {\nwrite_idle -1s\n}\n}",
@@ -75,6 +77,7 @@ func TestRejectionsWithoutWriteTimeout(t *testing.T) {
 // the client sends the body, is slow or waits for permission, and that the connection
 // is kept where the body has come and closed where it has not.
 func TestRejectedUploads(t *testing.T) {
+	t.Parallel()
 	const (
 		soon   = 10 * time.Second // Caddy waits a minute for bodies
 		limit  = "rate_limit {\nsize 1\ndrip_rate 1h\nkey everyone\n}\n"
@@ -165,10 +168,11 @@ func TestRejectedUploads(t *testing.T) {
 // TestUnexpectedStoreErrorIs500 guards that an error which is not the store's fault is a 500 and
 // reported, whatever on_error says.
 func TestUnexpectedStoreErrorIs500(t *testing.T) {
+	t.Parallel()
 	for _, onError := range []string{"fallback", "allow", "deny"} {
 		t.Run(onError, func(t *testing.T) {
 			s := sitetest.Start(t, "rate_limit api {\nrate 5/h\non_error "+onError+"\n}\nrespond admitted")
-			sitetest.BucketAt(t, "api").Constant.Cost = -1 // no config makes such a request
+			s.BucketAt("api").Constant.Cost = -1 // no config makes such a request
 			s.Run(sitetest.Times(2, sitetest.Step{Want: "500"})...)
 			if logged := s.Log("error", sitetest.OwnLogger); len(logged) != 1 {
 				t.Errorf("the log says %v, want one error", logged)

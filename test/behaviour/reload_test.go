@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -113,6 +114,7 @@ func TestReloadKeepsLevels(t *testing.T) {
 // TestRejectedConfigChangesNothing guards that the buckets stay where a config is
 // rejected, wherever it fails.
 func TestRejectedConfigChangesNothing(t *testing.T) {
+	t.Parallel()
 	const site = "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"
 	s := sitetest.Start(t, site)
 	s.Run(
@@ -139,7 +141,7 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 	if s.Addr != before {
 		t.Errorf("after a rejected config the site moved from %s to %s", before, s.Addr)
 	}
-	if n, _ := sitetest.StoresInUse(); n != 1 {
+	if n, _ := sitetest.StoresInUse(s.Process); n != 1 {
 		t.Errorf("the store is in use %d times, by one config", n)
 	}
 }
@@ -147,7 +149,9 @@ func TestRejectedConfigChangesNothing(t *testing.T) {
 // TestReloadSharesConnections guards that configs with equal settings use the
 // same connections, and that nothing is left open when none needs them.
 func TestReloadSharesConnections(t *testing.T) {
-	sitetest.SetRedisCloseDelay(t, ms)
+	t.Parallel()
+	p := sitetest.NewProcess(telemetry.Options{})
+	p.RedisCloseDelay = ms
 	server := redistest.Start(t)
 	info := func(section, name string) (n int64) {
 		t.Helper()
@@ -159,14 +163,15 @@ func TestReloadSharesConnections(t *testing.T) {
 		return fieldstest.Number(value)
 	}
 	c := sitetest.Config{
-		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
-		Site:   "rate_limit {\nsize 90\n}\nrespond admitted",
+		Process: p,
+		Global:  sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout),
+		Site:    "rate_limit {\nsize 90\n}\nrespond admitted",
 	}
 	s := sitetest.StartConfig(t, c)
 	// Held, so that the garbage collector does not close connections instead.
 	var held []any
 	defer runtime.KeepAlive(&held)
-	state.Process.Stores.Range(func(_, store any) bool {
+	s.Process.Stores.Range(func(_, store any) bool {
 		if store, ok := store.(*state.Redis); ok {
 			held = append(held, store)
 		}
@@ -230,6 +235,7 @@ var deletions = []struct {
 // Redis, and which is requested after that, does not come back with the next
 // outage, neither in this process nor in Redis.
 func TestDeletedKeysStayDeleted(t *testing.T) {
+	t.Parallel()
 	for _, limit := range []string{"size 10\ndrip_rate 1h", "size 10\ndrip_rate 1h\ndrip_size 3"} {
 		for _, deletion := range deletions {
 			t.Run(deletion.name+"/"+limit, func(t *testing.T) {
@@ -261,6 +267,7 @@ func TestDeletedKeysStayDeleted(t *testing.T) {
 // TestLevelsSurviveStoreChange guards that limits stay when a reload moves the buckets: from
 // memory to Redis, to another Redis, database, prefix or secret, and back.
 func TestLevelsSurviveStoreChange(t *testing.T) {
+	t.Parallel()
 	a, b := startUsed(t), startUsed(t)
 	const site = "rate_limit {\nsize 10\ndrip_rate 1h\nkey all\n}\nrespond admitted"
 	none := sitetest.Config{Site: site}

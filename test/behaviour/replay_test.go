@@ -17,7 +17,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -131,6 +130,7 @@ func denials(c *report.Config) string {
 // TestReplay guards what limits would have done with the requests of a log, on the
 // log's clock, with the matchers, keys and numbers of the config.
 func TestReplay(t *testing.T) {
+	t.Parallel()
 	const two = "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\n}\n}\n"
 	every := func(interval time.Duration, n int) string {
 		var lines strings.Builder
@@ -284,6 +284,7 @@ func TestReplay(t *testing.T) {
 // TestReplayInterruptedInPipe guards that a replay that waits for a log ends when it is
 // interrupted, with the results so far.
 func TestReplayInterruptedInPipe(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("pipes have no names here")
 	}
@@ -334,6 +335,7 @@ func clients(n int) string {
 // TestReplayDecidesAsCaddy guards that replaying the access log that Caddy wrote
 // decides on each request as Caddy did.
 func TestReplayDecidesAsCaddy(t *testing.T) {
+	t.Parallel()
 	const limits = `
 		map {path} {cost} {
 			/dear 3
@@ -414,7 +416,7 @@ func decidesAsCaddy(t *testing.T, s *sitetest.Site, limits string, status map[st
 	s.Entries() // all are logged
 	var want []string
 	for _, path := range paths {
-		refs := state.Process.Counters.NewRefs()
+		refs := s.Process.Counters.NewRefs()
 		n := refs.Get(path).Totals()
 		refs.Release()
 		denied := n.Of(telemetry.Denied, telemetry.Banned)
@@ -437,6 +439,7 @@ func decidesAsCaddy(t *testing.T, s *sitetest.Site, limits string, status map[st
 // TestReplayChargesAsCaddy guards that limits which charge by the response decide in a
 // replay of Caddy's log as they did in Caddy.
 func TestReplayChargesAsCaddy(t *testing.T) {
+	t.Parallel()
 	const limits = `
 		route {
 			rate_limit {
@@ -486,6 +489,7 @@ func TestReplayChargesAsCaddy(t *testing.T) {
 // TestReplayChargesByResponse guards that requests hold units until they end, and are
 // charged by their response, as far as a log tells either; and what it says if not.
 func TestReplayChargesByResponse(t *testing.T) {
+	t.Parallel()
 	limit := func(options string) string {
 		return "example.com {\nrate_limit a {\ndrip_rate 1h\n" + strings.ReplaceAll(options, "; ", "\n") + "\n}\n}\n"
 	}
@@ -627,6 +631,7 @@ func TestReplayChargesByResponse(t *testing.T) {
 // requests in progress hold and what they cost in the end: with it none is denied, and with
 // one less some is.
 func TestReplaySizesInProgress(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(7, 8))
 	var lines strings.Builder
 	for i := range 200 {
@@ -652,6 +657,7 @@ func TestReplaySizesInProgress(t *testing.T) {
 
 // TestReplayReport guards what a report has besides the counts of limits.
 func TestReplayReport(t *testing.T) {
+	t.Parallel()
 	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/a"), 5), logLine(0, "192.0.2.2", "/b"),
 		strings.Repeat(logLine(2*time.Hour, "192.0.2.2", "/b"), 3), "{}\n")
 	config := "example.com {\nrate_limit a {\nsize 2\ndrip_rate 1s\n}\n}\n"
@@ -673,6 +679,7 @@ func TestReplayReport(t *testing.T) {
 // TestReplayBursts guards that keys which evenly send more than drips out are reported
 // from those that come in bursts, whether their requests are denied or not.
 func TestReplayBursts(t *testing.T) {
+	t.Parallel()
 	config := "example.com {\nrate_limit a {\nrate 60/1m\n}\n}\n"
 	key := 0
 	asks := func(every, from time.Duration, n int) string {
@@ -717,6 +724,7 @@ func TestReplayBursts(t *testing.T) {
 // divides: with the one that is said to be enough nothing is denied, and with one less
 // something is.
 func TestReplayFactor(t *testing.T) {
+	t.Parallel()
 	const requests = 40
 	log := logFile(t, strings.Repeat(logLine(0, "192.0.2.1", "/"), requests))
 	for _, factor := range []string{"0.3", "0.5", "1", "1.7", "2", "3"} {
@@ -743,6 +751,7 @@ func TestReplayFactor(t *testing.T) {
 
 // TestReplayInterrupted guards that the results so far are given, and marked.
 func TestReplayInterrupted(t *testing.T) {
+	t.Parallel()
 	l, err := accesslog.Open([]string{logFile(t, clients(5000))}, accesslog.Auto)
 	if err != nil {
 		t.Fatal(err)

@@ -240,9 +240,9 @@ func TestRestartIntoRedis(t *testing.T) {
 // Guards that a configuration that is only looked at reads and locks nothing.
 func TestValidateLeavesFileAlone(t *testing.T) {
 	dir := filepath.Join(sitetest.TempDir(t), "none")
-	original := state.Process.DataDir
-	state.Process.DataDir = func() string { return dir }
-	t.Cleanup(func() { state.Process.DataDir = original })
+	original := state.Default.DataDir
+	state.Default.DataDir = func() string { return dir }
+	t.Cleanup(func() { state.Default.DataDir = original })
 	if err := configtest.ValidateCaddyfile(":8080 {\n" + quota + "\n}"); err != nil {
 		t.Fatal(err)
 	}
@@ -255,23 +255,24 @@ func TestValidateLeavesFileAlone(t *testing.T) {
 // buckets are kept in memory meanwhile, and that a request which comes before the app has started
 // finds them.
 func TestFileThroughReloads(t *testing.T) {
+	t.Parallel()
 	s := sitetest.StartConfig(t, sitetest.Config{Site: quota})
 	if a := s.Get("/"); a.StatusCode != http.StatusOK {
 		t.Fatal(a)
 	}
-	path := filepath.Join(state.Process.DataDir(), "rate_limit", "buckets-1")
+	path := filepath.Join(s.Process.DataDir(), "rate_limit", "buckets-1")
 	if err := s.Load(sitetest.Config{Site: "respond ok"}); err != nil {
 		t.Fatal(err)
 	}
 	sitetest.Eventually(t, "the file", func() bool { _, err := os.Stat(path); return err == nil })
-	state.Process.IdleMemory.Store(nil)
+	s.Process.IdleMemory.Store(nil)
 	if err := s.Load(sitetest.Config{Site: quota}); err != nil {
 		t.Fatal(err)
 	}
 	if a := s.Get("/"); a.Header.Get("X-RateLimit-Remaining") != "8" {
 		t.Errorf("after a configuration without limits: %v", a)
 	}
-	if saved := state.Process.Newest().Saved(); saved.IsZero() {
+	if saved := s.Process.Newest().Saved(); saved.IsZero() {
 		t.Error("nothing tells when it was saved")
 	}
 	if err := s.Load(sitetest.Config{Site: quota, Global: "rate_limit {\nmemory {\npersist off\n}\n}"}); err != nil {

@@ -12,6 +12,7 @@ import (
 // Caddy takes placeholders: in later handlers, in error routes, in the access
 // log.
 func TestPlaceholdersInConfig(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		log_append limit {http.rate_limit.limit}
 		log_append remaining {http.rate_limit.remaining}
@@ -77,6 +78,7 @@ func TestPlaceholdersInConfig(t *testing.T) {
 // TestPlaceholdersWithoutLimit guards that where no limit applied nothing is
 // known: no values are left over from other requests.
 func TestPlaceholdersWithoutLimit(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		log_append limit {http.rate_limit.limit}
 		rate_limit /limited {

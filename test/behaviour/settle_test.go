@@ -24,7 +24,6 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -90,6 +89,7 @@ func TestCountGuesses(t *testing.T) {
 // TestCountNotStatus guards that only responses without the given statuses count, alone and beside
 // others that say which do.
 func TestCountNotStatus(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit /a* a {\nkey all\nsize 2\ndrip_rate 1h\ncount not status 304 4xx\n}\n"+
 		"rate_limit /b* b {\nkey all\nsize 1\ndrip_rate 1h\ncount {\nstatus 4xx\nnot status 404\nheader X-Failed *\n}\n}\n"+
 		"header X-Failed yes\nrespond /a/304 304\nrespond /a/404 404\nrespond /b/404 404\nrespond /b/403 403\nrespond ok")
@@ -191,6 +191,7 @@ func withPassword(target, password string) string {
 // also those of later handlers' errors; and that a request counts whose response is not
 // known, as its client left or the upstream broke off, but not one that no upstream had.
 func TestCountByResponse(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/abort":
@@ -219,8 +220,8 @@ func TestCountByResponse(t *testing.T) {
 		"reverse_proxy "+upstream)
 	counted := func() (n [2]int) {
 		for i, name := range []string{"a", "b"} {
-			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
-			n[i] = int(level(t, name).Units)
+			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, s, name).Held == 0 })
+			n[i] = int(level(t, s, name).Units)
 		}
 		return n
 	}
@@ -271,6 +272,7 @@ func init() {
 // TestCountHalfClosed guards that guesses count whose clients close their side of the
 // connection at once, before the limit is asked or after: they get the response anyway.
 func TestCountHalfClosed(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "route {\ntest_silent /before* pass\nrate_limit login {\nkey {path}\nsize 2\ndrip_rate 1h\ncount status 401 5xx\n}\n"+
 		"test_unauthorizing /after\nrespond /before401 401\nrespond /before500 500\nrespond /beforetext no 500\nerror /beforeerror 500\n}")
 	for path, counted := range map[string]int{"/after": 401, "/before401": 401, "/before500": 500, "/beforetext": 500, "/beforeerror": 500} {
@@ -292,24 +294,24 @@ func TestCountHalfClosed(t *testing.T) {
 			if res.StatusCode != want {
 				t.Errorf("%s: guess %d got %d, want %d", path, i, res.StatusCode, want)
 			}
-			sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "login", path).Held == 0 })
+			sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "login", path).Held == 0 })
 		}
 	}
 }
 
 // level returns the level of the bucket with the key "all" of a limit.
-func level(t *testing.T, limit string) (l struct{ Units, Held int64 }) {
+func level(t *testing.T, s *sitetest.Site, limit string) (l struct{ Units, Held int64 }) {
 	t.Helper()
-	return levelOf(t, limit, "all")
+	return levelOf(t, s, limit, "all")
 }
 
 // levelOf returns the level of the bucket with the given key of a limit.
-func levelOf(t *testing.T, limit, key string) (l struct{ Units, Held int64 }) {
+func levelOf(t *testing.T, s *sitetest.Site, limit, key string) (l struct{ Units, Held int64 }) {
 	t.Helper()
-	b := sitetest.BucketAt(t, limit)
+	b := s.BucketAt(limit)
 	at := *b.Constant
 	at.Name, at.Key = b.Name, key
-	got, err := state.Process.Newest().Memory.Peek(context.Background(), at)
+	got, err := s.Process.Newest().Memory.Peek(context.Background(), at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,6 +382,7 @@ func TestConcurrency(t *testing.T) {
 // TestConcurrentZone guards zones of requests in progress, as proposed for
 // mholt/caddy-ratelimit.
 func TestConcurrentZone(t *testing.T) {
+	t.Parallel()
 	arrived, release := make(chan struct{}), make(chan struct{})
 	upstream := sitetest.NewUpstream(t, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
@@ -405,6 +408,7 @@ func TestConcurrentZone(t *testing.T) {
 // TestDeniedRequestsHoldNothing guards that a request holds nothing which a later limit
 // has denied, however buckets are charged.
 func TestDeniedRequestsHoldNothing(t *testing.T) {
+	t.Parallel()
 	for _, accounting := range []string{"atomic", "each"} {
 		s := sitetest.Start(t, "rate_limit {\naccounting "+accounting+"\nlimit inflight_"+accounting+" {\nkey all\nconcurrency 3\n}\n"+
 			"limit tokens_"+accounting+" {\nkey all\nsize 100\ndrip_rate 1h\ncost 2\nactual_cost bytes\n}\n"+
@@ -419,7 +423,7 @@ func TestDeniedRequestsHoldNothing(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"inflight", "tokens"} {
-			if l := level(t, name+"_"+accounting); l.Held != 0 || name == "tokens" && l.Units != 5 {
+			if l := level(t, s, name+"_"+accounting); l.Held != 0 || name == "tokens" && l.Units != 5 {
 				t.Errorf("%s: %s has %+v, want 5", accounting, name, l)
 			}
 		}
@@ -429,6 +433,7 @@ func TestDeniedRequestsHoldNothing(t *testing.T) {
 // TestConcurrencyOfUpgrades guards that an upgraded connection is in progress until it is
 // closed.
 func TestConcurrencyOfUpgrades(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") != "" {
 			upgrade(t, w, r)
@@ -453,7 +458,7 @@ func TestConcurrencyOfUpgrades(t *testing.T) {
 		t.Errorf("got %d beside two upgraded connections", status)
 	}
 	first.Close()
-	sitetest.Eventually(t, "a closed connection is not in progress", func() bool { return level(t, "inflight").Held == 1 })
+	sitetest.Eventually(t, "a closed connection is not in progress", func() bool { return level(t, s, "inflight").Held == 1 })
 	if status, _ := sitetest.Ask(t.Context(), s.URL("/")); status != 200 {
 		t.Errorf("got %d beside one upgraded connection", status)
 	}
@@ -461,6 +466,7 @@ func TestConcurrencyOfUpgrades(t *testing.T) {
 
 // TestActualCost guards what requests are charged whose cost is known at their end.
 func TestActualCost(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if cost := r.URL.Query().Get("cost"); cost != "" {
 			w.Header().Set("X-Cost", cost)
@@ -493,8 +499,8 @@ func TestActualCost(t *testing.T) {
 		status, _ := sitetest.Ask(t.Context(), s.URL(tc.path))
 		var got [3]int64
 		for i, name := range []string{"tokens", "bytes", "good"} {
-			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
-			n := level(t, name).Units
+			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, s, name).Held == 0 })
+			n := level(t, s, name).Units
 			got[i], last[i] = n-last[i], n
 		}
 		if got != tc.want {
@@ -561,6 +567,7 @@ func TestBytesUpAndDown(t *testing.T) {
 // TestHugeActualCost guards that a cost is what it says, however large: one that no number
 // can hold is the largest, not the estimate. White space around it does not count.
 func TestHugeActualCost(t *testing.T) {
+	t.Parallel()
 	for cost, want := range map[string]int64{
 		"562949953421313":                200, // a debt of the size at most
 		"9223372036854775807":            200,
@@ -577,7 +584,7 @@ func TestHugeActualCost(t *testing.T) {
 			s := sitetest.Start(t, "route {\nrate_limit tokens {\nkey all\nsize 100\ndrip_rate 1h\ncost 5\nactual_cost {http.response.header.X-Cost}\n}\n"+
 				"header X-Cost {query.cost}\nrespond ok\n}")
 			s.Get("/?cost=" + url.QueryEscape(cost))
-			if got := level(t, "tokens"); got.Units != want || got.Held != 0 {
+			if got := level(t, s, "tokens"); got.Units != want || got.Held != 0 {
 				t.Errorf("got %+v, want %d units", got, want)
 			}
 		})
@@ -587,10 +594,11 @@ func TestHugeActualCost(t *testing.T) {
 // TestActualCostOfHead guards that what a handler writes in response to a HEAD request costs
 // nothing, since it is not sent.
 func TestActualCostOfHead(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit bytes {\nkey all\nsize 100\ndrip_rate 1h\nactual_cost bytes\n}\nrespond 12345")
 	for i, method := range []string{"GET", "HEAD", "OPTIONS"} {
 		s.Send(method, "/")
-		if got, want := level(t, "bytes"), []int64{5, 5, 10}[i]; got.Units != want || got.Held != 0 {
+		if got, want := level(t, s, "bytes"), []int64{5, 5, 10}[i]; got.Units != want || got.Held != 0 {
 			t.Errorf("after %s: got %+v, want %d units", method, got, want)
 		}
 	}
@@ -599,6 +607,7 @@ func TestActualCostOfHead(t *testing.T) {
 // TestActualCostOfResetStreams guards that bytes that are sent over HTTP/2 count when the client
 // takes all but the last one, and then resets the stream.
 func TestActualCostOfResetStreams(t *testing.T) {
+	t.Parallel()
 	const length = 128_000 // so that the last of what is written at once is not small
 	body := strings.Repeat("x", length)
 	dir := t.TempDir()
@@ -625,8 +634,8 @@ func TestActualCostOfResetStreams(t *testing.T) {
 			ended = frame.Header().StreamID == 1 && frame.Header().Flags.Has(http2.FlagDataEndStream)
 		}
 		stream.WriteRSTStream(1, http2.ErrCodeCancel)
-		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "bytes", path).Held == 0 })
-		if got := levelOf(t, "bytes", path).Units; got != want {
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "bytes", path).Held == 0 })
+		if got := levelOf(t, s, "bytes", path).Units; got != want {
 			t.Errorf("%s: %d were charged, want %d", path, got, want)
 		}
 	}
@@ -634,6 +643,7 @@ func TestActualCostOfResetStreams(t *testing.T) {
 
 // TestCostOfBody guards that a request's cost may be the length of its body.
 func TestCostOfBody(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit upload {\nkey all\nsize 1000\ndrip_rate 1h\ncost body\n}\nrespond ok")
 	for _, tc := range []struct {
 		body   io.Reader
@@ -660,6 +670,7 @@ func TestCostOfBody(t *testing.T) {
 // TestDryRun guards that a dry run denies nothing and is shown where it should be: by a
 // placeholder, the access log and metrics, not in header fields.
 func TestDryRun(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit {\nlog\nheaders x-ratelimit ratelimit-11\nlimit real {\nkey all\nsize 5\ndrip_rate 1h\n}\n"+
 		"limit candidate {\nkey all\nsize 2\ndrip_rate 1h\ndry_run\n}\n}\n"+
 		"header >X-Dry {http.rate_limit.dry_run}\nrespond ok")
@@ -681,7 +692,7 @@ func TestDryRun(t *testing.T) {
 	if logged["dry_run"] != "candidate" || logged["limit"] != "real" {
 		t.Errorf("the access log has %v", logged)
 	}
-	metrics := collected(t)
+	metrics := collected(t, s.Process)
 	for series, want := range map[string]string{
 		`decisions_total{by="memory",limit="candidate",result="would_deny"}`: "5",
 		`decisions_total{by="memory",limit="candidate",result="denied"}`:     "0",
@@ -698,6 +709,7 @@ func TestDryRun(t *testing.T) {
 // TestDryRunAlone guards a block that is a dry run as a whole: requests pass as without
 // it.
 func TestDryRunAlone(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit {\ndry_run\nlimit candidate {\nkey all\nsize 1\ndrip_rate 1h\n}\n}\n"+
 		"respond \"{http.rate_limit.dry_run}.\"")
 	for i := range 3 {
@@ -714,6 +726,7 @@ func TestDryRunAlone(t *testing.T) {
 // TestUncountedCosts guards that nothing is logged of the actual cost of a request whose
 // response does not count, and so need not tell it.
 func TestUncountedCosts(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "route {\nrate_limit costs {\nsize 9\nactual_cost {http.response.header.X-Cost}\ncount status 2xx\n}\n"+
 		"respond /missing 404\nrespond ok\n}")
 	const message = "the actual cost of a request is not a whole number, so its estimated cost is charged"
@@ -736,6 +749,7 @@ func TestUncountedCosts(t *testing.T) {
 // TestCountSeesTheHandlersFields guards which header fields count sees: those that reach the
 // limit, after header_down of reverse_proxy, and before the directive header.
 func TestCountSeesTheHandlersFields(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X-Failed", "1") })
 	for _, tc := range []struct {
 		site   string
@@ -762,6 +776,7 @@ func TestCountSeesTheHandlersFields(t *testing.T) {
 // was under way. A moment after it answers again, what has ended takes no room any more, and is
 // not charged unless its response says so.
 func TestSettlementsSurvivePause(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
 		time.Sleep(30 * time.Millisecond)
 		w.Header().Set("X-Cost", "0")
@@ -817,6 +832,7 @@ func TestSettlementsSurvivePause(t *testing.T) {
 // TestCountDeniedWithCount guards that a denied request counts with both options, though it
 // has no response of the handler.
 func TestCountDeniedWithCount(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit login {\nkey all\nsize 1\ndrip_rate 1m\ncount_denied\ncount status 401\n}\nrespond /no 401\nrespond ok")
 	for _, tc := range []struct {
 		path string

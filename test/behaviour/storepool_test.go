@@ -43,7 +43,7 @@ func TestStoreIsReleased(t *testing.T) {
 			if (err == nil) != (name == "valid") {
 				t.Fatalf("got error %v", err)
 			}
-			if memory, redis := sitetest.StoresInUse(); memory != 0 || redis != 0 {
+			if memory, redis := sitetest.StoresInUse(state.Default); memory != 0 || redis != 0 {
 				t.Errorf("%d references to the store in the process, %d stores in Redis", memory, redis)
 			}
 		})
@@ -53,7 +53,8 @@ func TestStoreIsReleased(t *testing.T) {
 // Guards that Cleanup releases only what its app has opened, however far
 // Provision got, and once.
 func TestCleanupAfterFailedProvision(t *testing.T) {
-	other := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`)
+	p := sitetest.NewProcess(telemetry.Options{})
+	other := provisionApp(t, p, `{"redis":{"addresses":["a:1"]}}`)
 	for _, config := range []string{
 		`{"on_error":"x","redis":{"addresses":["a:1"]}}`,
 		`{"memory":{"max_keys":-1},"redis":{"addresses":["a:1"]}}`,
@@ -64,16 +65,16 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 		if err := caddy.StrictUnmarshalJSON([]byte(config), app); err != nil {
 			t.Fatal(err)
 		}
-		if err := app.Provision(sitetest.NewContext(t)); err == nil {
+		if err := provision(t, p, app); err == nil {
 			t.Fatalf("%s: got no error", config)
 		}
 		cleanUp(t, app)
 		cleanUp(t, app)
-		if memory, redis := sitetest.StoresInUse(); memory != 1 || redis != 1 {
+		if memory, redis := sitetest.StoresInUse(p); memory != 1 || redis != 1 {
 			t.Errorf("%s: %d references to the store in the process, %d stores in Redis", config, memory, redis)
 		}
 	}
-	if again := provisionApp(t, `{"redis":{"addresses":["a:1"]}}`); again.Compiled().Redis != other.Compiled().Redis {
+	if again := provisionApp(t, p, `{"redis":{"addresses":["a:1"]}}`); again.Compiled().Redis != other.Compiled().Redis {
 		t.Error("the Redis store was released")
 	}
 }
@@ -132,19 +133,20 @@ func TestStoreIsShared(t *testing.T) {
 		{`{"redis":{"addresses":["a:1","b:1"],"master_name":"m","sentinel_password":"x"}}`},
 		{`{}`, `{"memory":{"max_keys":5},"on_error":"allow"}`},
 	}
+	p := sitetest.NewProcess(telemetry.Options{})
 	seen := make(map[limiter.Store]string)
 	for _, group := range groups {
-		first := provisionApp(t, group[0])
+		first := provisionApp(t, p, group[0])
 		if other, found := seen[storeOf(first)]; found {
 			t.Errorf("%s and %s share a store", group[0], other)
 		}
 		seen[storeOf(first)] = group[0]
 		for _, config := range group[1:] {
-			if storeOf(provisionApp(t, config)) != storeOf(first) {
+			if storeOf(provisionApp(t, p, config)) != storeOf(first) {
 				t.Errorf("%s and %s do not share a store", group[0], config)
 			}
 		}
-		if first.Compiled().Memory != storeOf(provisionApp(t, `{}`)) {
+		if first.Compiled().Memory != storeOf(provisionApp(t, p, `{}`)) {
 			t.Errorf("%s does not fall back on the store in the process", group[0])
 		}
 	}
@@ -153,6 +155,7 @@ func TestStoreIsShared(t *testing.T) {
 // Guards that an unused store is closed for good, but not
 // while requests of the last configuration may still be on their way to it.
 func TestReleasedRedisStaysOpen(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	config := `{"redis":{"addresses":["` + server.Addr + `"],"timeout":"30s"}}`
 	take := func(store limiter.Store) error {
@@ -165,8 +168,9 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 		return err
 	}
 
-	sitetest.SetRedisCloseDelay(t, time.Hour)
-	app := provisionApp(t, config)
+	p := sitetest.NewProcess(telemetry.Options{})
+	p.RedisCloseDelay = time.Hour
+	app := provisionApp(t, p, config)
 	first := app.Compiled().Redis
 	cleanUp(t, app)
 	if err := take(first); err != nil {
@@ -176,8 +180,8 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 		t.Error(err)
 	}
 
-	sitetest.SetRedisCloseDelay(t, ms)
-	app = provisionApp(t, config)
+	p.RedisCloseDelay = ms
+	app = provisionApp(t, p, config)
 	if app.Compiled().Redis == first {
 		t.Fatal("a store that is to be closed is used again")
 	}
@@ -196,6 +200,7 @@ func TestReleasedRedisStaysOpen(t *testing.T) {
 // Guards that limits stay when Redis comes into the configuration, as long as
 // it can't be reached, and when it leaves it.
 func TestMemoryOutlivesRedis(t *testing.T) {
+	t.Parallel()
 	site := "rate_limit {\nsize 3\ndrip_rate 1h\n}\nrespond admitted"
 	lost := sitetest.Config{Global: sitetest.RedisGlobal("127.0.0.1:1", sitetest.LongTimeout), Site: site}
 	s := sitetest.StartConfig(t, sitetest.Config{Site: site})
@@ -234,19 +239,21 @@ func init() { caddy.RegisterModule(gate{}) }
 // its store open, however long it takes to come to its next handler, and that the
 // store is closed after it.
 func TestStoreOutlivesRequests(t *testing.T) {
-	sitetest.SetRedisCloseDelay(t, ms)
+	p := sitetest.NewProcess(telemetry.Options{})
+	p.RedisCloseDelay = ms
 	redis := redistest.Start(t)
 	limits := func(name string) string {
 		return `{"handle":[{"handler":"rate_limit","on_error":"deny","limits":[{"name":"` + name + `","size":9,"drip_rate":"1h"}]}]}`
 	}
 	gates.reached, gates.open = make(chan struct{}), make(chan struct{})
 	s := sitetest.StartConfig(t, sitetest.Config{
-		Global: sitetest.RedisGlobal(redis.Addr, "timeout 5s"),
+		Process: p,
+		Global:  sitetest.RedisGlobal(redis.Addr, "timeout 5s"),
 		Routes: `[` + limits("first") + `,{"handle":[{"handler":"rate_limit_test_gate"}]},` + limits("second") +
 			`,{"handle":[{"handler":"static_response","body":"admitted"}]}]`,
 	})
 	var old *state.Redis
-	state.Process.Stores.Range(func(_, store any) bool {
+	s.Process.Stores.Range(func(_, store any) bool {
 		if store, ok := store.(*state.Redis); ok {
 			old = store
 		}
@@ -271,7 +278,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 	if err := s.Load(sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr, "timeout 6s"), Site: "respond admitted"}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * state.Process.RedisCloseDelay) // nothing is to happen
+	time.Sleep(50 * s.Process.RedisCloseDelay) // nothing is to happen
 	close(gates.open)
 	if got := <-results; got.err != nil || got.status != 200 {
 		t.Errorf("a request that was under way: status %d, error %v", got.status, got.err)
@@ -288,24 +295,20 @@ func TestStoreOutlivesRequests(t *testing.T) {
 // Guards that a store which was used again is kept for the whole time when that
 // is over, though the time that it was kept before ends meanwhile.
 func TestIdleMemoryIsKeptAgain(t *testing.T) {
-	original := state.Process.IdleMemoryTime
-	t.Cleanup(func() {
-		state.Process.IdleMemoryTime = original
-		state.Process.IdleMemory.Store(nil)
-	})
-	state.Process.IdleMemory.Store(nil)
-	app := provisionApp(t, `{}`)
-	for _, state.Process.IdleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
+	t.Parallel()
+	p := sitetest.NewProcess(telemetry.Options{})
+	app := provisionApp(t, p, `{}`)
+	for _, p.IdleMemoryTime = range []time.Duration{20 * time.Millisecond, time.Hour} {
 		before := app.Compiled().Memory
 		cleanUp(t, app)
-		if state.Process.IdleMemoryTime == time.Hour {
+		if p.IdleMemoryTime == time.Hour {
 			time.Sleep(50 * time.Millisecond) // nothing is to happen
 		}
-		app = provisionApp(t, `{}`)
-		if app.Compiled().Memory != before && state.Process.IdleMemoryTime == time.Hour {
+		app = provisionApp(t, p, `{}`)
+		if app.Compiled().Memory != before && p.IdleMemoryTime == time.Hour {
 			t.Error("got another store")
 		}
-		if state.Process.IdleMemory.Load() != nil {
+		if p.IdleMemory.Load() != nil {
 			t.Error("a store that is in use is kept besides")
 		}
 	}
@@ -315,39 +318,37 @@ func TestIdleMemoryIsKeptAgain(t *testing.T) {
 // where a configuration without them was loaded in between, for IdleMemoryTime
 // and no longer.
 func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
+	t.Parallel()
 	for name, global := range map[string]string{"memory": "rate_limit {\nmemory {\npersist off\n}\n}", "redis": sitetest.RedisGlobal("127.0.0.1:1", sitetest.LongTimeout)} {
 		t.Run(name, func(t *testing.T) {
 			c := sitetest.Config{Global: global, Site: "rate_limit {\nsize 2\ndrip_rate 1h\n}\nrespond admitted"}
 			s := sitetest.StartConfig(t, c)
-			original := state.Process.IdleMemoryTime
-			t.Cleanup(func() { state.Process.IdleMemoryTime = original })
+			original := s.Process.IdleMemoryTime
 			for i, want := range []int{200, 200, 429, 429, 200} {
 				if a := s.Get("/"); a.StatusCode != want {
 					t.Errorf("got %s, want %d", a, want)
 				}
 				over := i == 3 // the time that the store is kept
 				if over {
-					state.Process.IdleMemoryTime = 0
+					s.Process.IdleMemoryTime = 0
 				}
 				if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
 					t.Fatal(err)
 				}
-				if n, _ := sitetest.StoresInUse(); n > 0 {
+				if n, _ := sitetest.StoresInUse(s.Process); n > 0 {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
 				s.Run(sitetest.Step{Want: "200"})
 				if over {
-					sitetest.Eventually(t, "the store to be released", func() bool { return state.Process.IdleMemory.Load() == nil })
-					state.Process.IdleMemoryTime = original
+					sitetest.Eventually(t, "the store to be released", func() bool { return s.Process.IdleMemory.Load() == nil })
+					s.Process.IdleMemoryTime = original
 				}
 				if err := s.Load(c); err != nil {
 					t.Fatal(err)
 				}
 			}
 			s.Get("/")
-			if err := caddy.Stop(); err != nil { // and all of Caddy
-				t.Fatal(err)
-			}
+			s.Stop() // and all of Caddy
 			if err := s.Load(c); err != nil {
 				t.Fatal(err)
 			}
@@ -362,26 +363,21 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 // more requests, also after reloads, and that no goroutine stays behind for a config that
 // has ended.
 func TestMemoryIsSwept(t *testing.T) {
-	original := state.Process.SweepInterval
-	state.Process.SweepInterval = time.Millisecond
-	t.Cleanup(func() { state.Process.SweepInterval = original })
+	p := sitetest.NewProcess(telemetry.Options{})
+	p.SweepInterval = time.Millisecond
 	sweepers := func() int {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 2)
-		return strings.Count(stacks.String(), "state.sweep.func")
+		return strings.Count(stacks.String(), "state.(*Process).sweep.func")
 	}
 	sitetest.Eventually(t, "those of earlier tests to end", func() bool { return sweepers() == 0 })
 	site := "rate_limit swept {\nkey {http.request.header.X-Key}\nsize 1\ndrip_rate 1m\n}\nrespond admitted"
-	s := sitetest.Start(t, site)
+	s := sitetest.StartConfig(t, sitetest.Config{Process: p, Site: site})
 	for range 3 {
 		for key := range 100 {
 			s.Get("/", fmt.Sprint("X-Key: ", key))
 		}
-		app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
-		if err != nil {
-			t.Fatal(err)
-		}
-		memory := app.(telemetry.App).Compiled().Memory
+		memory := s.Process.Newest().Memory
 		if got := memory.Len(); got != 100 {
 			t.Fatalf("%d buckets of 100 keys", got)
 		}

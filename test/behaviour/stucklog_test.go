@@ -124,6 +124,7 @@ func asker(addr string) func(path string) (status int, err error) {
 // Guards that requests are answered in time while Caddy's log is not read, when
 // Redis is lost, and when it is back.
 func TestBlockedLogDelaysNoRequest(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	dir, addr := sitetest.TempDir(t), redistest.FreeAddr(t)
 	log := newPipe(t, dir)

@@ -118,7 +118,7 @@ func TestTokensOfAPIs(t *testing.T) {
 	authority := redistest.NewAuthority(t)
 	cert, key := authority.Issue(t, "localhost")
 	limit := tokenLimit("tokens", "tokens")
-	sitetest.StartConfig(t, sitetest.Config{
+	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: "servers {\nprotocols h1 h2 h3\n}\nauto_https disable_redirects",
 		Site:   "respond ok",
 		Sites: "https://" + addr + " {\ntls " + cert + " " + key + "\nroute /inside/* {\n" + limit + "encode {\nzstd\ngzip\nminimum_length 1\n}\nreverse_proxy " + upstream + "\n}\n" +
@@ -166,8 +166,8 @@ func TestTokensOfAPIs(t *testing.T) {
 					if err != nil || !bytes.Equal(got, body) {
 						t.Errorf("%s%s: got %d bytes of %d, %v", path, query, len(got), len(body), err)
 					}
-					sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
-					if got := levelOf(t, "tokens", path).Units; got != want {
+					sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "tokens", path).Held == 0 })
+					if got := levelOf(t, s, "tokens", path).Units; got != want {
 						t.Errorf("%s%s, %s: charged %d, want %d", path, query, res.Header.Get("Content-Encoding"), got, want)
 					}
 				}
@@ -179,6 +179,7 @@ func TestTokensOfAPIs(t *testing.T) {
 // TestTokensAreNotBuffered guards that each event reaches the client when it reaches Caddy, also
 // compressed: the upstream sends the next only once the client has the last one.
 func TestTokensAreNotBuffered(t *testing.T) {
+	t.Parallel()
 	next := make(chan struct{})
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -223,7 +224,7 @@ func TestTokensAreNotBuffered(t *testing.T) {
 			}
 			_, _ = io.Copy(io.Discard, events)
 			res.Body.Close()
-			sitetest.Eventually(t, "it is charged", func() bool { l := levelOf(t, "tokens", path+encoding); return l.Held == 0 && l.Units == 19 })
+			sitetest.Eventually(t, "it is charged", func() bool { l := levelOf(t, s, "tokens", path+encoding); return l.Held == 0 && l.Units == 19 })
 		}
 	}
 }
@@ -328,7 +329,7 @@ func TestTokensOfManyStreams(t *testing.T) {
 	if t.Logf("%d bytes for each", each); each > 50_000 {
 		t.Errorf("each stream takes %d bytes more than without a limit", each)
 	}
-	sitetest.Eventually(t, "each is charged 77", func() bool { l := level(t, "tokens"); return l.Units == 77*streams && l.Held == 0 })
+	sitetest.Eventually(t, "each is charged 77", func() bool { l := level(t, s, "tokens"); return l.Units == 77*streams && l.Held == 0 })
 	sitetest.Eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() < goroutines+streams/2 })
 }
 
@@ -336,6 +337,7 @@ func TestTokensOfManyStreams(t *testing.T) {
 // off after any event: the most of the cost, the number so far, and what text and request may
 // have been.
 func TestTokensOfBrokenStreams(t *testing.T) {
+	t.Parallel()
 	if racetest.Enabled {
 		t.Skip("Caddy's access log reads how much of a body was read while the transport of reverse_proxy still reads it")
 	}
@@ -404,8 +406,8 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 						if n == len(events)-1 { // only message_stop is missing
 							want = max(want, 1140)
 						}
-						sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
-						if got := levelOf(t, "tokens", path).Units; got != want && (encoding == "" || got < want) {
+						sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "tokens", path).Held == 0 })
+						if got := levelOf(t, s, "tokens", path).Units; got != want && (encoding == "" || got < want) {
 							t.Errorf("%s: charged %d, want %d", path, got, want)
 						}
 					}
@@ -419,6 +421,7 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 // holds open, over each version of HTTP and however it is compressed: what the stream has said once
 // it has said that it ends, and until then what was estimated.
 func TestTokensOfClientsThatLeave(t *testing.T) {
+	t.Parallel()
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		body, err := os.ReadFile(apiBodies + filepath.Base(r.URL.Path))
 		if err != nil {
@@ -482,8 +485,8 @@ func TestTokensOfClientsThatLeave(t *testing.T) {
 				if n >= end {
 					want = says
 				}
-				sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", path).Held == 0 })
-				if got := levelOf(t, "tokens", path).Units; got != want {
+				sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "tokens", path).Held == 0 })
+				if got := levelOf(t, s, "tokens", path).Units; got != want {
 					t.Errorf("%s, %d of %d bytes, %q: charged %d, want %d", path, n, len(body), encoding, got, want)
 				}
 			}
@@ -494,6 +497,7 @@ func TestTokensOfClientsThatLeave(t *testing.T) {
 // TestTokensThatAreNotSaid guards what is charged for responses that do not say it, and that
 // there is one warning with a remedy.
 func TestTokensThatAreNotSaid(t *testing.T) {
+	t.Parallel()
 	text := strings.Repeat("x", 4000)
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		name, _ := strings.CutPrefix(r.URL.Path, "/")
@@ -548,7 +552,7 @@ func TestTokensThatAreNotSaid(t *testing.T) {
 		{"GET", "/binary", "", 1000}, {"GET", "/encoded", "", 1000}, {"GET", "/lying", "", 1000}, {"HEAD", "/head", "", 0}, {"OPTIONS", "/short", "", 0},
 		{"GET", "/unreachable", "", 0}, {"POST", "/gone", text, 50}, {"POST", "/chunked", text, 1004},
 	} {
-		before := levelOf(t, "tokens", tc.path).Units
+		before := levelOf(t, s, "tokens", tc.path).Units
 		req, _ := http.NewRequestWithContext(t.Context(), tc.method, s.URL(tc.path), strings.NewReader(tc.body))
 		if tc.path == "/chunked" {
 			req.ContentLength = -1
@@ -558,8 +562,8 @@ func TestTokensThatAreNotSaid(t *testing.T) {
 			_, _ = io.Copy(io.Discard, res.Body)
 			res.Body.Close()
 		}
-		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, "tokens", tc.path).Held == 0 })
-		if got := levelOf(t, "tokens", tc.path).Units - before; got != tc.want {
+		sitetest.Eventually(t, "nothing is held", func() bool { return levelOf(t, s, "tokens", tc.path).Held == 0 })
+		if got := levelOf(t, s, "tokens", tc.path).Units - before; got != tc.want {
 			t.Errorf("%s %s: charged %d, want %d", tc.method, tc.path, got, tc.want)
 		}
 	}
@@ -570,7 +574,7 @@ func TestTokensThatAreNotSaid(t *testing.T) {
 	}
 	conn.Close()
 	sitetest.Eventually(t, "a websocket costs what was estimated", func() bool {
-		l := levelOf(t, "tokens", "/upgrade")
+		l := levelOf(t, s, "tokens", "/upgrade")
 		return l.Held == 0 && l.Units == 50
 	})
 	var warnings []string
@@ -603,7 +607,7 @@ func TestMoneyAndTime(t *testing.T) {
 		t.Errorf("the access log has %s, and %v ms", got, took)
 	}
 	for name, want := range map[string]int64{"tokens": 107, "money": 20, "time": int64(took), "good": 7} {
-		if got := level(t, name); got.Units != want || got.Held != 0 {
+		if got := level(t, s, name); got.Units != want || got.Held != 0 {
 			t.Errorf("%s has %+v, want %d", name, got, want)
 		}
 	}

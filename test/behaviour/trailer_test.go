@@ -45,6 +45,7 @@ func newGRPC(t testing.TB) string {
 // knows what that would have said. Where there is no trailer, it is decided as before, by the
 // header: nothing is held while a body is sent.
 func TestCountByTrailer(t *testing.T) {
+	t.Parallel()
 	gate := make(chan struct{})
 	announcing := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -72,8 +73,8 @@ func TestCountByTrailer(t *testing.T) {
 	s.UseHTTP2()
 	levels := func() (n [4]int) {
 		for i, name := range []string{"held", "off", "status", "cost"} {
-			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, name).Held == 0 })
-			n[i] = int(level(t, name).Units)
+			sitetest.Eventually(t, "nothing is held", func() bool { return level(t, s, name).Held == 0 })
+			n[i] = int(level(t, s, name).Units)
 		}
 		return n
 	}

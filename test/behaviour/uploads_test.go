@@ -34,6 +34,7 @@ func (b *trickle) Read(p []byte) (int, error) {
 // TestSlowUploads guards that requests whose clients send them slowly take no room meanwhile, and
 // do as soon as the upstream has them, whatever carries them and however Caddy passes them on.
 func TestSlowUploads(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name, proxy string
 		version     int
@@ -82,7 +83,7 @@ func TestSlowUploads(t *testing.T) {
 				})
 			}
 			sitetest.Eventually(t, "all wait for their clients", func() bool {
-				state := loadOf(t, "up")
+				state := loadOf(s, "up")
 				return state.Waiting == uploads && state.InProgress == 0
 			})
 			for range 60 {
@@ -92,12 +93,12 @@ func TestSlowUploads(t *testing.T) {
 			}
 			send()
 			sitetest.Eventually(t, "all are in progress", func() bool {
-				state := loadOf(t, "up")
+				state := loadOf(s, "up")
 				return state.Waiting == 0 && state.InProgress == uploads
 			})
 			answer()
 			open.Wait()
-			if state := loadOf(t, "up"); state.InProgress+state.Waiting+state.Overdue != 0 {
+			if state := loadOf(s, "up"); state.InProgress+state.Waiting+state.Overdue != 0 {
 				t.Errorf("%+v at the end", state)
 			}
 		})
@@ -107,6 +108,7 @@ func TestSlowUploads(t *testing.T) {
 // TestHungRequests guards that requests which hang for longer than twice latency take no room, so
 // that others pass, and are shown.
 func TestHungRequests(t *testing.T) {
+	t.Parallel()
 	upstream, arrived, release := blocking(t)
 	s := sitetest.Start(t, "rate_limit up {\nconcurrency auto {\nmin 1\nmax 20\nlatency 10ms\n}\n}\nreverse_proxy "+upstream)
 	var open sync.WaitGroup
@@ -120,7 +122,7 @@ func TestHungRequests(t *testing.T) {
 		<-arrived
 	}
 	sitetest.Eventually(t, "all are overdue", func() bool {
-		state := loadOf(t, "up")
+		state := loadOf(s, "up")
 		return state.Overdue == hung && state.InProgress == 0 && state.Oldest > 20*time.Millisecond
 	})
 	for range 2 * adaptive.Initial {

@@ -15,6 +15,7 @@ import (
 // switches off its own bucket and no other, and that where a factor has no value, or a size
 // beside a rate, the limit is what it is without it.
 func TestDynamicNumbers(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		vars /premium size 20
 		vars /free size 2
@@ -109,6 +110,7 @@ func TestDynamicNumbers(t *testing.T) {
 // never let through, whoever chose it: its own cost is its fault, other numbers
 // are not.
 func TestBadDynamicNumbers(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit {
 			key everyone
@@ -194,6 +196,7 @@ func TestBadDynamicNumbers(t *testing.T) {
 // TestBadNumbersChargeNothing guards that a request refused for one limit's
 // number has used up no other.
 func TestBadNumbersChargeNothing(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, `
 		rate_limit all {
 			size 3
@@ -218,6 +221,7 @@ func TestBadNumbersChargeNothing(t *testing.T) {
 // TestBadNumbersAreReported guards that the log says so, clearly, but at most
 // once a minute for a limit: clients may send such requests as they like.
 func TestBadNumbersAreReported(t *testing.T) {
+	t.Parallel()
 	for name, errors := range map[string]string{
 		"written directly":     "",
 		"through error routes": "handle_errors {\nrespond {err.message}\n}",

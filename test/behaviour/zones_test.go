@@ -12,11 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -76,6 +73,7 @@ func TestPublishedZones(t *testing.T) {
 // decide here as they are tested there: so many events in a window, the time to wait,
 // matchers, and counts of each zone and key.
 func TestTestedZones(t *testing.T) {
+	t.Parallel()
 	zone1 := `"zone1": {"match": [{"method": ["GET"]}], "key": %q, "window": "60s", "max_events": 10}`
 	routes := func(zones, more string) sitetest.Config {
 		return sitetest.Config{Routes: `[{"handle": [{"handler": "rate_limit", "rate_limits": {` + zones + `}` + more + `},
@@ -124,6 +122,7 @@ func TestTestedZones(t *testing.T) {
 // TestZonePrefixes guards which keys share a count, as mholt/caddy-ratelimit tests it,
 // and where it differs: an address counts whatever the way it is written.
 func TestZonePrefixes(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		prefixes string
 		a, b     string
@@ -166,6 +165,7 @@ func TestZonePrefixes(t *testing.T) {
 // not asked. The name of that zone is in a placeholder and in the log. Zones
 // lose the rule with accounting atomic.
 func TestZoneOrder(t *testing.T) {
+	t.Parallel()
 	const zones = `
 		zone slow {
 			events 3
@@ -256,6 +256,7 @@ func (m *theirs) admits(r modelRequest, now time.Duration) string {
 // TestZonesDecideAsTheirs guards that zones admit and deny what a model of mholt/caddy-ratelimit
 // does, and that the same zone denies, over thousands of random requests.
 func TestZonesDecideAsTheirs(t *testing.T) {
+	t.Parallel()
 	const zones = `rate_limit {
 		zone all {
 			key static
@@ -329,6 +330,7 @@ func TestZonesDecideAsTheirs(t *testing.T) {
 // after the oldest is admitted and counted. There it is admitted too, by rounding, but
 // not counted.
 func TestZoneAtOneWindow(t *testing.T) {
+	t.Parallel()
 	s := sitetest.Start(t, "rate_limit {\nzone a {\nevents 1\nwindow 10s\n}\n}\nrespond ok")
 	s.Run(
 		sitetest.Step{Want: "200"},
@@ -341,6 +343,7 @@ func TestZoneAtOneWindow(t *testing.T) {
 // TestZoneKeyMayBeEmpty guards that requests without a value for a zone's key share one
 // count, as they do there, while those of a limit count by their client's address.
 func TestZoneKeyMayBeEmpty(t *testing.T) {
+	t.Parallel()
 	const limit = "key {header.X-User}{header.X-App}\nsize 1\ndrip_rate 1h\n"
 	for _, tc := range []struct {
 		name, block string
@@ -368,6 +371,7 @@ func TestZoneKeyMayBeEmpty(t *testing.T) {
 // TestZoneWithoutEvents guards that a zone in JSON without max_events, or with 0, denies
 // each request that it applies to. There it loads too, but each such request panics.
 func TestZoneWithoutEvents(t *testing.T) {
+	t.Parallel()
 	for name, events := range map[string]string{"0": `, "max_events": 0`, "missing": ""} {
 		t.Run(name, func(t *testing.T) {
 			s := sitetest.StartConfig(t, sitetest.Config{Routes: `[{"handle": [
@@ -391,6 +395,7 @@ func TestZoneWithoutEvents(t *testing.T) {
 // TestZoneNames guards that a zone may be called anything, and that its own name is in
 // the placeholder and the log.
 func TestZoneNames(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"a", "sign in", "sign-in", "api/v1", "ü", "x@client_ip", "{", strings.Repeat("long", 40)} {
 		t.Run(name, func(t *testing.T) {
 			s := sitetest.Start(t, "rate_limit {\nzone `"+name+"` {\nevents 1\nwindow 1h\n}\nzone other {\nevents 1\nwindow 1m\n}\nheaders ratelimit-11\n}\n"+
@@ -415,6 +420,7 @@ func TestZoneNames(t *testing.T) {
 // that the client is told, its address, and with log_key the key. Without error routes
 // the response is empty.
 func TestZoneLog(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		options string
 		key     any
@@ -451,6 +457,7 @@ func TestZoneLog(t *testing.T) {
 // log. It is the fraction that it is in mholt/caddy-ratelimit, also above 1, which may be meant as
 // a percentage.
 func TestJitterOfZones(t *testing.T) {
+	t.Parallel()
 	const zone = "zone a {\nevents 1\nwindow 100s\n}"
 	for _, tc := range []struct {
 		jitter  string
@@ -498,6 +505,7 @@ func TestJitterOfZones(t *testing.T) {
 // TestReplacedOptions guards that what has no effect here is accepted with one WARN for
 // each option in a config that says what takes its place, and without if that is in place.
 func TestReplacedOptions(t *testing.T) {
+	t.Parallel()
 	const zones = `rate_limit {
 		zone a {
 			events 1
@@ -543,6 +551,7 @@ func TestReplacedOptions(t *testing.T) {
 // TestZonesOfOneName guards that zones of one name count together in all handlers, as
 // they do there, and that a WARN says if their options differ.
 func TestZonesOfOneName(t *testing.T) {
+	t.Parallel()
 	zoneOf := func(options string) string {
 		return "rate_limit {\nzone a {\nkey {header.X-User}\nwindow 1h\n" + options + "\n}\n}\n"
 	}
@@ -567,6 +576,7 @@ func TestZonesOfOneName(t *testing.T) {
 // TestZonesInRedis guards that all instances that use one Redis count together, in the order
 // of zones, and that Redis holds no key of a client.
 func TestZonesInRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	c := sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: `
 		rate_limit {
@@ -654,7 +664,7 @@ func TestZoneDifferences(t *testing.T) {
 		s := sitetest.Start(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
 		for range 2 {
 			w := httptest.NewRecorder()
-			sitetest.ActiveServer(t).ServeHTTP(w, httptest.NewRequest("GET", "http://"+s.Addr+"/", nil))
+			s.Server().ServeHTTP(w, httptest.NewRequest("GET", "http://"+s.Addr+"/", nil))
 			if w.Code != 200 {
 				t.Errorf("got %d", w.Code)
 			}
@@ -674,7 +684,7 @@ func TestZoneDifferences(t *testing.T) {
 		for i := range 2000 {
 			s.Run(sitetest.Step{Path: fmt.Sprint("/?", i), Want: "200"})
 		}
-		if held := heldBuckets(t); held > 100 {
+		if held := heldBuckets(s); held > 100 {
 			t.Errorf("there are %d keys", held)
 		}
 	})
@@ -688,14 +698,7 @@ func TestZoneDifferences(t *testing.T) {
 }
 
 // heldBuckets returns how many buckets there are in the process.
-func heldBuckets(t *testing.T) int {
-	t.Helper()
-	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return app.(telemetry.App).Compiled().Memory.Len()
-}
+func heldBuckets(s *sitetest.Site) int { return s.Process.Newest().Memory.Len() }
 
 // TestZonesWrittenAsLimitsKeepCounts guards that a limit of the name of a zone, written
 // as docs/migration.md says, goes on with its counts.

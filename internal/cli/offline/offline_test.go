@@ -18,6 +18,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -210,7 +211,7 @@ func TestOfflineRunsNothing(t *testing.T) {
 			t.Errorf("%s was made", name)
 		}
 	}
-	if _, redis := sitetest.StoresInUse(); redis > 0 {
+	if _, redis := sitetest.StoresInUse(state.Default); redis > 0 {
 		t.Error("it opened a Redis")
 	}
 	if n := provisioned.Load(); n != 0 {

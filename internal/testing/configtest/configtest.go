@@ -22,6 +22,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
 // Adapt returns the JSON that a Caddyfile stands for. A warning, such
@@ -188,7 +190,7 @@ func ReadyLimit(t testing.TB, l *config.Limit) (*rule.Limit, *observer.ObservedL
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
-	s, err := compile.NewShared(new(config.App))
+	s, err := compile.NewShared(new(config.App), state.New(telemetry.Options{}))
 	if err != nil {
 		t.Fatal(err)
 	}

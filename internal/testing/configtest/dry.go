@@ -49,10 +49,19 @@ func LoadDry(t testing.TB, caddyfile string) *offline.Config {
 	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d, err := offline.Load(file, "")
+	var d *offline.Config
+	err := sitetest.Alone(func() (err error) {
+		d, err = offline.Load(file, "")
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Close)
+	t.Cleanup(func() {
+		_ = sitetest.Alone(func() error {
+			d.Close()
+			return nil
+		})
+	})
 	return d
 }

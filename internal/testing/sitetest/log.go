@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
 // Entry is a line of Caddy's log.
@@ -46,7 +44,7 @@ func (s *Site) Entries() []Entry {
 	s.t.Helper()
 	var entries []Entry
 	Eventually(s.t, "access log of all requests", func() bool {
-		if app := state.Process.Newest(); app != nil && app.Logger.Sync() != nil {
+		if app := s.Process.Newest(); app != nil && app.Logger.Sync() != nil {
 			return false
 		}
 		entries = ReadEntries(s.t, s.LogPath)

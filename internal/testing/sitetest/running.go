@@ -13,38 +13,43 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// Handlers returns the handlers of this module in the config that Caddy runs.
-func Handlers() []rule.Module {
-	app, _ := caddy.ActiveContext().AppIfConfigured("http")
-	order, _ := routes.Arounds[rule.Module](app.(*caddyhttp.App))
+// http returns the HTTP app of the config that runs.
+func (s *Site) http() *caddyhttp.App {
+	s.t.Helper()
+	app, err := s.Context().AppIfConfigured("http")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return app.(*caddyhttp.App)
+}
+
+// Handlers returns the handlers of this module in the config that runs.
+func (s *Site) Handlers() []rule.Module {
+	s.t.Helper()
+	order, _ := routes.Arounds[rule.Module](s.http())
 	return order
 }
 
-// ActiveServer returns the HTTP server of the config that Caddy runs.
-func ActiveServer(t testing.TB) *caddyhttp.Server {
-	t.Helper()
-	app, err := caddy.ActiveContext().AppIfConfigured("http")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return app.(*caddyhttp.App).Servers["srv0"]
+// Server returns the HTTP server of the site.
+func (s *Site) Server() *caddyhttp.Server {
+	s.t.Helper()
+	return s.http().Servers["srv0"]
 }
 
-// BucketAt returns the bucket of a path in the running config.
-func BucketAt(t testing.TB, path string) *rule.Bucket {
-	t.Helper()
-	for _, h := range Handlers() {
+// BucketAt returns the bucket of a path in the config that runs.
+func (s *Site) BucketAt(path string) *rule.Bucket {
+	s.t.Helper()
+	for _, h := range s.Handlers() {
 		for b := range rule.Buckets(h.Compiled().Limits) {
 			if b.Path == path {
 				return b.Bucket
 			}
 		}
 	}
-	t.Fatalf("the running config has no limit %s", path)
+	s.t.Fatalf("the running config has no limit %s", path)
 	return nil
 }
 
@@ -91,12 +96,4 @@ func NewContext(t testing.TB) caddy.Context {
 	ctx, cancel := caddy.NewContext(parent)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-// SetRedisCloseDelay sets for how long a store that no config uses stays open, until
-// the test ends.
-func SetRedisCloseDelay(t testing.TB, d time.Duration) {
-	original := state.Process.RedisCloseDelay
-	state.Process.RedisCloseDelay = d
-	t.Cleanup(func() { state.Process.RedisCloseDelay = original })
 }

@@ -21,6 +21,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard" // what Caddyfiles of tests use
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -58,9 +59,16 @@ func run(m *testing.M) int {
 	}
 	// With the race detector each process would sleep a second before it exits.
 	_ = os.Setenv("GORACE", strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=10"))
-	state.Process.SweepInterval = time.Hour               // or what is drained by a clock of a test may be gone too early
-	state.Process.RedisCloseDelay = 20 * time.Millisecond // or the store of a test reports in the log of the next one
+	state.Default = NewProcess(telemetry.Options{})
 	return m.Run()
+}
+
+// NewProcess returns the state of a process for a test.
+func NewProcess(counted telemetry.Options) *state.Process {
+	p := state.New(counted)
+	p.SweepInterval = time.Hour               // or what is drained by a clock of a test may be gone too early
+	p.RedisCloseDelay = 20 * time.Millisecond // or the store of a test reports in the log of the next one
+	return p
 }
 
 // Clock is the clock of the in-process store, moved by the test alone.
@@ -77,11 +85,13 @@ type Config struct {
 	Global string // global options in addition to those of the harness
 	Site   string // the site that the test's requests go to
 	Sites  string // more sites, and what else stands beside them; {port} is the first's
-	Admin  string // address of the admin endpoint, off if empty
+	Admin  string // address of the admin endpoint, off if empty; a process has one at a time
 	Routes string // routes in JSON instead of those of the site
 
 	Level   string // of its log; DEBUG if empty
 	Unnamed bool   // whether limits that the Caddyfile names get none, as in a config that is written in JSON
+
+	Process *state.Process // of Start; a new one if nil
 }
 
 // GivenNames match, in JSON, the names that limits without one get from a Caddyfile.
@@ -150,12 +160,18 @@ func (c Config) Caddyfile(addr, log string) []byte {
 		cmp.Or(c.Admin, "off"), Storage, log, cmp.Or(c.Level, "DEBUG"), c.Global, addr, c.Site, strings.ReplaceAll(c.Sites, "{port}", port))
 }
 
-// Site is a Caddy that runs in this process until its test ends.
+// Site is a Caddy that runs in this process until its test ends. Its state is its own, as if it
+// had a process of its own, so tests with sites may run in parallel, unless they have an admin
+// endpoint.
 type Site struct {
-	t      testing.TB
-	Addr   string // host:port of the site
-	Clock  *Clock // of its limits in the process
-	Client *http.Client
+	t       testing.TB
+	Addr    string // host:port of the site
+	Clock   *Clock // of its limits in the process
+	Client  *http.Client
+	Process *state.Process
+
+	caddy    bool      // whether it is the one config that Caddy runs
+	instance *instance // that runs otherwise
 
 	LogPath  string
 	Requests atomic.Int64 // that its access log will have
@@ -178,20 +194,20 @@ func StartConfig(t testing.TB, c Config) *Site {
 			Timeout:   Patience,
 			Transport: &http.Transport{DisableCompression: true},
 		},
+		Process: c.Process,
+		caddy:   c.Admin != "",
+	}
+	if s.Process == nil {
+		s.Process = NewProcess(telemetry.Options{})
 	}
 	s.Clock.Advance(time.Hour)
-	original, dataDir, dir := state.Process.MakeMemory, state.Process.DataDir, TempDir(t)
-	state.Process.DataDir = func() string { return dir } // its own: no test finds buckets of another one
-	state.Process.MakeMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.Clock.Now) }
-	state.Process.IdleMemory.Store(nil)
+	dir := TempDir(t)
+	s.Process.DataDir = func() string { return dir } // its own: no test finds buckets of another one
+	s.Process.MakeMemory = func() *limiter.Memory { return limiter.NewMemoryWithClock(s.Clock.Now) }
 	t.Cleanup(func() {
 		s.Client.CloseIdleConnections()
-		if err := caddy.Stop(); err != nil {
-			t.Errorf("stopping Caddy: %v", err)
-		}
-		state.Process.MakeMemory, state.Process.DataDir = original, dataDir
-		state.Process.IdleMemory.Store(nil)
-		state.Process.Stores.Range(func(key, _ any) bool {
+		s.Stop()
+		s.Process.Stores.Range(func(key, _ any) bool {
 			t.Errorf("Caddy stopped, but a store is still in use: %T", key)
 			return true
 		})
@@ -209,12 +225,51 @@ func (s *Site) Load(c Config) error {
 	s.Client.CloseIdleConnections()
 	return caddytest.Retry(func() error {
 		addr := redistest.FreeAddr(s.t)
-		err := caddy.Load(c.JSON(s.t, addr, s.LogPath), true)
+		config := c.JSON(s.t, addr, s.LogPath)
+		err := In(s.Process, func() error { return s.run(config) })
 		if err == nil {
 			s.Addr = addr
 		}
 		return err
 	})
+}
+
+// run makes Caddy run a config instead of the one before.
+func (s *Site) run(config []byte) error {
+	if s.caddy {
+		return caddy.Load(config, true)
+	}
+	next, err := newInstance(config)
+	if err != nil {
+		return err
+	}
+	before := s.instance
+	s.instance = next
+	return before.stop()
+}
+
+// Stop stops Caddy before the test ends.
+func (s *Site) Stop() {
+	s.t.Helper()
+	err := In(s.Process, func() error {
+		if s.caddy {
+			return caddy.Stop()
+		}
+		before := s.instance
+		s.instance = nil
+		return before.stop()
+	})
+	if err != nil {
+		s.t.Errorf("stopping Caddy: %v", err)
+	}
+}
+
+// Context returns the context of the config that runs.
+func (s *Site) Context() caddy.Context {
+	if s.caddy {
+		return caddy.ActiveContext()
+	}
+	return s.instance.Context
 }
 
 // LongTimeout is the option of Redis that gives requests time, for tests of other things than
