@@ -4,7 +4,7 @@ CADDY_VERSION = v2.11.9
 XCADDY        = go tool -modfile=tools/go.mod xcaddy
 LINT          = go tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint run --allow-parallel-runners
 
-.PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets spare valkey fuzz fuzz-small faults soak programs monitors dist release-check bench bench-e2e performance costs picture far
+.PHONY: run build test check test-race test-bench test-faults test-fuzz traces test-operation lint targets spare compiled valkey fuzz fuzz-small faults soak programs monitors dist release-check bench bench-e2e performance costs picture far
 
 # Build Caddy with this module and serve the example on localhost:8080.
 run: build
@@ -23,11 +23,11 @@ build:
 HOW ?= -p 2 -short
 TIMED = ^TestTimed
 test: programs
+	go vet ./...
 	$(MAKE) test-untimed
 	$(MAKE) test-timed
 
 test-untimed:
-	go vet ./...
 	go test -count=1 $(HOW) -skip '$(TIMED)' ./...
 
 test-timed:
@@ -36,11 +36,13 @@ test-timed:
 # All that CI runs, besides the README's example: some forty minutes on two cores. What
 # tests draw at random differs from commit to commit and is the same for one: make check SEED=n
 # draws something else. What starts servers runs one after the other; what only computes runs
-# beside it, with a priority that gives way to everything else. All is compiled as xcaddy does,
-# so that what both need is compiled once.
+# beside it, with a priority that gives way to everything else: the faults wait for most of their
+# time, and what comes after them is compiled meanwhile. All is compiled as xcaddy does, so that
+# what both need is compiled once, and vetted by the linter alone, which vets what go test does
+# and more, of all modules.
 check: export HOW = -p 2
 check: export SEED ?= $(shell printf %d 0x$$(git rev-parse --short=8 HEAD))
-check: export GOFLAGS = -trimpath
+check: export GOFLAGS = -trimpath -vet=off
 check: export CGO_ENABLED = 0
 check: programs monitors
 	$(MAKE) --jobs=2 --output-sync=target servers spare
@@ -53,7 +55,12 @@ servers:
 	$(MAKE) test-operation
 
 spare:
-	chrt --idle 0 $(MAKE) test-fuzz lint targets test-bench build
+	chrt --idle 0 $(MAKE) compiled lint targets test-fuzz test-bench build
+
+# Compile what test-race and test-untimed do; what the faults need is compiled for them by then.
+compiled:
+	CGO_ENABLED=1 go list -race -export -test -deps $(RACES) >/dev/null
+	go list -export -test -deps ./... >/dev/null
 
 # The tests in which goroutines meet, with the race detector: not the longest, those that
 # measure time, and those of commands, which have one goroutine.
@@ -65,11 +72,11 @@ test-race: programs
 
 # See that each benchmark still works, once.
 test-bench: programs
-	cd bench && go vet ./... && go test -count=1 ./...
+	cd bench && go test -count=1 ./...
 
 # Cause every fault briefly, on real Caddys and Redis servers.
 test-faults: programs
-	cd test/faults && go vet . && go test -count=1 -timeout 20m .
+	cd test/faults && go test -count=1 -timeout 20m .
 
 # Fuzz briefly what reads replies, stored values and logs. The other targets would have all of
 # Caddy compiled once more, with what fuzzing counts: make fuzz FUZZ_ROUNDS=1.
@@ -100,9 +107,9 @@ traces: programs
 # real Prometheus, reports in a real browser, what documents say of nginx with one,
 # manifests with the types and loaders that read them, and what makes a release.
 test-operation: programs monitors
-	cd test/manifests && go vet . && go test -count=1 .
-	cd tools/release && go vet . && go test -count=1 .
-	cd test/operation && go vet . && go test -count=1 .
+	cd test/manifests && go test -count=1 .
+	cd tools/release && go test -count=1 .
+	cd test/operation && go test -count=1 .
 
 # Lint all modules with what .golangci.yml has, and the workflows of GitHub.
 lint:
@@ -114,12 +121,11 @@ lint:
 	cd tools/release && $(LINT) ./...
 	go tool -modfile=tools/go.mod actionlint
 
-# Build for a system that is not Unix and has 32 bits, for a third one what depends on the
-# system (a release is built for all), and run on 32 bits the tests of the arithmetic, of
-# the store in the process and of both stores side by side.
+# Type-check for a system that is not Unix and has 32 bits and for a third one (a release is
+# built for all), and run on 32 bits the tests of the arithmetic, of the store in the process and
+# of both stores side by side.
 targets:
-	CGO_ENABLED=0 GOOS=windows GOARCH=386 go build ./...
-	CGO_ENABLED=0 GOOS=darwin go build ./limiter/... ./internal/state/persist ./internal/cli/terminal
+	go run ./internal/testing/typecheck windows/386 darwin/arm64
 	CGO_ENABLED=0 GOARCH=386 go test -run '$(TESTS_32BIT)' ./limiter ./internal/bucket
 
 TESTS_32BIT = Limit|Admitted|Decisions|Clock|Bucket|Memory|Table|Div|DrainAnd|Summarize|Seed001|Extremes|Validate|Retry|Denial|Remaining|Window|Bounds|Sizes|StoresAgree|Numbers|Options|NewRedis

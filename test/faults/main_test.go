@@ -14,8 +14,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,52 +51,87 @@ var faults = slices.Concat(
 	fleetFaults, algorithmFaults, localFaults, heldFaults, busyFaults,
 )
 
-// TestFaults runs one fault after the other, and those again, after all others, whose findings are not
-// as they should be: other load may keep the machine busy for a while. That makes answers late, but
-// never excuses an over-admission.
+// alone are the faults that run with no other beside them: those that find out how much is done
+// in a time, and whose load takes all of a small machine.
+var alone = regexp.MustCompile(`^(17|19|22a|22c|27|30|33|42|46.*|.*\(512 connections\))$`)
+
+// TestFaults runs all faults, two at a time if they are brief and leave most of the machine idle, and
+// those again, one after the other, whose findings are not as they should be: other load may keep the
+// machine busy for a while. That makes answers late, but never excuses an over-admission.
 func TestFaults(t *testing.T) {
-	rows := make(map[string]string)    // of the table, by fault
-	wrong := make(map[string][]string) // findings of the last try, by fault
-	try := func(f fault) {
-		t.Run(f.id, func(t *testing.T) {
-			tr := &trial{T: t}
-			began := time.Now()
-			defer func() {
-				row := tr.row(f)
-				t.Logf("%.0f s\n%s", time.Since(began).Seconds(), row)
-				rows[f.id] = row
-			}()
-			f.run(tr)
-			if wrong[f.id] = tr.wrong; tr.broken || *long {
-				for _, finding := range tr.wrong {
-					t.Errorf("not so: %s", finding)
-				}
-				delete(wrong, f.id)
+	results := &results{rows: make(map[string]string), wrong: make(map[string][]string)}
+	var busy, idle []fault
+	for _, f := range faults {
+		if *long || alone.MatchString(f.id) {
+			busy = append(busy, f)
+		} else {
+			idle = append(idle, f)
+		}
+	}
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range 2 {
+		workers.Go(func() {
+			for n := next.Add(1); int(n) <= len(idle); n = next.Add(1) {
+				results.try(t, idle[n-1])
 			}
 		})
 	}
-	for _, f := range faults {
-		try(f)
+	workers.Wait()
+	for _, f := range busy {
+		results.try(t, f)
 	}
 	for tries := range 3 {
 		for _, f := range faults {
-			if len(wrong[f.id]) > 0 {
-				t.Logf("%s: not so, and so once more: %s", f.id, strings.Join(wrong[f.id], "; "))
+			if len(results.wrong[f.id]) > 0 {
+				t.Logf("%s: not so, and so once more: %s", f.id, strings.Join(results.wrong[f.id], "; "))
 				time.Sleep(time.Duration(tries) * 5 * time.Second)
-				try(f)
+				results.try(t, f)
 			}
 		}
 	}
-	for id, findings := range wrong {
+	for id, findings := range results.wrong {
 		for _, finding := range findings {
 			t.Errorf("%s: not so: %s", id, finding)
 		}
 	}
 	if *table != "" && !t.Failed() {
-		if err := writeTable(*table, rows); err != nil {
+		if err := writeTable(*table, results.rows); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// results are those of the faults that have run.
+type results struct {
+	sync.Mutex
+	rows  map[string]string   // of the table, by fault
+	wrong map[string][]string // findings of the last try, by fault
+}
+
+// try runs a fault.
+func (r *results) try(t *testing.T, f fault) {
+	t.Run(f.id, func(t *testing.T) {
+		tr := &trial{T: t}
+		began := time.Now()
+		defer func() {
+			row := tr.row(f)
+			t.Logf("%.0f s\n%s", time.Since(began).Seconds(), row)
+			r.Lock()
+			defer r.Unlock()
+			r.rows[f.id] = row
+			delete(r.wrong, f.id)
+			if !tr.broken && !*long && !t.Failed() {
+				r.wrong[f.id] = tr.wrong
+			}
+		}()
+		f.run(tr)
+		if tr.broken || *long {
+			for _, finding := range tr.wrong {
+				t.Errorf("not so: %s", finding)
+			}
+		}
+	})
 }
 
 // trial is one run of a fault, with its findings.
