@@ -1,4 +1,5 @@
-// Package behaviour has the tests of what the module does in a Caddy, by subject.
+// Package behaviour has the tests of what the module does in a Caddy, by subject: the files of one
+// begin with its name.
 package behaviour
 
 import (
