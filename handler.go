@@ -15,7 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/socket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 )
 
@@ -101,11 +101,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.noBody = c.Settings.NoBody
 	h.rules = rule.Handler{
 		Limits: limits, Accounting: c.Settings.Accounting, OnError: c.Settings.OnError, Families: c.Settings.Families, Jitter: c.Settings.Jitter, Log: h.Log,
-		IgnoredAdvice: h.IgnoreAdvice, Store: app.stores.Store(), Timeout: app.timeout, Process: app.stores.Process.Process, Logger: h.logger,
+		IgnoredAdvice: h.IgnoreAdvice, Store: app.stores.Store(), Memory: app.stores.Memory, Timeout: app.timeout, Process: app.stores.Process.Process, Logger: h.logger,
 	}
 	for b := range rule.Buckets(limits) {
-		if b.Limit.Waiting != nil {
-			wait.KeepConnections(ctx)
+		if b.Limit.Waiting != nil || b.Limit.Pace != nil {
+			socket.KeepConnections(ctx)
 			break
 		}
 	}

@@ -187,14 +187,21 @@ func (a *App) Stop() error {
 	return nil
 }
 
-// ready applies the settings of the buckets in this process, and loads them, before the first
-// request: Caddy may start its servers before the app. It is not done in Provision: validate
+// ready applies the settings of the buckets in this process, and loads them, and the speeds in force, before
+// the first request: Caddy may start its servers before the app. It is not done in Provision: validate
 // neither reads nor locks the file.
 func (a *App) ready() { a.applied.Do(a.apply) }
 
 func (a *App) apply() {
 	a.stores.Memory.SetMaxKeys(a.shared.MaxKeys)
 	a.stores.File.Use(persist.Options{Path: a.shared.Persist, Redis: a.Redis != nil, Logger: a.logger})
+	for _, h := range a.handlers {
+		for b := range rule.Buckets(h.rules.Limits) {
+			if b.Limit.Pace != nil {
+				b.Limit.Pace.Use()
+			}
+		}
+	}
 }
 
 // activate makes the app the newest one that runs.

@@ -24,7 +24,7 @@ import (
 func BenchmarkSaving(b *testing.B) {
 	const perTurn, every = 1000, 500 * time.Microsecond
 	addr := startCaddy(b, "rate_limit {\nalgorithm fixed_window\nsize 1000000000\nperiod month\n}\nrespond ok")
-	memory := state.Process.Newest().Memory
+	memory := state.Default.Newest().Memory
 	memory.SetMaxKeys(4_000_000)
 	for i := range 1_000_000 {
 		bucket := limiter.Bucket{Name: "other", Key: fmt.Sprint(i), Limit: limiter.FixedWindow(5, 24*time.Hour), Cost: 1}

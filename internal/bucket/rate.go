@@ -97,6 +97,15 @@ func OfRate(n int64, d time.Duration, size int64) (Limit, error) {
 	return l, nil
 }
 
+// Smooth returns l with the smallest drips that keep its rate: never above it, and below it by less than 1
+// part in 10,000.
+func (l Limit) Smooth() Limit {
+	if l.DripSize == 1 {
+		return l
+	}
+	return l.finest()
+}
+
 // finest returns l with the fewest units per drip that keep its rate: never above
 // it, and below it by less than the tolerance. Of all S units every P µs that do,
 // those with the least P also have the least S.

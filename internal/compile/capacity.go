@@ -44,9 +44,11 @@ func (l *LimitBuilder) setExtra() (err error) {
 // setFairBy sets which clients of the limit wait in turn.
 func (l *LimitBuilder) setFairBy() (err error) {
 	switch {
-	case l.FairBy != "" && l.MaxDelay == "":
-		return option.Needs("fair_by", l.FairBy, "max_delay")
-	case l.MaxDelay == "", l.FairBy == "off":
+	case l.FairBy != "" && l.MaxDelay == "" && l.Speed == "":
+		return option.Needs("fair_by", l.FairBy, "max_delay or speed")
+	case l.MaxDelay == "" && l.Speed == "":
+	case l.FairBy == "off":
+		l.rule.FairBy = "off"
 	default:
 		l.rule.FairBy = cmp.Or(l.FairBy, defaultKey)
 		l.rule.Turns, err = key.Parse("fair_by", l.rule.FairBy, l.rule.Key.Prefixes)

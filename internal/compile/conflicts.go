@@ -30,6 +30,18 @@ var conflicts = []conflict{
 	{"pool", "concurrency auto", "use high and low to say which requests come first: what is to spare is unknown"},
 	{"limit", "concurrency auto", "put it beside this limit instead of within it"},
 
+	{"cost", "speed", "remove it: a response costs its bytes"},
+	{"count", "speed", "use match: responses are paced whatever they are"},
+	{"actual_cost", "speed", "use a limit of its own for it: a response costs its bytes"},
+	{"hold", "speed", "remove it: bytes are charged before they are sent"},
+	{"count_denied", "speed", "use a limit of its own for it: a speed denies no request"},
+	{"status", "speed", "remove it: a speed denies no request"},
+	{"soft", "speed", "use a larger size instead"},
+	{"max_delay", "speed", "use a limit of its own for it: a speed has responses wait, not requests"},
+	{"ban", "speed", "use a limit of its own for it: a speed denies no request"},
+	{"borrow", "speed", "remove it: what has no room waits"},
+	{"pool", "speed", "use a second speed with key all, and fair_by"},
+
 	{"count", "cost 0", "remove one of them: what costs 0 is charged nothing, whatever its response is"},
 	{"actual_cost", "cost 0", "remove cost, and use hold off to hold nothing: what costs 0 is charged nothing, whatever it has cost"},
 
@@ -62,6 +74,7 @@ var conflicts = []conflict{
 	{"consistency", "pool", "use exact: a pool has one level for all that borrow from it"},
 	{"consistency", "count_denied", "use exact: each denial is counted"},
 	{"consistency", "max_delay", "use exact: requests of all instances wait in one order"},
+	{"consistency", "speed", "use exact: each process counts its own bytes"},
 }
 
 // has reports whether l has what an option may conflict with.

@@ -13,6 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/calendar"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/pace"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -37,6 +38,7 @@ var shapes = []shape{
 		"rate", leakyOrToken, []string{"rate"},
 		"either rate and size, or size, drip_rate and drip_size, or max, duration and min_interval", (*LimitBuilder).setRateBucket,
 	},
+	{"speed", leakyOrToken, []string{"speed"}, "only speed and size", (*LimitBuilder).setSpeedBucket},
 	{
 		"max", leakyOrToken, []string{"max", "duration", "min_interval"},
 		"either size, drip_rate and drip_size or max, duration and min_interval", (*LimitBuilder).setMaxBuckets,
@@ -131,7 +133,7 @@ func (l *LimitBuilder) setGroup() error {
 		}
 	}
 	if l.Limits.IsZero() {
-		return errors.New("it sets no limit; use rate, size, max, min_interval, concurrency or nested limits")
+		return errors.New("it sets no limit; use rate, size, speed, max, min_interval, concurrency or nested limits")
 	}
 	return nil
 }
@@ -143,22 +145,58 @@ func (l *LimitBuilder) setRateBucket() error {
 	if err != nil {
 		return err
 	}
+	return l.addRateBucket("rate", string(l.Rate), r.Units, r.Limit)
+}
+
+// setSpeedBucket sets up the bucket of a limit that paces responses. By default it holds what is sent in a
+// second.
+func (l *LimitBuilder) setSpeedBucket() error {
+	text := string(l.Speed)
+	r, err := option.Parse(l.resolve, "speed", text, option.ParseByteRate)
+	if err != nil {
+		return err
+	}
+	second := int64(min(float64(r.Units)*float64(time.Second)/float64(r.Each), limiter.MaxUnits))
+	err = l.addRateBucket("speed", text, max(second, pace.LeastSize), func(size int64) (bucket.Limit, error) {
+		numbers, err := r.Limit(size)
+		if err != nil {
+			return numbers, err
+		}
+		return numbers.Smooth(), nil
+	})
+	if err != nil {
+		return err
+	}
+	b := l.rule.Buckets[0]
+	if b.Constant == nil {
+		return option.Bad("size", string(l.Size), "one that does not depend on the request, beside speed")
+	}
+	l.rule.Speed, l.rule.Pace = text, new(pace.Limit)
+	l.rule.Pace.Bucket.Limit = b.Constant.Limit
+	if !l.rule.Pace.SetPieces(r) {
+		return option.Bad("size", string(l.Size), fmt.Sprintf("at least %d bytes beside speed", pace.LeastSize))
+	}
+	return nil
+}
+
+// addRateBucket adds a bucket that drips at the rate of an option, and has a size by default.
+func (l *LimitBuilder) addRateBucket(name, text string, size int64, limit func(size int64) (bucket.Limit, error)) (err error) {
 	b := &rule.Bucket{Path: l.rule.Path}
-	if b.Size, err = option.NewOptional(l.resolve, "size", string(l.Size), strconv.FormatInt(r.Units, 10), l.units()); err != nil {
+	if b.Size, err = option.NewOptional(l.resolve, "size", string(l.Size), strconv.FormatInt(size, 10), l.units()); err != nil {
 		return err
 	}
 	if b.Factor, err = option.NewOptional(l.resolve, "factor", string(l.Factor), "1", option.ParseFactor); err != nil {
 		return err
 	}
-	var size int64
+	size = 0
 	if !b.SizeIsDynamic() {
 		if size, _, err = b.EffectiveSize(nil); err != nil {
 			return err
 		}
 	}
-	numbers, err := r.Limit(size)
+	numbers, err := limit(size)
 	if err != nil {
-		return option.Bad("rate", string(l.Rate), fmt.Sprintf("another rate or size: %v", err))
+		return option.Bad(name, text, fmt.Sprintf("another %s or size: %v", name, err))
 	}
 	b.Rate = option.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
 	b.Drip = option.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
@@ -180,7 +218,7 @@ func (l *LimitBuilder) rate() (option.Rate, error) {
 
 // countsBytes reports whether what l limits are bytes.
 func (l *LimitBuilder) countsBytes() bool {
-	return l.ActualCost == settle.ActualBytes || l.Cost == bodyCost
+	return l.ActualCost == settle.ActualBytes || l.Cost == bodyCost || l.Speed != ""
 }
 
 // units returns the parser of the units that l limits.

@@ -10,6 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/pace"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
@@ -30,6 +31,7 @@ type Shared struct {
 	tops     refpool.Refs[state.TopID, *toplist.List]
 	bans     refpool.Refs[string, *rule.BanList] // by the name of the bucket in stores
 	waiting  refpool.Refs[string, *wait.Queues]  // the same
+	speeds   refpool.Refs[string, *pace.Speed]   // the same
 	loads    refpool.Refs[state.LoadID, *adaptive.Controllers]
 
 	MaxKeys     int    // for all limits together
@@ -56,6 +58,7 @@ func NewShared(app *config.App, process *state.Process) (s *Shared, err error) {
 		tops:     process.Tops.NewRefs(),
 		bans:     process.Bans.NewRefs(),
 		waiting:  process.Waiting.NewRefs(),
+		speeds:   process.Speeds.NewRefs(),
 		loads:    process.Loads.NewRefs(),
 		MaxKeys:  limiter.DefaultMaxKeys,
 		Persist:  persist.DefaultPath(process.DataDir()),
@@ -102,6 +105,7 @@ var ParseMetrics = option.Is("on", "on", "off")
 // Release releases what the limits share.
 func (a *Shared) Release() {
 	a.loads.Release()
+	a.speeds.Release()
 	a.waiting.Release()
 	a.bans.Release()
 	a.tops.Release()
@@ -126,6 +130,11 @@ func (a *Shared) add(l *LimitBuilder) error {
 		b.Policy = &rule.Policy{
 			Policy:   outcome.Policy{Path: b.Path, Title: b.Path, Status: r.Status, Concurrency: r.Settlement.InProgress, Unit: b.QuotaUnit()},
 			Counters: a.counters.Get(b.Path),
+		}
+		if r.Pace != nil {
+			r.Pace.Bucket, r.Pace.AddressName = *b.Constant, b.AddressName
+			r.Pace.Bucket.Name, r.Pace.Bucket.DryRun, r.Pace.Bucket.MaxKeys = b.Name, r.DryRun, r.MaxKeys
+			r.Pace.Speed, r.Pace.Counters = a.speeds.Get(b.Name), b.Policy.Counters
 		}
 		if r.Zone != nil {
 			b.Policy.Title = r.Zone.Name

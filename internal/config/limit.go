@@ -79,10 +79,20 @@ type Limit struct {
 	// on the request.
 	Rate Rate `json:"rate,omitempty" bucket:"rate warm_up"`
 
+	// How many bytes of response bodies are sent per duration, such as `2MB/s`, in place of a rate of
+	// requests: to all responses of a key together, over all its connections, by this process alone, with
+	// or without Redis. It denies no request. Bytes are charged to a bucket of `size` bytes before they
+	// are sent, and wait while that has no room; clients take turns, see `fair_by`. What is sent over an upgraded
+	// connection, such as a websocket, counts. Header fields do not, and neither does what clients send. Where
+	// compression comes before the limit, as `encode` in its usual place does not, its result counts. New
+	// numbers also hold for responses that have begun. Placeholders must not depend on the request.
+	Speed Rate `json:"speed,omitempty" bucket:"speed"`
+
 	// The number of units that the bucket holds, from 1 to 2^49. If they are bytes, because of
-	// `actual_cost` or `cost`, it may be text with a unit, such as `10MB` or `1GiB`. Default: the
-	// `n` of the rate, if it is set.
-	Size Number `json:"size,omitempty" bucket:"rate drip fixed_window sliding_window sliding_log"`
+	// `actual_cost`, `cost` or `speed`, it may be text with a unit, such as `10MB` or `1GiB`. With
+	// `speed` it is what is sent at full speed first, at least 16 KiB. Default: the `n` of the rate, or
+	// what the speed sends in a second, if either is set.
+	Size Number `json:"size,omitempty" bucket:"rate speed drip fixed_window sliding_window sliding_log"`
 
 	// The time from one drip to the next, in whole microseconds. Each value of
 	// placeholders has its own buckets. Default: `1s`.
@@ -279,8 +289,8 @@ type Limit struct {
 	// request of each is next, however many it has. If `max_waiting` requests wait, or the bucket of
 	// a rate is full of them, the last one of the client with most of them is denied for one of a
 	// client that has at least two fewer. Addresses count by their prefixes, as in `key`. Clients
-	// without a value are one. With `off` requests are first come, first served. Needs `max_delay`.
-	// Default: `{client_ip}`.
+	// without a value are one. With `off` requests are first come, first served. Needs `max_delay`, or `speed`,
+	// where a turn is as many bytes for each client. Default: `{client_ip}`.
 	FairBy string `json:"fair_by,omitempty" bucket:"any"`
 
 	// The number of counters, from 1 to 10000, with which to track the keys that

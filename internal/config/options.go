@@ -138,7 +138,7 @@ func (l *Limit) Setting(name string) *option.Setting {
 
 // IsGroup reports whether l has no bucket, only nested limits.
 func (l *Limit) IsGroup() bool {
-	return l.Size == "" && l.Rate == "" && l.Max == "" && l.MinInterval == "" && l.Concurrency == ""
+	return l.Size == "" && l.Rate == "" && l.Speed == "" && l.Max == "" && l.MinInterval == "" && l.Concurrency == ""
 }
 
 // BanText returns the ban option as text.

@@ -80,6 +80,9 @@ func (l logged) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if l.Delayed > 0 {
 		enc.AddDuration("delayed", l.Delayed)
 	}
+	if l.Paced > 0 {
+		enc.AddDuration("paced", l.Paced)
+	}
 	return nil
 }
 

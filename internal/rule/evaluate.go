@@ -199,9 +199,12 @@ func (b *Bucket) addTo(q *Request) error {
 		ask.ShareKey = q.network
 	}
 	e := Entry{Bucket: b, Query: ask, Estimate: ask.Cost}
-	if b.Limit.Load != nil {
+	switch {
+	case b.Limit.Load != nil:
 		q.loads = append(q.loads, e)
-	} else {
+	case b.Limit.Pace != nil:
+		q.paced = append(q.paced, e)
+	default:
 		q.entries = append(q.entries, e)
 	}
 	return nil

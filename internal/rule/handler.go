@@ -24,6 +24,7 @@ type Handler struct {
 	Log        bool    // whether the access log shows outcomes
 
 	Store    limiter.Store
+	Memory   limiter.Store // of this process, which counts what is sent
 	Timeout  time.Duration // of Redis; 0 without
 	Process  *telemetry.Process
 	Logger   *zap.Logger

@@ -17,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/faults"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/pace"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -46,6 +47,7 @@ type Limit struct {
 	Turns   *key.Key     // what tells clients apart that take turns as they wait; nil if they do not
 	Bans    *Bans        // nil if it bans no keys
 	Load    *settle.Load // nil if it does not follow the load
+	Pace    *pace.Limit  // nil if it has no speed
 
 	Borrowers  []*Limit // those to which a pool may lend
 	OwnCost    bool     // whether a pool charges its own cost, and not the cost of the limit that borrows
@@ -128,6 +130,19 @@ func (l *Limit) WhenFull() string {
 type Waiters struct {
 	Option string // max_delay as the config has it
 	*wait.Queues
+}
+
+// WaitingState returns what tells which requests wait for b, or responses for its speed; nil if none may.
+func (b *Bucket) WaitingState() func() telemetry.Waiting {
+	switch {
+	case !b.IsMain():
+		return nil
+	case b.Limit.Pace != nil:
+		return b.Limit.Pace.Speed.State
+	case b.Limit.Waiting != nil:
+		return b.Limit.Waiting.State
+	}
+	return nil
 }
 
 // waitsForSlot reports whether requests that l has no slot for may wait in a queue.

@@ -26,6 +26,8 @@ type Options struct {
 
 	DryRun bool `json:"dry_run,omitempty"`
 
+	Speed string `json:"speed,omitempty"` // at which responses are sent
+
 	Soft       int64          `json:"soft,omitempty"`                       // units above the size that pass
 	MaxDelay   option.Seconds `json:"max_delay,omitempty"`                  // for which requests may wait
 	MaxWaiting int64          `json:"max_waiting,omitempty" default:"1000"` // how many may at once, in this process

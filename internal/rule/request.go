@@ -37,6 +37,7 @@ type Request struct {
 	decided  time.Time // when the decisions were begun, since a request may wait for that
 	entries  []Entry
 	loads    []Entry          // of limits that follow the load, which no store is asked about
+	paced    []Entry          // of limits with a speed, of which a store is asked as the response is sent
 	holdings []settle.Holding // what has to be settled
 
 	how   How
@@ -133,8 +134,9 @@ func (q *Request) Release() {
 	}
 	clear(q.entries) // drop references to what clients sent
 	clear(q.loads)
+	clear(q.paced)
 	clear(q.asked[:cap(q.asked)])
-	*q = Request{entries: q.entries[:0], loads: q.loads[:0], asked: q.asked[:0], about: q.about[:0], answers: q.answers[:0], stripe: q.stripe}
+	*q = Request{entries: q.entries[:0], loads: q.loads[:0], paced: q.paced[:0], asked: q.asked[:0], about: q.about[:0], answers: q.answers[:0], stripe: q.stripe}
 	requests.Put(q)
 }
 
@@ -146,6 +148,12 @@ func (q *Request) Entries() []Entry { return q.entries }
 // Loads returns the entries of limits that follow the load, in the order in which they are
 // asked. They are decided last, by acquire.
 func (q *Request) Loads() []Entry { return q.loads }
+
+// Paced returns the entries of limits that pace the response. They deny nothing.
+func (q *Request) Paced() []Entry { return q.paced }
+
+// IsEmpty reports whether no limit applies to the request.
+func (q *Request) IsEmpty() bool { return len(q.entries)+len(q.loads)+len(q.paced) == 0 }
 
 // firstDenied returns the index of the first entry that has denied, or -1.
 func (q *Request) firstDenied() int {

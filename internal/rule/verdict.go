@@ -10,7 +10,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/pace"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/socket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -27,6 +29,7 @@ type Verdict struct {
 	Wait   time.Duration  // after which to try again, 0 if that does not help
 
 	holdings []settle.Holding // what the request holds until its outcome is known
+	paced    *pace.Response   // nil if nothing paces its response
 }
 
 // errMatcher replaces the error of a matcher, in the log too: it may have text of the
@@ -39,7 +42,7 @@ var errMatcher = errors.New("an error that is not shown, as it may quote the req
 func (h *Handler) Decide(r *http.Request, header http.Header) (v Verdict) {
 	q, err := Evaluate(r, h.Limits, time.Time{})
 	defer q.Release()
-	if err == nil && len(q.entries) == 0 && len(q.loads) == 0 {
+	if err == nil && q.IsEmpty() {
 		return v
 	}
 	v.Outcome = outcome.Of(r, q.replacer, q.stripe)
@@ -50,7 +53,7 @@ func (h *Handler) Decide(r *http.Request, header http.Header) (v Verdict) {
 	}
 	v.Outcome.Observe(r.Context(), h.Log)
 	if v.Status == 0 {
-		v.holdings = q.holdings
+		v.holdings, v.paced = q.holdings, q.pace(h.Memory)
 	}
 	return v
 }
@@ -155,8 +158,18 @@ func (h *Handler) logError(message string, err error) {
 }
 
 // Pass passes the request on, keeps the values of others out of the header fields of its outcome,
-// and settles what it holds, whatever becomes of it.
+// paces its response, and settles what it holds, whatever becomes of it.
 func (v *Verdict) Pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if v.paced == nil {
+		return v.settle(w, r, next)
+	}
+	defer func() { v.Outcome.Paced += v.paced.Waited() }()
+	pause := settle.Pauses(v.holdings)
+	return v.paced.Serve(w, r, socket.Of(r), pause, func(w http.ResponseWriter) error { return v.settle(w, r, next) })
+}
+
+// settle is Pass of a response that is not paced, or that w paces.
+func (v *Verdict) settle(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if v.holdings == nil {
 		return v.Outcome.Serve(w, r, next)
 	}

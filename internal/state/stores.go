@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/pace"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/wait"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
@@ -47,6 +48,7 @@ type Process struct {
 	Tops    *refpool.Pool[TopID, *toplist.List]  // the keys that ask most
 	Bans    *refpool.Pool[string, *rule.BanList] // the keys that are banned, by the name of the bucket in stores
 	Waiting *refpool.Pool[string, *wait.Queues]  // the requests that wait, by the same
+	Speeds  *refpool.Pool[string, *pace.Speed]   // the responses that are paced, by the same
 	Loads   *refpool.Pool[LoadID, *adaptive.Controllers]
 
 	// MakeMemory returns a new memory store.
@@ -77,6 +79,7 @@ func New(counted telemetry.Options) *Process {
 		Tops:    refpool.New(func(id TopID) *toplist.List { return toplist.New(id.N, nil) }),
 		Bans:    refpool.New(func(string) *rule.BanList { return rule.NewBanList() }),
 		Waiting: refpool.New(func(string) *wait.Queues { return wait.New() }),
+		Speeds:  refpool.New(func(string) *pace.Speed { return pace.NewSpeed() }),
 		Loads:   refpool.New(func(id LoadID) *adaptive.Controllers { return adaptive.NewControllers(id.Options) }),
 
 		MakeMemory:      limiter.NewMemory,

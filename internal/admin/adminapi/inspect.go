@@ -112,7 +112,11 @@ func (c *Config) inspectBucket(ctx context.Context, b *bucket, query adminjson.B
 		}
 		return b.loadLevel(at), nil
 	}
-	found, err := c.look(ctx, at, reset)
+	look := c.look
+	if b.Limit.Pace != nil {
+		look = c.lookHere
+	}
+	found, err := look(ctx, at, reset)
 	if err != nil {
 		return adminjson.Level{}, err
 	}
@@ -154,13 +158,7 @@ type found struct {
 // answer, it does so in this process alone.
 func (c *Config) look(ctx context.Context, at limiter.Bucket, reset bool) (f found, err error) {
 	if c.Redis == nil {
-		look := c.Memory.Peek
-		if reset {
-			look = c.Memory.Reset
-		}
-		f.from = "memory"
-		f.Level, err = look(ctx, at)
-		return f, err
+		return c.lookHere(ctx, at, reset)
 	}
 
 	// The store must stay open, as for a request that a handler decides.
@@ -183,6 +181,17 @@ func (c *Config) look(ctx context.Context, at limiter.Bucket, reset bool) (f fou
 		}
 	}
 	f.node = &adminjson.Node{Level: here.Units, Remembered: remembered, Leased: here.Leased, Unreported: here.Unreported}
+	return f, err
+}
+
+// lookHere is look in this process, with or without Redis.
+func (c *Config) lookHere(ctx context.Context, at limiter.Bucket, reset bool) (f found, err error) {
+	look := c.Memory.Peek
+	if reset {
+		look = c.Memory.Reset
+	}
+	f.from = "memory"
+	f.Level, err = look(ctx, at)
 	return f, err
 }
 

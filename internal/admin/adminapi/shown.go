@@ -101,9 +101,7 @@ func Reported(b *rule.Bucket, maxKeys int) telemetry.Limit {
 	if b.Limit.Load != nil {
 		l.Load = b.Limit.Load.Controllers
 	}
-	if b.Limit.Waiting != nil && b.IsMain() {
-		l.Waiting = b.Limit.Waiting.State
-	}
+	l.Waiting = b.WaitingState()
 	switch {
 	case n.Period != "":
 		l.Window = n.Period
@@ -116,7 +114,7 @@ func Reported(b *rule.Bucket, maxKeys int) telemetry.Limit {
 // counted returns the options of b of which more is counted.
 func counted(b *rule.Bucket) (p telemetry.Policies) {
 	for name, has := range map[telemetry.Policies]bool{
-		telemetry.DryRun: b.Limit.DryRun, telemetry.Soft: b.Limit.Soft > 0, telemetry.Delays: b.Limit.MaxDelay > 0,
+		telemetry.DryRun: b.Limit.DryRun, telemetry.Soft: b.Limit.Soft > 0, telemetry.Delays: b.WaitingState() != nil,
 		telemetry.Bans: b.Limit.Bans != nil, telemetry.Borrows: b.Limit.Lender != nil,
 		telemetry.Leases: b.Consistency.IsLease(), telemetry.Eventual: b.Consistency.IsEventual(),
 		telemetry.Load: b.Limit.Load != nil,

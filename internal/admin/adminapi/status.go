@@ -58,8 +58,8 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 			if load := l.Limit.Load; load != nil {
 				status.Load = append(status.Load, loadAnswerOf(l.Path, load.Controllers, now))
 			}
-			if l.Limit.Waiting != nil {
-				if now := l.Limit.Waiting.State(); now.Requests > 0 {
+			if waiting := l.WaitingState(); waiting != nil {
+				if now := waiting(); now.Requests > 0 {
 					status.Waiting = append(status.Waiting, adminjson.Waiting{Path: l.Path, Requests: now.Requests, Clients: now.Clients, Longest: now.Longest})
 				}
 			}

@@ -281,7 +281,7 @@ func (x *explainer) visit(h *Handler, r *http.Request) bool {
 	q, err := rule.Evaluate(r, h.Limits, time.Time{})
 	defer q.Release()
 	met := make(map[*rule.Bucket]*rule.Entry)
-	for _, entries := range [][]rule.Entry{q.Entries(), q.Loads()} {
+	for _, entries := range [][]rule.Entry{q.Entries(), q.Loads(), q.Paced()} {
 		for i := range entries {
 			met[entries[i].Bucket] = &entries[i]
 		}

@@ -101,20 +101,46 @@ type watchedBody struct {
 
 // Read implements io.Reader. It is also called while or after slots are released.
 func (b watchedBody) Read(buffer []byte) (int, error) {
+	pause(b.places)
+	n, err := b.ReadCloser.Read(buffer)
+	resume(b.places)
+	return n, err
+}
+
+// pause has a request take no room at its places while its client is waited for.
+func pause(places []*Place) {
 	now := time.Now()
-	for _, p := range b.places {
+	for _, p := range places {
 		if p.Slot.Wait(now) {
 			p.slots.Count(false)
 			p.wake()
 		}
 	}
-	n, err := b.ReadCloser.Read(buffer)
-	now = time.Now()
-	for _, p := range b.places {
+}
+
+// resume ends a pause.
+func resume(places []*Place) {
+	now := time.Now()
+	for _, p := range places {
 		if left := p.Slot.Resume(now); left > 0 && p.lapse != nil {
 			p.lapse.Reset(left) // which also ends it if it is released meanwhile
 			p.slots.Count(true)
 		}
 	}
-	return n, err
+}
+
+// Pauses returns what has a request take no room at the limits that follow the load while its response
+// is held back, until what it returns is called.
+func Pauses(holdings []Holding) (begin func() (end func())) {
+	var places []*Place
+	for i := range holdings {
+		if p := holdings[i].Place; p != nil && p.Load.UntilBody {
+			places = append(places, p)
+		}
+	}
+	end := func() { resume(places) }
+	return func() func() {
+		pause(places)
+		return end
+	}
 }

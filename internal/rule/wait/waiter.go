@@ -6,7 +6,12 @@ import (
 	"container/list"
 	"net/http"
 	"time"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/socket"
 )
+
+// lookEvery is how often a request that waits looks whether its client is still there.
+const lookEvery = 250 * time.Millisecond
 
 // Waiter is a request that waits.
 type Waiter struct {
@@ -64,7 +69,7 @@ func (w *Waiter) Next() bool {
 
 // clientLeft finds out whether the client has left.
 func (w *Waiter) clientLeft() bool {
-	w.Left = clientLeft(w.request)
+	w.Left = socket.ClientLeft(w.request)
 	return w.Left
 }
 

@@ -1,18 +1,15 @@
-package wait
+// Package socket is what a system tells and does beneath the connections of clients.
+package socket
 
 import (
 	"context"
 	"net"
 	"net/http"
 	"syscall"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
-
-// lookEvery is how often a request that waits looks whether its client is still there.
-const lookEvery = 250 * time.Millisecond
 
 // connKey is the key of a request's connection in its context.
 type connKey struct{}
@@ -31,14 +28,20 @@ func KeepConnections(ctx caddy.Context) {
 	})
 }
 
-// clientLeft reports whether the client of r has left. Its context says so too, but over
+// Of returns the connection of a request, or nil if it is not known.
+func Of(r *http.Request) net.Conn {
+	conn, _ := r.Context().Value(connKey{}).(net.Conn)
+	return conn
+}
+
+// ClientLeft reports whether the client of r has left. Its context says so too, but over
 // HTTP/1 only once all that the client has sent has been read.
-func clientLeft(r *http.Request) bool {
+func ClientLeft(r *http.Request) bool {
 	if r.Context().Err() != nil {
 		return true
 	}
-	conn, ok := r.Context().Value(connKey{}).(net.Conn)
-	return ok && hungUp(conn)
+	conn := Of(r)
+	return conn != nil && hungUp(conn)
 }
 
 // hungUp reports whether the client of conn has closed it, or at least the direction in which it
@@ -49,22 +52,34 @@ func clientLeft(r *http.Request) bool {
 // giving access to the one inside, and as long as the system's buffers have no room for the data
 // before the end.
 func hungUp(conn net.Conn) bool {
+	ended := false
+	known, err := control(conn, func(fd uintptr) { ended = peerClosed(fd) })
+	return known && (err != nil || ended) // an error if this side has closed it
+}
+
+// KeepUnsent has writes to conn wait while the system keeps more than so many bytes that were never
+// sent, instead of as many as fit into its buffers: a client that does not read gets no more. It does
+// nothing where that is not known.
+func KeepUnsent(conn net.Conn, bytes int) {
+	_, _ = control(conn, func(fd uintptr) { keepUnsent(fd, bytes) })
+}
+
+// control calls f with the socket beneath conn, if that is known.
+func control(conn net.Conn, f func(fd uintptr)) (known bool, err error) {
 	for {
 		switch c := conn.(type) {
 		case syscall.Conn:
 			raw, err := c.SyscallConn()
 			if err != nil {
-				return false
+				return false, err
 			}
-			ended := false
-			err = raw.Control(func(fd uintptr) { ended = peerClosed(fd) })
-			return err != nil || ended // an error if this side has closed it
+			return true, raw.Control(f)
 		case interface{ NetConn() net.Conn }: // TLS
 			conn = c.NetConn()
 		case interface{ Raw() net.Conn }: // the PROXY protocol
 			conn = c.Raw()
 		default:
-			return false
+			return false, nil
 		}
 	}
 }

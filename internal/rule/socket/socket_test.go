@@ -1,4 +1,4 @@
-package wait
+package socket
 
 import (
 	"crypto/tls"

@@ -1,0 +1,147 @@
+package pace
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/socket"
+)
+
+// writer writes the body of a response in pieces, each once it may be sent.
+type writer struct {
+	caddyhttp.ResponseWriterWrapper
+	response *Response
+	request  *http.Request
+	conn     net.Conn               // of the client; nil if unknown
+	pause    func() (resume func()) // what else measures how long the response takes
+
+	free    bool // whether the response has no body that is sent
+	begun   bool // whether any of the body has been written, or the header flushed
+	written bool // whether anything was, since it was flushed
+	waited  bool // whether it has waited
+}
+
+// Serve has serve write the response to r through a writer that paces it. Whatever else measures how long
+// the response takes is paused while it waits. conn is the connection of the client, if it is known.
+func (p *Response) Serve(w http.ResponseWriter, r *http.Request, conn net.Conn, pause func() (resume func()), serve func(http.ResponseWriter) error) error {
+	defer func() {
+		if p.closed == nil { // otherwise its connection goes on
+			p.end()
+		}
+	}()
+	out := &writer{
+		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, response: p, request: r, conn: conn, pause: pause,
+		free: r.Method == http.MethodHead,
+	}
+	p.beforeWait = out.beforeWait
+	return serve(out)
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *writer) WriteHeader(status int) {
+	w.free = w.free || status == http.StatusNoContent || status == http.StatusNotModified
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (w *writer) Write(b []byte) (n int, err error) {
+	if w.free {
+		return w.ResponseWriter.Write(b)
+	}
+	return w.response.write(b, func(piece []byte) (int, error) {
+		w.begun, w.written = true, true
+		return w.ResponseWriter.Write(piece)
+	})
+}
+
+// write has b written in pieces.
+func (p *Response) write(b []byte, write func([]byte) (int, error)) (written int, err error) {
+	for len(b) > 0 {
+		n, err := p.await(len(b))
+		if err != nil {
+			return written, err
+		}
+		sent, err := write(b[:n])
+		if written += sent; err != nil {
+			return written, err
+		}
+		b = b[n:]
+	}
+	return written, nil
+}
+
+// ReadFrom implements io.ReaderFrom, which lets files be sent without copying. A piece of a file is read
+// when it may be sent, so that no memory is held meanwhile.
+func (w *writer) ReadFrom(r io.Reader) (written int64, err error) {
+	if w.free {
+		return w.ResponseWriterWrapper.ReadFrom(r)
+	}
+	part, ok := r.(*io.LimitedReader)
+	if ok {
+		_, ok = part.R.(io.Seeker)
+	}
+	if !ok {
+		return io.Copy(struct{ io.Writer }{w}, r)
+	}
+	for part.N > 0 {
+		n, err := w.response.await(int(min(part.N, mostPiece)))
+		if err != nil {
+			return written, err
+		}
+		w.begun, w.written = true, true
+		sent, err := w.ResponseWriterWrapper.ReadFrom(&io.LimitedReader{R: part.R, N: int64(n)})
+		part.N, written = part.N-sent, written+sent
+		if err != nil || sent < int64(n) {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+// beforeWait prepares for a wait: what was written before is sent, as several small pieces would fit into
+// the buffers of the server, and so is a header that nothing would be added to, which clients, and proxies
+// before them, wait for only so long. The wait is neither its client's time, who may have to read at some
+// rate, nor the upstream's.
+func (w *writer) beforeWait() (after func(), err error) {
+	if !w.waited && w.conn != nil {
+		socket.KeepUnsent(w.conn, mostPiece)
+	}
+	w.waited = true
+	if w.written || !w.begun && headerIsWhole(w.Header()) {
+		w.begun, w.written = true, false
+		if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return nil, err
+		}
+	}
+	restore := func() {}
+	if _, idle := caddyhttp.IdleTimeoutsFromContext(w.request.Context()); idle != nil && idle.Deadline.MinRate > 0 {
+		restore = idle.Override(idle.Deadline.Timeout, 0, 0)
+	}
+	resume := w.pause()
+	return func() { resume(); restore() }, nil
+}
+
+// headerIsWhole reports whether the server adds no field to a header that depends on the body. A type
+// without a value says that it is not to be guessed.
+func headerIsWhole(h http.Header) bool {
+	_, hasType := h["Content-Type"]
+	return hasType && h["Content-Length"] != nil
+}
+
+// FlushError implements flushing for http.ResponseController.
+func (w *writer) FlushError() error {
+	w.begun, w.written = true, false
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*writer)(nil)
+	_ http.Pusher         = (*writer)(nil)
+	_ io.ReaderFrom       = (*writer)(nil)
+	_ http.Hijacker       = (*writer)(nil)
+)
