@@ -33,7 +33,6 @@ var conflicts = []conflict{
 	{"cost", "speed", "remove it: a response costs its bytes"},
 	{"count", "speed", "use match: responses are paced whatever they are"},
 	{"actual_cost", "speed", "use a limit of its own for it: a response costs its bytes"},
-	{"hold", "speed", "remove it: bytes are charged before they are sent"},
 	{"count_denied", "speed", "use a limit of its own for it: a speed denies no request"},
 	{"status", "speed", "remove it: a speed denies no request"},
 	{"soft", "speed", "use a larger size instead"},

@@ -114,14 +114,17 @@ func (p *limitParser) parse(l *config.Limit, b *config.Block, head caddyfile.Tok
 func (p *limitParser) parsers(l *config.Limit) map[string]func() error {
 	parsers := fieldParsers(p.Dispenser, l)
 	delete(parsers, "name")
-	rate, actualCost := parsers["rate"], parsers["actual_cost"]
-	parsers["rate"] = func() error {
-		if p.CountRemainingArgs() < 2 || inOneLine(nextArgs(p.Dispenser)) {
-			return rate()
+	for name, to := range map[string]*config.Rate{"rate": &l.Rate, "speed": &l.Speed} {
+		one := parsers[name]
+		parsers[name] = func() error {
+			if p.CountRemainingArgs() < 2 || inOneLine(nextArgs(p.Dispenser)) {
+				return one()
+			}
+			*to = config.Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
+			return nil
 		}
-		l.Rate = config.Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
-		return nil
 	}
+	actualCost := parsers["actual_cost"]
 	parsers["actual_cost"] = func() error {
 		if p.CountRemainingArgs() < 2 || !usage.IsCost(nextArgs(p.Dispenser)[0]) {
 			return actualCost()

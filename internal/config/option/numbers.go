@@ -175,13 +175,17 @@ var unitOfRate = regexp.MustCompile(`^(?:([0-9]+) ?)?([smhd]|(?:sec|second|min|m
 var rateOfZero = regexp.MustCompile(`^0+r?(?:/| per )`)
 
 // ParseRate parses a rate, such as 10/s, 10r/s or 10 per second.
-func ParseRate(text string) (Rate, string) { return rateOf(Units, text) }
+func ParseRate(text string) (Rate, string) {
+	return rateOf(Units, text, "such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number")
+}
 
 // ParseByteRate parses a rate of bytes, such as 10MB/s.
-func ParseByteRate(text string) (Rate, string) { return rateOf(Bytes, text) }
+func ParseByteRate(text string) (Rate, string) {
+	return rateOf(Bytes, text, "such as 2MB/s, 500kB/min or 1GiB/12h: a number of bytes")
+}
 
-// rateOf parses a rate of what a parser takes.
-func rateOf(parse Parser[int64], text string) (Rate, string) {
+// rateOf parses a rate of what a parser takes, of which errors show examples.
+func rateOf(parse Parser[int64], text, examples string) (Rate, string) {
 	rate, wrongUnits, wrongInterval := parseRate(parse, text)
 	switch {
 	case wrongUnits == "" && wrongInterval == "":
@@ -189,7 +193,7 @@ func rateOf(parse Parser[int64], text string) (Rate, string) {
 	case wrongInterval == "" && (strings.Contains(wrongUnits, "at most") || strings.Contains(wrongUnits, "bytes") || rateOfZero.MatchString(text)):
 		return Rate{}, "<n>/<duration> with " + wrongUnits
 	}
-	return Rate{}, cmp.Or(RateMeant(text), "<n>/<duration>, such as 10/s, 600/min, 100/hr, 5/12h or 10 per minute: a whole number, "+
+	return Rate{}, cmp.Or(RateMeant(text), "<n>/<duration>, "+examples+", "+
 		"and s, sec, second, m, min, minute, h, hr, hour, d, day or a duration")
 }
 

@@ -33,10 +33,10 @@ const leastClients = 16
 type waiter struct {
 	response *Response
 	client   string
-	bytes    int64     // that wait
-	end      int64     // when they end, by the queue's time
-	entered  bool      // whether end is set, since the response was last let go
-	index    int       // in the queue; -1 if it is not there
+	bytes    int64 // that wait
+	end      int64 // when they end, by the queue's time
+	entered  bool  // whether end is set, since the response was last let go
+	index    int   // in the queue; -1 if it is not there
 }
 
 // turn is what a response is told when it leaves a queue: that its piece has been charged, or the index of
