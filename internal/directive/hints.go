@@ -44,7 +44,7 @@ var Hints = []hint{
 	{inLimits, "rate <byterate>", `"speed <byterate>" for bandwidth, or with it "actual_cost bytes" for traffic`},
 	{inLimits, "bandwidth|bandwidth_limit|bwlimit|limit_rate|max_speed|throttle|throughput|download_rate <byterate>", `"speed <byterate>"`},
 	{inLimits, "bandwidth|bandwidth_limit|bwlimit|limit_rate|max_speed|throttle|throughput|download_rate <kilo>", `"speed <kilo>/s"`},
-	{inLimits, "bandwidth|bandwidth_limit|bwlimit|limit_rate|max_speed|throttle|throughput|download_rate", `"speed" with bytes and a time, such as speed 2MB/s`},
+	{inLimits, "bandwidth|bandwidth_limit|bwlimit|limit_rate|max_speed|throttle|throughput|download_rate", `speed with bytes and a time, such as speed 2MB/s`},
 	{inLimits, "rate <n> per <calendar>", `"algorithm fixed_window", "size <n>" and "period <calendar>"`},
 	{inLimits, "average|rps|per_second|requests_per_second|replenishrate|replenish_rate", `"rate <n=10>/s"`},
 	{inLimits, "rpm|per_minute|requests_per_minute", `"rate <n=10>/m"`},

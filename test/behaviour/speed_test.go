@@ -375,3 +375,41 @@ func TestSpeedDryRun(t *testing.T) {
 		t.Errorf("got %s and %d, want one that would have waited and the bytes that fit", got, units)
 	}
 }
+
+// TestSpeedOverReloads guards that responses which have begun keep to the numbers of a config that is loaded
+// then, and to those before if it is rejected; and that the server of Redis is not asked about any of it.
+func TestSpeedOverReloads(t *testing.T) {
+	server := redistest.Start(t)
+	dir := bigFile(t, 50_000_000)
+	config := func(speed string) sitetest.Config {
+		return sitetest.Config{
+			Global: "rate_limit {\nredis " + server.Addr + "\n}",
+			Site:   "rate_limit downloads {\nspeed " + speed + "\nsize 20kB\n}\nroot " + dir + "\nfile_server",
+		}
+	}
+	s := sitetest.StartConfig(t, config("20kB/s"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d := begin(ctx, t, &http.Client{Transport: new(http.Transport)}, s.URL("/big"))
+	grows := func(what string, advance time.Duration, want int64) {
+		t.Helper()
+		before := settled(d)
+		s.Clock.Advance(advance)
+		if got := settled(d) - before; got > want || got < want-10_000 {
+			t.Errorf("%s: got %d bytes in %v, want %d", what, got, advance, want)
+		}
+	}
+	grows("at first", time.Second, 20_000)
+	if err := s.Load(config("200kB/s")); err != nil {
+		t.Fatal(err)
+	}
+	s.Clock.Advance(time.Second) // of a bucket with other numbers, which is empty
+	grows("faster", time.Second, 200_000)
+	if err := s.Load(config("nothing")); err == nil {
+		t.Error("it was loaded")
+	}
+	grows("as before", time.Second, 200_000)
+	if n := server.CommandStat(t, "evalsha") + server.CommandStat(t, "eval"); n > 0 {
+		t.Errorf("Redis was asked %d times", n)
+	}
+}

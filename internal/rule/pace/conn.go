@@ -24,10 +24,9 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return c, buffered, err
 	}
 	p := w.response
-	p.closed = make(chan struct{})
 	socket.KeepUnsent(c, mostPiece)
 	p.beforeWait = func() (func(), error) { return func() {}, nil }
-	paced := &conn{Conn: c, response: p}
+	paced := newConn(c, p)
 	buffered.Writer.Reset(paced) // it is empty
 	return paced, buffered, nil
 }
@@ -36,21 +35,34 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 type conn struct {
 	net.Conn
 	response *Response
-	writing  sync.Mutex   // by one who may wait
+	writing  chan struct{} // has room for the one who writes, and may wait
 	aside    atomic.Int64 // bytes that were sent beside that, and are to be charged
 	close    sync.Once
+}
+
+// newConn returns a connection over which a response is sent.
+func newConn(c net.Conn, p *Response) *conn {
+	p.closed = make(chan struct{})
+	return &conn{Conn: c, response: p, writing: make(chan struct{}, 1)}
 }
 
 // Write implements net.Conn. A short message that is written while another one waits is sent at once, and
 // charged before anything more is sent.
 func (c *conn) Write(b []byte) (int, error) {
-	if len(b) > mostAside {
-		c.writing.Lock()
-	} else if !c.writing.TryLock() {
-		c.aside.Add(int64(len(b)))
-		return c.Conn.Write(b)
+	select {
+	case c.writing <- struct{}{}:
+	default:
+		if len(b) <= mostAside {
+			c.aside.Add(int64(len(b)))
+			return c.Conn.Write(b)
+		}
+		select {
+		case c.writing <- struct{}{}:
+		case <-c.response.closed:
+			return 0, net.ErrClosed
+		}
 	}
-	defer c.writing.Unlock()
+	defer func() { <-c.writing }()
 	for aside := int(c.aside.Swap(0)); aside > 0; {
 		n, err := c.response.await(aside)
 		if err != nil {
@@ -69,8 +81,8 @@ func (c *conn) Close() (err error) {
 	c.close.Do(func() {
 		close(c.response.closed)
 		err = c.Conn.Close()
-		c.writing.Lock() // who waited has been told
-		defer c.writing.Unlock()
+		c.writing <- struct{}{} // who writes has been told
+		defer func() { <-c.writing }()
 		c.response.end()
 		c.response.left = net.ErrClosed
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -566,6 +567,56 @@ func TestStateCounts(t *testing.T) {
 		all.Wait()
 		if got := s.limit.Speed.State(); got != (telemetry.Waiting{}) {
 			t.Errorf("got %+v, want none", got)
+		}
+	})
+}
+
+// TestConnections guards what is sent over a connection that a handler has taken over: it is paced, a short
+// message goes beside a write that waits and is charged then, a long one goes after it, and closing the
+// connection ends all waits.
+func TestConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpeed(t, limiter.NewMemory(), "s", numbers{10_000, 20_000})
+		client, server := net.Pipe()
+		var got atomic.Int64
+		var all sync.WaitGroup
+		all.Go(func() {
+			buffer := make([]byte, 4096)
+			for {
+				n, err := client.Read(buffer)
+				if got.Add(int64(n)); err != nil {
+					return
+				}
+			}
+		})
+		p := pacedBy(t.Context(), "", s)
+		c := newConn(server, p)
+		all.Go(func() {
+			if _, err := c.Write(make([]byte, 1_000_000)); err == nil {
+				t.Error("all was sent")
+			}
+		})
+		time.Sleep(10 * time.Second)
+		before := got.Load()
+		if n, err := c.Write(make([]byte, 100)); n != 100 || err != nil || got.Load() != before+100 {
+			t.Errorf("of a short message %d bytes were sent, %v", n, err)
+		}
+		late := make(chan error, 1)
+		all.Go(func() {
+			_, err := c.Write(make([]byte, 1000))
+			late <- err
+		})
+		time.Sleep(10 * time.Second)
+		if n := got.Load(); n > 220_200 || n < 210_000 {
+			t.Errorf("%d bytes were sent in 20 s", n)
+		}
+		c.Close()
+		if err := <-late; err == nil {
+			t.Error("the long message was sent")
+		}
+		all.Wait()
+		if n := len(s.limit.Speed.queues); n > 0 {
+			t.Errorf("%d queues are left", n)
 		}
 	})
 }
