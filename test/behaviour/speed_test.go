@@ -163,7 +163,8 @@ func TestSpeed(t *testing.T) {
 			for i := range more {
 				others.Go(func() { more[i] = begin(ctx, t, client, url) }) // its header comes with its first piece
 			}
-			time.Sleep(50 * time.Millisecond)
+			waiting := s.BucketAt("downloads").WaitingState()
+			sitetest.Eventually(t, "all wait", func() bool { return waiting().Requests == 1+len(more) })
 			s.Clock.Advance(time.Second)
 			others.Wait()
 			all = append(all, more...)
@@ -181,7 +182,6 @@ func TestSpeed(t *testing.T) {
 			for _, d := range append(all, other) {
 				<-d.end
 			}
-			waiting := s.BucketAt("downloads").WaitingState()
 			sitetest.Eventually(t, "none waits", func() bool { return waiting().Requests == 0 })
 		})
 	}
@@ -404,11 +404,11 @@ func TestSpeedOverReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Clock.Advance(time.Second) // of a bucket with other numbers, which is empty
-	grows("faster", time.Second, 200_000)
+	grows("faster", 100*time.Millisecond, 20_000)
 	if err := s.Load(config("nothing")); err == nil {
 		t.Error("it was loaded")
 	}
-	grows("as before", time.Second, 200_000)
+	grows("as before", 100*time.Millisecond, 20_000)
 	if n := server.CommandStat(t, "evalsha") + server.CommandStat(t, "eval"); n > 0 {
 		t.Errorf("Redis was asked %d times", n)
 	}
