@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/value"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
@@ -311,10 +312,10 @@ func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error
 	if cost == bodyCost {
 		cost = ""
 	}
-	if b.Cost, err = option.NewValue(l.resolve, "cost", cmp.Or(cost, "1"), parse); err != nil {
+	if b.Cost, err = value.New(l.resolve, "cost", cmp.Or(cost, "1"), parse); err != nil {
 		return err
 	}
-	if b.Factor, err = option.NewOptional(l.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
+	if b.Factor, err = value.NewOptional(l.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
 		return err
 	}
 	b.Size.SetParser(l.planUnits())

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/value"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/calendar"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/pace"
@@ -112,13 +113,13 @@ func (l *LimitBuilder) setDripBucket() (err error) {
 		return l.setGroup()
 	}
 	b := &rule.Bucket{Path: l.rule.Path}
-	if b.Size, err = option.NewValue(l.resolve, "size", string(l.Size), l.units()); err != nil {
+	if b.Size, err = value.New(l.resolve, "size", string(l.Size), l.units()); err != nil {
 		return err
 	}
-	if b.Rate, err = option.NewValue(l.resolve, "drip_rate", cmp.Or(string(l.DripRate), "1s"), option.Interval); err != nil {
+	if b.Rate, err = value.New(l.resolve, "drip_rate", cmp.Or(string(l.DripRate), "1s"), option.Interval); err != nil {
 		return err
 	}
-	if b.Drip, err = option.NewValue(l.resolve, "drip_size", cmp.Or(string(l.DripSize), "1"), l.units()); err != nil {
+	if b.Drip, err = value.New(l.resolve, "drip_size", cmp.Or(string(l.DripSize), "1"), l.units()); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
@@ -182,10 +183,10 @@ func (l *LimitBuilder) setSpeedBucket() error {
 // addRateBucket adds a bucket that drips at the rate of an option, and has a size by default.
 func (l *LimitBuilder) addRateBucket(name, text string, size int64, limit func(size int64) (bucket.Limit, error)) (err error) {
 	b := &rule.Bucket{Path: l.rule.Path}
-	if b.Size, err = option.NewOptional(l.resolve, "size", string(l.Size), strconv.FormatInt(size, 10), l.units()); err != nil {
+	if b.Size, err = value.NewOptional(l.resolve, "size", string(l.Size), strconv.FormatInt(size, 10), l.units()); err != nil {
 		return err
 	}
-	if b.Factor, err = option.NewOptional(l.resolve, "factor", string(l.Factor), "1", option.ParseFactor); err != nil {
+	if b.Factor, err = value.NewOptional(l.resolve, "factor", string(l.Factor), "1", option.ParseFactor); err != nil {
 		return err
 	}
 	size = 0
@@ -198,8 +199,8 @@ func (l *LimitBuilder) addRateBucket(name, text string, size int64, limit func(s
 	if err != nil {
 		return option.Bad(name, text, fmt.Sprintf("another %s or size: %v", name, err))
 	}
-	b.Rate = option.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
-	b.Drip = option.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
+	b.Rate = value.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
+	b.Drip = value.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
 }
 
@@ -291,9 +292,9 @@ func (l *LimitBuilder) addInterval(path string) error {
 func constantBucket(path string, size int64, rate time.Duration) *rule.Bucket {
 	return &rule.Bucket{
 		Path: path,
-		Size: option.Value[int64]{Option: "size", Constant: size},
-		Rate: option.Value[time.Duration]{Option: "drip_rate", Constant: rate},
-		Drip: option.Value[int64]{Option: "drip_size", Constant: 1},
+		Size: value.Value[int64]{Option: "size", Constant: size},
+		Rate: value.Value[time.Duration]{Option: "drip_rate", Constant: rate},
+		Drip: value.Value[int64]{Option: "drip_size", Constant: 1},
 	}
 }
 
@@ -302,13 +303,13 @@ func (l *LimitBuilder) setConcurrencyBucket() error {
 	numbers := limiter.Concurrency(1)
 	b := &rule.Bucket{
 		Path: l.rule.Path, Counts: numbers.Algorithm,
-		Rate: option.Value[time.Duration]{Option: "concurrency", Constant: numbers.DripInterval},
-		Drip: option.Value[int64]{Option: "concurrency", Constant: numbers.DripSize},
+		Rate: value.Value[time.Duration]{Option: "concurrency", Constant: numbers.DripInterval},
+		Drip: value.Value[int64]{Option: "concurrency", Constant: numbers.DripSize},
 	}
 	var err error
 	if l.rule.Load != nil {
-		b.Size = option.Value[int64]{Option: "max", Constant: int64(l.rule.Load.Options.Max)}
-	} else if b.Size, err = option.NewValue(l.resolve, "concurrency", string(l.Concurrency), option.Units); err != nil {
+		b.Size = value.Value[int64]{Option: "max", Constant: int64(l.rule.Load.Options.Max)}
+	} else if b.Size, err = value.New(l.resolve, "concurrency", string(l.Concurrency), option.Units); err != nil {
 		return err
 	}
 	return l.addBucket(b, string(l.Cost), string(l.Factor))
@@ -330,18 +331,18 @@ func (l *LimitBuilder) setWindowBucket() error {
 		return option.Clash("window_start", l.WindowStart, "period", "remove it: periods begin as the calendar says")
 	}
 	b := &rule.Bucket{Path: l.rule.Path, Counts: l.rule.Algorithm.InStore()}
-	b.Drip = option.Value[int64]{Option: "size", Constant: b.Counts.DripSize()}
+	b.Drip = value.Value[int64]{Option: "size", Constant: b.Counts.DripSize()}
 	var err error
-	if b.Size, err = option.NewValue(l.resolve, "size", string(l.Size), l.units()); err != nil {
+	if b.Size, err = value.New(l.resolve, "size", string(l.Size), l.units()); err != nil {
 		return err
 	}
 	if l.Period != "" {
 		if b.Period, err = option.Parse(l.resolve, "period", l.Period, calendar.Parse); err != nil {
 			return err
 		}
-		b.Rate = option.Value[time.Duration]{Option: "period", Constant: b.Period.Longest()}
+		b.Rate = value.Value[time.Duration]{Option: "period", Constant: b.Period.Longest()}
 	} else {
-		if b.Rate, err = option.NewValue(l.resolve, "window", string(l.Window), option.Interval); err != nil {
+		if b.Rate, err = value.New(l.resolve, "window", string(l.Window), option.Interval); err != nil {
 			return err
 		}
 		b.Source = option.Setting{Option: "window", Text: string(l.Window)}
@@ -366,9 +367,9 @@ func (l *LimitBuilder) setWarmUpBucket() error {
 	}
 	b := &rule.Bucket{
 		Path: l.rule.Path, Counts: l.rule.Algorithm.InStore(), Aligned: true,
-		Size: option.Value[int64]{Option: "rate", Constant: r.Units},
-		Rate: option.Value[time.Duration]{Option: "rate", Constant: r.Each},
-		Drip: option.Value[int64]{Option: "rate", Constant: r.Units},
+		Size: value.Value[int64]{Option: "rate", Constant: r.Units},
+		Rate: value.Value[time.Duration]{Option: "rate", Constant: r.Each},
+		Drip: value.Value[int64]{Option: "rate", Constant: r.Units},
 	}
 	if b.WarmUp, err = option.Parse(l.resolve, "warm_up", string(l.WarmUp), option.Interval); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/value"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
@@ -71,9 +72,9 @@ type Bucket struct {
 	// drip_rate.
 	Source option.Setting
 
-	Size, Drip, Cost option.Value[int64]
-	Rate             option.Value[time.Duration]
-	Factor           option.Value[option.Factor]
+	Size, Drip, Cost value.Value[int64]
+	Rate             value.Value[time.Duration]
+	Factor           value.Value[option.Factor]
 	Aligned          bool             // whether it drips at moments of the clock
 	Counts           bucket.Algorithm // as stores have it
 	WarmUp           time.Duration    // if it warms up

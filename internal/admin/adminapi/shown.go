@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/value"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -80,7 +81,7 @@ func shownCost(b *rule.Bucket) any {
 
 // jsonValue returns what to show of a value: its template if it depends on the
 // request, and otherwise what show returns of it.
-func jsonValue[T any](v *option.Value[T], show func(T) any) any {
+func jsonValue[T any](v *value.Value[T], show func(T) any) any {
 	if v.IsDynamic() {
 		return v.Template
 	}

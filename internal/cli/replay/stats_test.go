@@ -14,6 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/value"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -200,10 +201,10 @@ func TestFactor(t *testing.T) {
 func limitOfSize(size int64) *offline.Limit {
 	return &offline.Limit{LocatedBucket: rule.LocatedBucket{Bucket: &rule.Bucket{
 		Limit: &rule.Limit{Path: "a", Key: new(key.Key), Algorithm: rule.LeakyBucket}, Path: "a", Name: "a",
-		Size:   option.Value[int64]{Constant: size},
-		Rate:   option.Value[time.Duration]{Constant: time.Second},
-		Drip:   option.Value[int64]{Constant: 1},
-		Cost:   option.Value[int64]{Constant: 1},
-		Factor: option.Value[option.Factor]{Constant: 1e6},
+		Size:   value.Value[int64]{Constant: size},
+		Rate:   value.Value[time.Duration]{Constant: time.Second},
+		Drip:   value.Value[int64]{Constant: 1},
+		Cost:   value.Value[int64]{Constant: 1},
+		Factor: value.Value[option.Factor]{Constant: 1e6},
 	}}}
 }

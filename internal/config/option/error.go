@@ -1,5 +1,5 @@
-// Package option parses the options of a configuration: numbers and durations, which may be
-// placeholders, and errors that name the option, what it got and what to write instead.
+// Package option parses the options of a configuration: numbers and durations, whose errors name the
+// option, what it got and what to write instead. Package value has what depends on the request.
 package option
 
 import (
@@ -81,17 +81,6 @@ func InWords(words []string, conjunction string) string {
 		return words[0]
 	}
 	return strings.Join(words[:last], ", ") + " " + conjunction + " " + words[last]
-}
-
-// Described returns text that a request has given, such as a field of its header or one of
-// its response, for the log: itself if it could be a short number, and else how long it is.
-// What clients send does not belong there, nor can it be distinguished from what others say.
-func Described(text string) string {
-	const most = 24
-	if len(text) <= most && strings.Trim(text, "0123456789+-.,eE") == "" {
-		return strconv.Quote(text)
-	}
-	return fmt.Sprintf("text of %d bytes", len(text))
 }
 
 // Redacted returns text for an error message, without the password of a URL.

@@ -23,7 +23,7 @@ func TestErrors(t *testing.T) {
 		{Clash("max_delay", "5s", "count", "use a limit of its own for it"), `max_delay: "5s" can't be combined with count; use a limit of its own for it`},
 		{Clash("pool", "true", "ban", "use ban in another limit"), `pool: can't be combined with ban; use ban in another limit`},
 		{Clash("name", long, "x", "use y"), `name: "` + long[1:] + `…" can't be combined with x; use y`},
-		{badFrom("size", `"-1"`, "{n}", "1 or more"), `size: "-1" from {n} is not valid; use 1 or more`},
+		{BadFrom("size", `"-1"`, "{n}", "1 or more"), `size: "-1" from {n} is not valid; use 1 or more`},
 	} {
 		if got := tc.err.Error(); got != tc.want {
 			t.Errorf("got  %s\nwant %s", got, tc.want)

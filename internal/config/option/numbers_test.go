@@ -76,18 +76,13 @@ func refuses[T any](t *testing.T, parse Parser[T], usual, accepted string, rareA
 				want = rare[0]
 			}
 		}
-		ofValue, ofOption := "", ""
+		wrong := ""
 		if !slices.Contains(strings.Fields(accepted), text) {
-			ofOption = fmt.Sprintf("name: %q is not valid; %s", text, want)
-			ofValue = ofOption + ", or a placeholder"
+			wrong = fmt.Sprintf("name: %q is not valid; %s", text, want)
 		}
-		_, err := NewValue(OnLoad, "name", text, parse)
-		if got := message(err); got != ofValue {
-			t.Errorf("a value:\n got error %q\nwant error %q", got, ofValue)
-		}
-		_, err = ParseConstant("name", text, parse)
-		if got := message(err); got != ofOption {
-			t.Errorf("an option:\n got error %q\nwant error %q", got, ofOption)
+		_, err := ParseConstant("name", text, parse)
+		if got := message(err); got != wrong {
+			t.Errorf("got error %q\nwant error %q", got, wrong)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/adaptive"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/value"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
@@ -62,7 +62,7 @@ func (r *Reporter) NoCost(actualCost string, inBody bool, why string, charged in
 	limit, cost, charge := zap.String("limit", r.Limit), zap.String("actual_cost", actualCost), zap.Int64("charged", charged)
 	if !inBody {
 		if r.badValues.Allow() {
-			r.Logger.Warn("the actual cost of a request is not a whole number, so its estimated cost is charged", limit, cost, zap.String("got", option.Described(why)), charge)
+			r.Logger.Warn("the actual cost of a request is not a whole number, so its estimated cost is charged", limit, cost, zap.String("got", value.Described(why)), charge)
 		}
 	} else if r.noUsage.AllowEvery(time.Hour) {
 		r.Logger.Warn("a response does not say what its request has cost, so an estimate is charged; this is logged once an hour", limit, cost, zap.String("why", why), charge)

@@ -1,11 +1,8 @@
 package option
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,54 +12,9 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
-// Value is the value of an option: a constant, or a template that is evaluated for
-// each request.
-type Value[T any] struct {
-	Option   string // its name
-	Constant T
-	Template string // empty for a constant
-	parse    Parser[T]
-	optional bool // whether Constant is the value where the template has none
-}
-
 // Parser parses the text of a value. If that is invalid, use describes what to use
 // instead, as written in Bad; otherwise it is empty.
 type Parser[T any] func(text string) (v T, use string)
-
-// NewValue parses an option, given its text or default.
-func NewValue[T any](resolve Resolver, option, text string, parse Parser[T]) (Value[T], error) {
-	v := Value[T]{Option: option, parse: parse}
-	resolved, err := resolve(option, text)
-	if errors.Is(err, ErrUnresolved) {
-		v.Template = text
-		return v, nil
-	}
-	if err != nil {
-		return v, err
-	}
-	if IsTemplate(resolved) {
-		v.Template = resolved
-		return v, nil
-	}
-	var use string
-	if v.Constant, use = parse(resolved); use != "" {
-		if text == resolved {
-			use += ", or a placeholder"
-		}
-		return v, BadNumber(option, text, resolved, use)
-	}
-	return v, nil
-}
-
-// NewOptional is NewValue for an option without which a limit is complete: where a template has
-// no value for a request, it has its default.
-func NewOptional[T any](resolve Resolver, option, text, byDefault string, parse Parser[T]) (Value[T], error) {
-	v, err := NewValue(resolve, option, cmp.Or(text, byDefault), parse)
-	if v.optional = v.IsDynamic(); v.optional {
-		v.Constant, _ = parse(byDefault)
-	}
-	return v, err
-}
 
 // Parse parses an option that is the same for all requests. resolve resolves its placeholders.
 func Parse[T any](resolve Resolver, option, text string, parse Parser[T]) (T, error) {
@@ -144,11 +96,11 @@ func BadNumber(option, text, resolved, use string) error {
 	case strings.Contains(text, "{file."):
 		return Bad(option, text, "a file that contains "+use)
 	}
-	return badFrom(option, strconv.Quote(Shortened(Redacted(resolved))), text, use)
+	return BadFrom(option, strconv.Quote(Shortened(Redacted(resolved))), text, use)
 }
 
-// badFrom is Bad for what placeholders in a text have become.
-func badFrom(option, got, text, use string) error {
+// BadFrom is Bad for what placeholders in a text have become.
+func BadFrom(option, got, text, use string) error {
 	return Errorf(option, "%s from %s is not valid; use %s", got, Quote(text), use)
 }
 
@@ -183,36 +135,6 @@ func Is(want string, words ...string) Parser[bool] {
 		word, use := parse(text)
 		return word == want, use
 	}
-}
-
-// SetParser sets the parser of what a template becomes, if that may be what a constant must not.
-func (v *Value[T]) SetParser(parse Parser[T]) { v.parse = parse }
-
-// IsDynamic reports whether the value depends on the request.
-func (v *Value[T]) IsDynamic() bool { return v.Template != "" }
-
-// At returns the value for one request.
-func (v *Value[T]) At(repl *caddy.Replacer) (T, error) {
-	if v.Template == "" {
-		return v.Constant, nil
-	}
-	text := textproto.TrimString(repl.ReplaceAll(v.Template, "")) // header fields may have white space around them
-	if text == "" && v.optional {
-		return v.Constant, nil
-	}
-	got, use := v.parse(text)
-	if use != "" {
-		return got, badFrom(v.Option, Described(text), v.Template, use)
-	}
-	return got, nil
-}
-
-// String returns the constant, or the template.
-func (v *Value[T]) String() string {
-	if v.Template != "" {
-		return v.Template
-	}
-	return fmt.Sprint(v.Constant)
 }
 
 // HasPlaceholder reports whether Caddy would replace anything in text.

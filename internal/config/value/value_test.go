@@ -1,4 +1,4 @@
-package option
+package value
 
 import (
 	"strings"
@@ -6,22 +6,9 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-)
 
-// Guards what counts as a placeholder: what Caddy would replace, and nothing
-// that is escaped or unclosed.
-func TestHasPlaceholder(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]bool{
-		"": false, "5": false, "{": false, "}": false, "}{": false, "{a": false, "a}": false, `\{a}`: false,
-		`\{a\}`: false, `{a\}`: true, "{}": true, "{a}": true, "5{a}": true, "{{a}": true, "{a}{": true,
-		`\{{a}`: true, "}{a}": true,
-	} {
-		if got := HasPlaceholder(text); got != want {
-			t.Errorf("%q holds a placeholder = %t, want %t", text, got, want)
-		}
-	}
-}
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
+)
 
 // Guards that a value with placeholders is read anew for each request, that
 // all it expands to counts, and that what is wrong names the option and the
@@ -69,7 +56,7 @@ func TestValueAt(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			v, err := NewValue(OnLoad, "size", tc.template, Units)
+			v, err := New(option.OnLoad, "size", tc.template, option.Units)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,10 +81,19 @@ func TestValueAt(t *testing.T) {
 	}
 }
 
-// Guards that a constant needs no request.
+// What errors say of numbers that depend on the request.
+const (
+	wantUnits = "use a whole number of at least 1"
+	wantFewer = "use a whole number of at most 562949953421312"
+)
+
+// Guards that a constant needs no request, and that the error of one says that a placeholder would do.
 func TestConstantValue(t *testing.T) {
 	t.Parallel()
-	v, err := NewValue(OnLoad, "drip_rate", "90m", Interval)
+	if _, err := New(option.OnLoad, "size", "x", option.Units); err == nil || err.Error() != `size: "x" is not valid; `+wantUnits+", or a placeholder" {
+		t.Errorf("got error %v", err)
+	}
+	v, err := New(option.OnLoad, "drip_rate", "90m", option.Interval)
 	if err != nil {
 		t.Fatal(err)
 	}
