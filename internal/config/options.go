@@ -54,18 +54,6 @@ func caddyfileNames(f reflect.StructField) []string {
 	return strings.Fields(JSONName(f))
 }
 
-// FieldNames returns the names in JSON of the fields of the structs that of point to.
-func FieldNames(of ...any) (names []string) {
-	for _, v := range of {
-		for i := range reflect.TypeOf(v).Elem().NumField() {
-			if name := JSONName(reflect.TypeOf(v).Elem().Field(i)); name != "" {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
 // JSONName returns the name of a field in JSON, or "" if it is not in it.
 func JSONName(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
