@@ -40,9 +40,10 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/check"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/explain"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/replay"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
@@ -64,7 +65,7 @@ func init() {
 
 // commands returns the subcommands of caddy rate-limit.
 func commands() []*cobra.Command {
-	return append(command.AdminCommands(), offline.ExplainCommand(), offline.CheckCommand(), replay.Command(), convert.Command())
+	return append(command.AdminCommands(), explain.Command(), check.Command(), replay.Command(), convert.Command())
 }
 
 // What configs consist of.

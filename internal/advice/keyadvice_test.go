@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/check"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -186,7 +187,7 @@ func adviceOn(t *testing.T, text []byte) []advice.Advice {
 	if err := d.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	return d.Check()
+	return check.Advice(d)
 }
 
 // wantWarning checks what is logged of limits when c is loaded: one line with the

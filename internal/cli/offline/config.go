@@ -9,10 +9,12 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Config is a config that is loaded only to find out which limits a request
@@ -34,7 +36,7 @@ type Config struct {
 	cancel func()
 
 	// Its HTTP app: all of it once it was validated, until then without what is cut away.
-	http *caddyhttp.App
+	HTTP *caddyhttp.App
 }
 
 // Load loads a config file. The adapter is guessed as by other commands
@@ -53,6 +55,24 @@ func Load(file, adapter string) (*Config, error) {
 	}
 	d.Name = file
 	return d, nil
+}
+
+// AddFlags adds the flags of commands that read a config file.
+func AddFlags(cmd *cobra.Command) {
+	cmd.Flags().StringP("config", "c", "", command.ConfigUsage)
+	cmd.Flags().StringP("adapter", "a", "", "The adapter of the config file, if it is neither JSON nor a Caddyfile")
+	cmd.Flags().Bool("json", false, "Print the result as JSON")
+}
+
+// LoadFor loads the config that the flags of a command name, or its argument FILE, which
+// may be "".
+func LoadFor(cmd *cobra.Command, argument string) (*Config, error) {
+	file, err := command.ConfigFile(cmd, argument)
+	if err != nil {
+		return nil, err
+	}
+	adapter, _ := cmd.Flags().GetString("adapter")
+	return Load(file, adapter)
 }
 
 // decodeAs decodes JSON into v if Caddy can load it as what module is. Caddy refuses
@@ -164,9 +184,9 @@ func (d *Config) compile(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	d.http = app.(*caddyhttp.App)
+	d.HTTP = app.(*caddyhttp.App)
 	for _, s := range d.Servers {
-		s.server = d.http.Servers[s.Name]
+		s.server = d.HTTP.Servers[s.Name]
 	}
 	return d.replaceHandlers()
 }
@@ -197,7 +217,7 @@ func (d *Config) Validate() error {
 		}
 	}
 	if app, err := ctx.AppIfConfigured("http"); err == nil {
-		d.http = app.(*caddyhttp.App)
+		d.HTTP = app.(*caddyhttp.App)
 	}
 	return nil
 }
@@ -232,6 +252,16 @@ func (d *Config) discardWriters(cfg *caddy.Config) error {
 		}
 	}
 	return nil
+}
+
+// RedisOptions returns the options of the configured Redis.
+func (d *Config) RedisOptions() (limiter.RedisOptions, error) {
+	if d.Redis == nil {
+		return limiter.RedisOptions{}, nil
+	}
+	ctx, cancel := caddy.NewContext(d.ctx)
+	defer cancel()
+	return d.Redis(ctx)
 }
 
 // Close releases what the config uses.

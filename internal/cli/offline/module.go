@@ -1,13 +1,9 @@
-// Package offline loads a config without starting it, finds out which limits a request
-// would meet, and has the commands explain and check, which show it.
+// Package offline loads a config without starting it, and takes requests through its routes to its
+// limits.
 package offline
 
 import (
-	"net/http"
-	"slices"
-
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
@@ -58,15 +54,4 @@ func (l *Limit) Numbers() adminjson.Numbers {
 		n.Size = l.Size.String() + " / " + l.Factor.String()
 	}
 	return n
-}
-
-// failed returns the matchers of l, or of the outermost limit around it, that do not
-// match r, or nil if all match.
-func (l *Limit) failed(r *http.Request) (caddyhttp.MatcherSets, error) {
-	for _, outer := range append(slices.Clip(l.Around), l.Limit) {
-		if matches, err := outer.Matchers.AnyMatchWithError(r); err != nil || !matches {
-			return outer.Matchers, err
-		}
-	}
-	return nil, nil
 }

@@ -75,8 +75,8 @@ func (*Run) WriteHeader(int) {}
 // Handler is a handler of limits, in the place of the one that decides by them.
 type Handler struct {
 	*rule.Handler
-	buckets []*Limit // in the order in which requests meet them
-	around  *routes.Around
+	Buckets []*Limit // in the order in which requests meet them
+	Around  *routes.Around
 }
 
 // Compiled implements rule.Module.
@@ -96,15 +96,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 // replaceHandlers puts Handlers in the place of those that decide.
 func (d *Config) replaceHandlers() error {
-	order, around := routes.Arounds[rule.Module](d.http)
+	order, around := routes.Arounds[rule.Module](d.HTTP)
 	for _, module := range order {
-		h := &Handler{Handler: module.Compiled(), around: around[module]}
+		h := &Handler{Handler: module.Compiled(), Around: around[module]}
 		for b := range rule.Buckets(h.Limits) {
-			h.buckets = append(h.buckets, &Limit{b})
+			h.Buckets = append(h.Buckets, &Limit{b})
 		}
-		s := d.server(h.around.Server())
-		s.handlers = append(s.handlers, h)
-		within := h.around.Routes()
+		s := d.server(h.Around.Server())
+		s.Handlers = append(s.Handlers, h)
+		within := h.Around.Routes()
 		for _, named := range s.server.NamedRoutes { // of which the others are copies
 			within = append(within, named)
 		}

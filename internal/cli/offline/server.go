@@ -26,9 +26,9 @@ type Server struct {
 
 	Hosts  []string // of its sites; none if it serves any host
 	TLS    bool     // whether it serves HTTPS
-	listen []caddy.NetworkAddress
+	Listen []caddy.NetworkAddress
 
-	handlers []*Handler // in the order of the config
+	Handlers []*Handler // in the order of the config
 	context  context.Context
 }
 
@@ -50,7 +50,7 @@ func newServer(name string, raw map[string]json.RawMessage, httpPort, httpsPort 
 		if err != nil {
 			return nil, fmt.Errorf("listen: %w", err)
 		}
-		s.listen = append(s.listen, a)
+		s.Listen = append(s.Listen, a)
 		if !a.IsUnixNetwork() && !a.IsFdNetwork() {
 			local = &net.TCPAddr{IP: net.ParseIP(a.Host), Port: int(a.StartPort)} // a port
 		}
@@ -93,11 +93,11 @@ func (s *Server) servesTLS(httpPort, httpsPort int) bool {
 	switch {
 	case len(policies) > 0:
 		return true
-	case auto.Disabled || !slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpPort) }):
+	case auto.Disabled || !slices.ContainsFunc(s.Listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpPort) }):
 		return false
 	}
 	return slices.ContainsFunc(s.Hosts, func(host string) bool { return !slices.Contains(auto.Skip, host) }) ||
-		!slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpsPort) })
+		!slices.ContainsFunc(s.Listen, func(a caddy.NetworkAddress) bool { return !listensOn(a, httpsPort) })
 }
 
 // listensOn reports whether an address includes a port.
@@ -127,10 +127,10 @@ func splitHost(hostport string, tls bool) (host string, port int) {
 	return host, port
 }
 
-// accepts reports whether the server listens on the port of requests for a host.
-func (s *Server) accepts(hostport string, tls bool) bool {
+// Accepts reports whether the server listens on the port of requests for a host.
+func (s *Server) Accepts(hostport string, tls bool) bool {
 	_, port := splitHost(hostport, tls)
-	return slices.ContainsFunc(s.listen, func(a caddy.NetworkAddress) bool { return listensOn(a, port) })
+	return slices.ContainsFunc(s.Listen, func(a caddy.NetworkAddress) bool { return listensOn(a, port) })
 }
 
 // ServerOf returns the server that handles requests for a host, which may have a
@@ -151,7 +151,7 @@ func (d *Config) ServerOf(hostport string, tls bool) (found *Server, exact bool)
 			points = forAnyHost
 		}
 		exactHost := points > 0
-		onPort := s.accepts(hostport, tls)
+		onPort := s.Accepts(hostport, tls)
 		if onPort {
 			points += forPort
 		}
@@ -207,8 +207,8 @@ func (s *Server) ReadsHeaders() bool {
 
 // Limits returns the limits of all handlers of the server, in the order of the config.
 func (s *Server) Limits() (limits []*Limit) {
-	for _, h := range s.handlers {
-		limits = append(limits, h.buckets...)
+	for _, h := range s.Handlers {
+		limits = append(limits, h.Buckets...)
 	}
 	return limits
 }

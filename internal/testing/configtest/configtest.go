@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/check"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
@@ -46,7 +47,7 @@ func Validate(config []byte) error {
 	d, refused := offline.New(config)
 	if refused == nil {
 		if refused = d.Validate(); refused == nil && err == nil {
-			for _, a := range d.Check() {
+			for _, a := range check.Advice(d) {
 				if a.Kind.IsCertain() {
 					err = errors.Join(err, fmt.Errorf("%s: %s %s", a.About(), a.Problem, a.Remedy))
 					refused = err

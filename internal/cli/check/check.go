@@ -1,4 +1,5 @@
-package offline
+// Package check is the command check: what is legal in a config and probably a mistake.
+package check
 
 import (
 	"fmt"
@@ -8,19 +9,19 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
-// CheckCommand returns the command check.
-func CheckCommand() *cobra.Command {
+// Command returns the command check.
+func Command() *cobra.Command {
 	cmd := command.Runs(&cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Advises on the limits of a config",
@@ -44,14 +45,14 @@ not load the config, and 0 if all is well.`,
 		Example: "  caddy rate-limit check\n  caddy rate-limit check Caddyfile --redis",
 		Args:    cobra.MaximumNArgs(1),
 	}, func(cmd *cobra.Command, args []string) error { return runCheck(cmd, strings.Join(args, "")) })
-	addConfigFlags(cmd)
+	offline.AddFlags(cmd)
 	cmd.Flags().Bool("redis", false, "Connect to Redis and check how it is set up")
 	return cmd
 }
 
 // runCheck runs the command check. file is its argument, or "".
 func runCheck(cmd *cobra.Command, file string) error {
-	d, err := loadConfigOf(cmd, file)
+	d, err := offline.LoadFor(cmd, file)
 	if err != nil {
 		return err
 	}
@@ -76,26 +77,26 @@ func runCheck(cmd *cobra.Command, file string) error {
 
 // checker collects advice on a config.
 type checker struct {
-	*Config `json:"-"`
+	*offline.Config `json:"-"`
 
 	Advice []advice.Advice `json:"advice"`
 	Notes  []string        `json:"notes"` // what could not be checked
 }
 
-// Check returns advice on a config.
-func (d *Config) Check() []advice.Advice { return newChecker(d).Advice }
+// Advice returns advice on a config.
+func Advice(d *offline.Config) []advice.Advice { return newChecker(d).Advice }
 
 // newChecker returns the advice that can be given on the config alone.
-func newChecker(d *Config) *checker {
+func newChecker(d *offline.Config) *checker {
 	c := &checker{Config: d, Advice: []advice.Advice{}, Notes: append([]string{}, d.Warnings...)}
-	for _, a := range advice.On(advice.Config{HTTP: d.http, Redis: d.Redis != nil, Ignored: d.Ignored}) {
+	for _, a := range advice.On(advice.Config{HTTP: d.HTTP, Redis: d.Redis != nil, Ignored: d.Ignored}) {
 		c.add(a)
 	}
-	limited := slices.ContainsFunc(c.Servers, func(s *Server) bool { return len(s.handlers) > 0 })
+	limited := slices.ContainsFunc(c.Servers, func(s *offline.Server) bool { return len(s.Handlers) > 0 })
 	if !limited && len(c.Notes) == 0 {
 		c.Notes = append(c.Notes, "The config has no limits.")
 	}
-	if opt, err := c.redisOptions(); err == nil && c.Redis != nil { // Validate returns the error
+	if opt, err := c.RedisOptions(); err == nil && c.Redis != nil { // Validate returns the error
 		c.checkPassword(&opt)
 	}
 	return c
@@ -189,14 +190,4 @@ func (c *checker) checkPassword(opt *limiter.RedisOptions) {
 			return
 		}
 	}
-}
-
-// redisOptions returns the options of the configured Redis.
-func (c *checker) redisOptions() (limiter.RedisOptions, error) {
-	if c.Redis == nil {
-		return limiter.RedisOptions{}, nil
-	}
-	ctx, cancel := caddy.NewContext(c.ctx)
-	defer cancel()
-	return c.Redis(ctx)
 }

@@ -1,4 +1,4 @@
-package offline
+package check
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -27,7 +28,7 @@ func (c *checker) checkRedis(ctx context.Context) {
 		c.Notes = append(c.Notes, "The config has no Redis to check.")
 		return
 	}
-	opt, err := c.redisOptions()
+	opt, err := c.RedisOptions()
 	if err != nil {
 		return // Validate returns the error
 	}
@@ -205,8 +206,8 @@ func tryBuckets(ctx context.Context, store *limiter.Redis, logs bool) error {
 
 // hasLogs reports whether the config has limits with sliding logs.
 func (c *checker) hasLogs() bool {
-	return slices.ContainsFunc(c.Servers, func(s *Server) bool {
-		return slices.ContainsFunc(s.Limits(), func(l *Limit) bool { return !l.Off && l.Limit.Algorithm == rule.SlidingLog })
+	return slices.ContainsFunc(c.Servers, func(s *offline.Server) bool {
+		return slices.ContainsFunc(s.Limits(), func(l *offline.Limit) bool { return !l.Off && l.Limit.Algorithm == rule.SlidingLog })
 	})
 }
 

@@ -1,4 +1,4 @@
-package offline_test
+package check_test
 
 import (
 	"encoding/json"
@@ -15,10 +15,16 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/check"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
+
+// dryLimit is a rate_limit block for a limit with a name.
+func dryLimit(name string, options ...string) string {
+	return "rate_limit " + name + " {\nrate 5/1s\n" + strings.Join(options, "\n") + "\n}\n"
+}
 
 // basicAuth is a directive that authenticates.
 const basicAuth = "basic_auth {\nbob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n}\n"
@@ -184,7 +190,7 @@ func TestCheck(t *testing.T) {
 			if err := d.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			found := d.Check()
+			found := check.Advice(d)
 			if !slices.EqualFunc(found, tc.want, func(got advice.Advice, want string) bool {
 				return strings.HasPrefix(got.About()+": "+got.Problem, want) && got.Remedy != ""
 			}) {
@@ -304,7 +310,7 @@ func TestCheckAsksWhoAnswers(t *testing.T) {
 		if err := d.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		if found := d.Check(); len(found) > 1 || (len(found) == 1 && found[0].Kind == advice.PathForm) != tc.want {
+		if found := check.Advice(d); len(found) > 1 || (len(found) == 1 && found[0].Kind == advice.PathForm) != tc.want {
 			t.Errorf("%s\ngot %+v, want advice on its path: %v", tc.site, found, tc.want)
 		}
 	}

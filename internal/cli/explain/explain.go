@@ -1,4 +1,5 @@
-package offline
+// Package explain is the command explain: which limits of a config a request would meet.
+package explain
 
 import (
 	"cmp"
@@ -24,13 +25,14 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
-// ExplainCommand returns the command explain.
-func ExplainCommand() *cobra.Command {
+// Command returns the command explain.
+func Command() *cobra.Command {
 	cmd := command.Runs(&cobra.Command{
 		Use:   "explain [FILE] [METHOD] URL",
 		Short: "Shows which limits of a config a request would meet",
@@ -46,30 +48,12 @@ assumed to pass the request on unchanged, and are listed.`,
   caddy rate-limit explain Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login`,
 		Args: cobra.RangeArgs(1, 3),
 	}, func(cmd *cobra.Command, args []string) error { return runExplain(cmd, args) })
-	addConfigFlags(cmd)
+	offline.AddFlags(cmd)
 	cmd.Flags().StringP("method", "X", "", "The method, instead of METHOD")
 	cmd.Flags().StringArrayP("header", "H", nil, "A header field of the request, as 'Name: value'; may be repeated")
 	cmd.Flags().String("client-ip", "192.0.2.1", "The address that the request comes from")
 	cmd.Flags().String("user", "", "The user that is logged in, for {http.auth.user.id}")
 	return cmd
-}
-
-// addConfigFlags adds the flags of commands that read a config file.
-func addConfigFlags(cmd *cobra.Command) {
-	cmd.Flags().StringP("config", "c", "", command.ConfigUsage)
-	cmd.Flags().StringP("adapter", "a", "", "The adapter of the config file, if it is neither JSON nor a Caddyfile")
-	cmd.Flags().Bool("json", false, "Print the result as JSON")
-}
-
-// loadConfigOf loads the config that the flags of a command name, or its argument FILE, which
-// may be "".
-func loadConfigOf(cmd *cobra.Command, argument string) (*Config, error) {
-	file, err := command.ConfigFile(cmd, argument)
-	if err != nil {
-		return nil, err
-	}
-	adapter, _ := cmd.Flags().GetString("adapter")
-	return Load(file, adapter)
 }
 
 // explanation is what explain finds.
@@ -112,12 +96,12 @@ func runExplain(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	d, err := loadConfigOf(cmd, file)
+	d, err := offline.LoadFor(cmd, file)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	e, err := d.explain(req)
+	e, err := explain(d, req)
 	if err != nil {
 		return err
 	}
@@ -129,7 +113,7 @@ func runExplain(cmd *cobra.Command, args []string) error {
 }
 
 // requestOf returns the request that the arguments and flags describe.
-func requestOf(cmd *cobra.Command, args []string) (req Request, err error) {
+func requestOf(cmd *cobra.Command, args []string) (req offline.Request, err error) {
 	method, target := http.MethodGet, args[len(args)-1]
 	if len(args) > 1 {
 		method = args[0]
@@ -174,11 +158,11 @@ func requestOf(cmd *cobra.Command, args []string) (req Request, err error) {
 	}
 	r.RemoteAddr = net.JoinHostPort(address, "50000")
 	user, _ := cmd.Flags().GetString("user")
-	return Request{Request: r, UserID: user}, nil
+	return offline.Request{Request: r, UserID: user}, nil
 }
 
 // explain finds out which limits a request meets.
-func (d *Config) explain(req Request) (*explanation, error) {
+func explain(d *offline.Config, req offline.Request) (*explanation, error) {
 	s, _ := d.ServerOf(req.Host, req.TLS != nil)
 	if s == nil {
 		return nil, errors.New("the config has no HTTP server")
@@ -192,10 +176,10 @@ func (d *Config) explain(req Request) (*explanation, error) {
 		From:   req.RemoteAddr[:strings.LastIndexByte(req.RemoteAddr, ':')],
 		Limits: []explainedLimit{}, Others: []explainedOther{}, Notes: []string{}, Listen: []string{},
 	}
-	for _, a := range s.listen {
+	for _, a := range s.Listen {
 		e.Listen = append(e.Listen, a.String())
 	}
-	if s.TLS != (req.TLS != nil) || !s.accepts(req.Host, req.TLS != nil) {
+	if s.TLS != (req.TLS != nil) || !s.Accepts(req.Host, req.TLS != nil) {
 		e.Refused = "No server of the config listens at that address; " + s.Name + " listens at " + strings.Join(e.Listen, " and ")
 		if s.TLS && req.TLS == nil {
 			e.Refused += ", for HTTPS. Caddy redirects plain HTTP to it by default, before any limit"
@@ -203,14 +187,14 @@ func (d *Config) explain(req Request) (*explanation, error) {
 		e.Refused += "."
 		return e, nil
 	}
-	x := &explainer{explanation: e, reached: make(map[*Handler]bool), chosen: make(map[string]bool)}
+	x := &explainer{explanation: e, reached: make(map[*offline.Handler]bool), chosen: make(map[string]bool)}
 	x.watch(s)
 	if _, err := s.Serve(req, x.visit); err != nil {
 		x.refuse(err)
 	}
-	for _, h := range s.handlers {
+	for _, h := range s.Handlers {
 		if !x.reached[h] {
-			x.addOthers(h.buckets, x.whyNot(h))
+			x.addOthers(h.Buckets, x.whyNot(h))
 		}
 	}
 	e.Notes = append(e.Notes, d.Warnings...)
@@ -220,7 +204,7 @@ func (d *Config) explain(req Request) (*explanation, error) {
 // explainer explains a request while it passes through the routes.
 type explainer struct {
 	*explanation
-	reached map[*Handler]bool
+	reached map[*offline.Handler]bool
 	chosen  map[string]bool // the groups of which a route matched
 }
 
@@ -234,9 +218,9 @@ type watched struct {
 }
 
 // watch has the matchers of all routes watched.
-func (x *explainer) watch(s *Server) {
-	for _, h := range s.handlers {
-		for _, rt := range h.around.Routes() {
+func (x *explainer) watch(s *offline.Server) {
+	for _, h := range s.Handlers {
+		for _, rt := range h.Around.Routes() {
 			if len(rt.MatcherSets) == 1 && len(rt.MatcherSets[0]) == 1 {
 				if _, known := rt.MatcherSets[0][0].(*watched); known {
 					continue
@@ -260,8 +244,8 @@ func (m *watched) MatchWithError(r *http.Request) (bool, error) {
 }
 
 // whyNot returns why a request did not reach a handler.
-func (x *explainer) whyNot(h *Handler) string {
-	for _, rt := range h.around.Routes() {
+func (x *explainer) whyNot(h *offline.Handler) string {
+	for _, rt := range h.Around.Routes() {
 		switch m := rt.MatcherSets[0][0].(*watched); {
 		case m.asked && !m.matched:
 			return "its route does not match: " + m.failed
@@ -276,7 +260,7 @@ func (x *explainer) whyNot(h *Handler) string {
 }
 
 // visit explains the limits of a handler.
-func (x *explainer) visit(h *Handler, r *http.Request) bool {
+func (x *explainer) visit(h *offline.Handler, r *http.Request) bool {
 	x.reached[h] = true
 	q, err := rule.Evaluate(r, h.Limits, time.Time{})
 	defer q.Release()
@@ -286,19 +270,19 @@ func (x *explainer) visit(h *Handler, r *http.Request) bool {
 			met[entries[i].Bucket] = &entries[i]
 		}
 	}
-	for _, l := range h.buckets {
+	for _, l := range h.Buckets {
 		if e := met[l.Bucket]; e != nil {
 			x.addMet(l, e)
 			continue
 		}
-		failed, failure := l.failed(r)
+		sets, failure := unmet(l, r)
 		switch {
-		case failed != nil && failure == nil:
-			x.addOthers([]*Limit{l}, "its matcher does not match: "+failedMatchers(failed, r))
+		case sets != nil && failure == nil:
+			x.addOthers([]*offline.Limit{l}, "its matcher does not match: "+failedMatchers(sets, r))
 		case err == nil && l.Limit.Pool && !l.Off:
-			x.addOthers([]*Limit{l}, "no limit that the request meets borrows from it")
+			x.addOthers([]*offline.Limit{l}, "no limit that the request meets borrows from it")
 		case err == nil:
-			x.addOthers([]*Limit{l}, "it is off: its factor is 0")
+			x.addOthers([]*offline.Limit{l}, "it is off: its factor is 0")
 		default: // the request is rejected here
 			x.refuse(err)
 			return false
@@ -308,7 +292,7 @@ func (x *explainer) visit(h *Handler, r *http.Request) bool {
 }
 
 // addMet adds a limit that the request meets.
-func (x *explainer) addMet(l *Limit, e *rule.Entry) {
+func (x *explainer) addMet(l *offline.Limit, e *rule.Entry) {
 	numbers := e.Query.Limit
 	numbers.Size = e.Size()
 	x.Limits = append(x.Limits, explainedLimit{
@@ -317,7 +301,7 @@ func (x *explainer) addMet(l *Limit, e *rule.Entry) {
 }
 
 // addOthers adds limits that the request does not meet.
-func (x *explainer) addOthers(limits []*Limit, why string) {
+func (x *explainer) addOthers(limits []*offline.Limit, why string) {
 	for _, l := range limits {
 		x.Others = append(x.Others, explainedOther{l.Path, why})
 	}
@@ -331,6 +315,17 @@ func (x *explainer) refuse(err error) {
 	} else if refused := (caddyhttp.HandlerError{}); errors.As(err, &refused) {
 		x.Status = cmp.Or(refused.StatusCode, x.Status)
 	}
+}
+
+// unmet returns the matchers of l, or of the outermost limit around it, that do not
+// match r, or nil if all match.
+func unmet(l *offline.Limit, r *http.Request) (caddyhttp.MatcherSets, error) {
+	for _, outer := range append(slices.Clip(l.Around), l.Limit) {
+		if matches, err := outer.Matchers.AnyMatchWithError(r); err != nil || !matches {
+			return outer.Matchers, err
+		}
+	}
+	return nil, nil
 }
 
 // failedMatchers describes the first matcher of each set that r does not match.

@@ -1,4 +1,4 @@
-package offline_test
+package explain_test
 
 import (
 	"encoding/json"
