@@ -1,6 +1,7 @@
 package advice
 
 import (
+	"net"
 	"net/netip"
 	"net/textproto"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
@@ -39,11 +41,7 @@ func (c *collector) addresses(h *rule.Handler, around *routes.Around) {
 func onlyLocal(s *caddyhttp.Server) bool {
 	return len(s.Listen) > 0 && !slices.ContainsFunc(s.Listen, func(address string) bool {
 		a, err := caddy.ParseNetworkAddress(address)
-		if err != nil || a.IsUnixNetwork() {
-			return err != nil
-		}
-		ip, err := netip.ParseAddr(a.Host)
-		return a.Host != "localhost" && (err != nil || !ip.IsLoopback())
+		return err != nil || !a.IsUnixNetwork() && !isLocal(a.Host)
 	})
 }
 
@@ -53,4 +51,30 @@ func onlyLocal(s *caddyhttp.Server) bool {
 func believesClients(s *caddyhttp.Server) bool {
 	return faults.TrustsProxies(s) && s.TrustedProxiesStrict == 0 && len(s.ClientIPHeaders) > 0 &&
 		textproto.CanonicalMIMEHeaderKey(s.ClientIPHeaders[0]) == "X-Forwarded-For"
+}
+
+// open advises on a Redis that others may use.
+func (c *collector) open() {
+	opt := c.Servers
+	if opt == nil || opt.Password != "" || opt.TLS != nil && len(opt.TLS.Certificates) > 0 {
+		return
+	}
+	for _, address := range opt.Addresses {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil || isLocal(host) {
+			continue
+		}
+		a := advise(RedisOpen,
+			"It is used without a password: anyone who can connect to "+address+" can empty and fill all buckets.",
+			"Create a user with a password and the permissions that "+option.Docs+"redis.md lists, and set username and password.")
+		a.Of = "redis"
+		c.add(a)
+		return
+	}
+}
+
+// isLocal reports whether a host is this one.
+func isLocal(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }

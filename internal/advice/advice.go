@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Advice is something in a config that should be changed.
@@ -48,9 +49,10 @@ func (a Advice) MarshalJSON() ([]byte, error) {
 
 // Config is what advice is given on.
 type Config struct {
-	HTTP    *caddyhttp.App // provisioned; nil if there is none
-	Redis   bool           // whether buckets are kept in Redis
-	Ignored []string       // the kinds that are not reported
+	HTTP    *caddyhttp.App        // provisioned; nil if there is none
+	Redis   bool                  // whether buckets are kept in Redis
+	Servers *limiter.RedisOptions // of that; nil if they are not known
+	Ignored []string              // the kinds that are not reported
 }
 
 // collector collects advice.
@@ -71,10 +73,15 @@ func (c *collector) each(look func(h *rule.Handler, around *routes.Around)) {
 	}
 }
 
-// add adds advice, unless it was given before or is ignored.
+// add adds advice, unless the same was given of another placeholder, or it is ignored.
 func (c *collector) add(a Advice) {
 	c.flawed[[2]string{a.Name, a.Placeholder}] = true
-	if !slices.Contains(c.found, a) && !slices.Contains(slices.Concat(c.module.Compiled().IgnoredAdvice, c.Ignored), a.Kind.String()) {
+	ignored := c.Ignored
+	if c.module != nil {
+		ignored = slices.Concat(c.module.Compiled().IgnoredAdvice, ignored)
+	}
+	given := slices.ContainsFunc(c.found, func(b Advice) bool { return a.About() == b.About() && a.Problem == b.Problem && a.Remedy == b.Remedy })
+	if !given && !slices.Contains(ignored, a.Kind.String()) {
 		c.found = append(c.found, a)
 	}
 }
@@ -111,5 +118,7 @@ func On(config Config) []Advice {
 	c.each(c.keys)
 	c.each(c.numbers)
 	c.each(c.unavailable)
+	c.module = nil
+	c.open()
 	return c.found
 }

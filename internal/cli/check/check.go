@@ -4,8 +4,6 @@ package check
 import (
 	"fmt"
 	"io"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -15,9 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
-	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
 // Command returns the command check.
@@ -88,37 +84,22 @@ func Advice(d *offline.Config) []advice.Advice { return newChecker(d).Advice }
 
 // newChecker returns the advice that can be given on the config alone.
 func newChecker(d *offline.Config) *checker {
-	c := &checker{Config: d, Advice: []advice.Advice{}, Notes: append([]string{}, d.Warnings...)}
-	for _, a := range advice.On(advice.Config{HTTP: d.HTTP, Redis: d.Redis != nil, Ignored: d.Ignored}) {
-		c.add(a)
+	about := advice.Config{HTTP: d.HTTP, Redis: d.Redis != nil, Ignored: d.Ignored}
+	if opt, err := d.RedisOptions(); err == nil && about.Redis { // Validate returns the error
+		about.Servers = &opt
 	}
+	c := &checker{Config: d, Advice: append([]advice.Advice{}, advice.On(about)...), Notes: append([]string{}, d.Warnings...)}
 	limited := slices.ContainsFunc(c.Servers, func(s *offline.Server) bool { return len(s.Handlers) > 0 })
 	if !limited && len(c.Notes) == 0 {
 		c.Notes = append(c.Notes, "The config has no limits.")
 	}
-	if opt, err := c.RedisOptions(); err == nil && c.Redis != nil { // Validate returns the error
-		c.checkPassword(&opt)
-	}
 	return c
 }
 
-// add adds advice, unless the same was given of another placeholder.
-func (c *checker) add(a advice.Advice) {
-	if !slices.ContainsFunc(c.Advice, func(b advice.Advice) bool {
-		return a.About() == b.About() && a.Problem == b.Problem && a.Remedy == b.Remedy
-	}) {
-		c.Advice = append(c.Advice, a)
-	}
-}
-
-// advise adds advice on Redis.
+// advise adds advice on a Redis that was asked.
 func (c *checker) advise(about, problem, remedy string) {
-	c.adviseOf(advice.OfRedis, about, problem, remedy)
-}
-
-func (c *checker) adviseOf(kind advice.Kind, about, problem, remedy string) {
-	if !slices.Contains(c.Ignored, kind.String()) {
-		c.add(advice.Advice{Kind: kind, Of: about, Problem: problem, Remedy: remedy})
+	if kind := advice.OfRedis; !slices.Contains(c.Ignored, kind.String()) {
+		c.Advice = append(c.Advice, advice.Advice{Kind: kind, Of: about, Problem: problem, Remedy: remedy})
 	}
 }
 
@@ -175,19 +156,4 @@ func several(n int, what string) []string {
 		return []string{"1 " + what}
 	}
 	return []string{fmt.Sprintf("%d %ss", n, what)}
-}
-
-// checkPassword advises on a Redis that others may use.
-func (c *checker) checkPassword(opt *limiter.RedisOptions) {
-	for _, address := range opt.Addresses {
-		host, _, err := net.SplitHostPort(address)
-		if err != nil || opt.Password != "" || opt.TLS != nil && len(opt.TLS.Certificates) > 0 {
-			continue
-		}
-		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
-			c.adviseOf(advice.RedisOpen, "redis", "It is used without a password: anyone who can connect to "+address+" can empty and fill all buckets.",
-				"Create a user with a password and the permissions that "+option.Docs+"redis.md lists, and set username and password.")
-			return
-		}
-	}
 }
