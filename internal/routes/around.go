@@ -49,7 +49,7 @@ type setter struct {
 	directive string
 	sets      func(name string) bool // nil for a plugin's handler, which may set any
 
-	// The placeholders that the value is made from of what it sets; nil if there are none.
+	// The placeholders that a value which it sets is made from; nil without any.
 	sources func(name string) []string
 
 	// Whether it takes the place of what it sets, rather than of what an upstream is to see.
@@ -362,7 +362,7 @@ func ofPlugin(h caddyhttp.MiddlewareHandler) bool {
 }
 
 // mappedFrom returns the placeholders that a map makes the value of a destination from. One that
-// only selects a constant is none of them.
+// only selects a constant is not one of them.
 func mappedFrom(h *caddymap.Handler, destination int) (names []string) {
 	for _, m := range h.Mappings {
 		if destination >= len(m.Outputs) || m.Outputs[destination] == nil {

@@ -13,7 +13,7 @@ import (
 type paths struct {
 	gone     []gone
 	begin    string // how all begin since a rewrite; "" if that is not known
-	fallback string // what try_files makes of those that are no files; "" if there is none
+	fallback string // what try_files makes of a path that is not a file; "" without it
 }
 
 // gone is a pattern of a matcher that no path matches, an exact one or one that ends in a *.

@@ -101,6 +101,6 @@ func unquoted(text []byte) string {
 		if err != nil {
 			return written
 		}
-		return []byte{byte(c)} //nolint:gosec // written with two digits at most
+		return []byte{byte(c)}
 	}))
 }

@@ -118,7 +118,7 @@ func (l *Log) Counts() (lines, used int64, skipped map[Reason]int64) {
 	skipped = make(map[Reason]int64)
 	for reason, n := range l.counts {
 		lines += n
-		if r := Reason(reason); r != Used && n > 0 { // less than reasons
+		if r := Reason(reason); r != Used && n > 0 {
 			skipped[r] = n
 		}
 	}

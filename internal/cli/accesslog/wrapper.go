@@ -179,7 +179,7 @@ func messageOf(raw json.RawMessage) (string, bool) {
 	}
 	message := make([]byte, len(numbers))
 	for i, n := range numbers {
-		message[i] = byte(n) // as journald has it
+		message[i] = byte(n)
 	}
 	return string(message), true
 }

@@ -234,7 +234,7 @@ func (f field) number() (n uint32, err error) {
 	case f.value.Tag == "!!str":
 		var decimal uint64
 		decimal, err = strconv.ParseUint(f.value.Value, 10, 32)
-		n = uint32(decimal) // ParseUint checked it
+		n = uint32(decimal)
 	default:
 		err = f.value.Decode(&n)
 	}

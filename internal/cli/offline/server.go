@@ -52,7 +52,7 @@ func newServer(name string, raw map[string]json.RawMessage, httpPort, httpsPort 
 		}
 		s.Listen = append(s.Listen, a)
 		if !a.IsUnixNetwork() && !a.IsFdNetwork() {
-			local = &net.TCPAddr{IP: net.ParseIP(a.Host), Port: int(a.StartPort)} // a port
+			local = &net.TCPAddr{IP: net.ParseIP(a.Host), Port: int(a.StartPort)}
 		}
 	}
 	s.context = context.WithValue(context.Background(), http.LocalAddrContextKey, net.Addr(local))
@@ -102,7 +102,7 @@ func (s *Server) servesTLS(httpPort, httpsPort int) bool {
 
 // listensOn reports whether an address includes a port.
 func listensOn(a caddy.NetworkAddress, port int) bool {
-	return !a.IsUnixNetwork() && !a.IsFdNetwork() && int(a.StartPort) <= port && port <= int(a.EndPort) // ports
+	return !a.IsUnixNetwork() && !a.IsFdNetwork() && int(a.StartPort) <= port && port <= int(a.EndPort)
 }
 
 // servesHost reports whether the server has a site for a host. It is false for a

@@ -61,7 +61,7 @@ func (p *replay) keep(run *offline.Run) {
 	logged, answered := settle.Response{Status: e.Status, Bytes: e.Bytes, Took: time.Duration(e.Duration)}, true
 	switch {
 	case e.Status == 0, e.Status == http.StatusTooManyRequests:
-		logged, answered = settle.Response{}, false // a limit of then may have denied it
+		logged, answered = settle.Response{}, false // a limit may have denied it at that time
 	case e.Status == statusClientLeft:
 		logged.Status, logged.Unknown = 0, true
 	case slices.ContainsFunc(held, func(h heldUnits) bool { return h.limit.settlement.ReadsHeader() }):

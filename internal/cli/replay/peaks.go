@@ -99,7 +99,7 @@ func roundedPeak(units, size int64) int64 {
 
 // roundUp rounds what is above 64 up, by less than 4 %.
 func roundUp(units int64) int64 {
-	shift := max(bits.Len64(uint64(units))-6, 0) // not negative
+	shift := max(bits.Len64(uint64(units))-6, 0)
 	step := int64(1) << shift
 	if units > math.MaxInt64-step {
 		return report.NoSize

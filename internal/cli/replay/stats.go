@@ -137,7 +137,7 @@ type factor uint64
 // sizeFor returns the smallest size that leaves that many units when it is divided by f, or
 // report.NoSize if none that a limit can have does.
 func (f factor) sizeFor(units int64) int64 {
-	hi, lo := bits.Mul64(uint64(max(units-1, 0)), uint64(f)) // not negative
+	hi, lo := bits.Mul64(uint64(max(units-1, 0)), uint64(f))
 	if units == report.NoSize || hi >= 1e6 {
 		return report.NoSize
 	}
