@@ -259,21 +259,7 @@ func (p *replay) visit(h *offline.Handler, r *http.Request) bool {
 		if e.ByAddress() && p.entry.ClientIP != "" {
 			l.keyless++
 		}
-		if e.Began {
-			l.bans++
-		} else if e.Banned > 0 {
-			l.banned++
-		}
-		if e.Decision.Borrowed && !e.Decision.Pool {
-			l.borrowed++
-		}
-		if e.Over {
-			l.over++
-		}
-		if e.Delay > 0 {
-			l.delayed++
-			l.longest = max(l.longest, e.Delay)
-		}
+		l.decided(e)
 		p.met = append(p.met, metLimit{l, d, e.Decision.DryRun})
 	}
 	for _, e := range decided {
@@ -288,6 +274,25 @@ func (p *replay) visit(h *offline.Handler, r *http.Request) bool {
 		p.rejected, p.rejection = before, settle.Response{Status: http.StatusTooManyRequests}
 	}
 	return !denied
+}
+
+// decided counts what was special about a decision.
+func (l *replayedLimit) decided(e *rule.Entry) {
+	if e.Began {
+		l.bans++
+	} else if e.Banned > 0 {
+		l.banned++
+	}
+	if e.Decision.Borrowed && !e.Decision.Pool {
+		l.borrowed++
+	}
+	if e.Over {
+		l.over++
+	}
+	if e.Delay > 0 {
+		l.delayed++
+		l.longest = max(l.longest, e.Delay)
+	}
 }
 
 // followingLimit is a limit that follows the load, which a log does not record.
