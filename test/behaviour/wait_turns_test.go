@@ -18,7 +18,6 @@ import (
 // none of its requests is denied, also if fewer may wait than the script has; with fair_by off it
 // waits behind all of them, or is denied.
 func TestLightClientBesideScript(t *testing.T) {
-	t.Parallel()
 	const slot, rate = "concurrency 1\nmax_delay 1m\n", "rate 20/s\nsize 1\nmax_delay 2s\n"
 	for _, tc := range []struct {
 		name, store, options string
@@ -87,7 +86,6 @@ func TestLightClientBesideScript(t *testing.T) {
 // TestSlowClientHasHalf guards, through a running Caddy, that a client whose requests do not end
 // has no more than half of the slots while another client waits, in both stores and with the load.
 func TestSlowClientHasHalf(t *testing.T) {
-	t.Parallel()
 	for name, limit := range map[string]string{
 		"memory": "concurrency 4\n",
 		"redis":  "concurrency 4\n",
