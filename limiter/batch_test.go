@@ -52,9 +52,7 @@ func TestBatchedRequestsAreExact(t *testing.T) {
 		{name: "each with slack", accounting: AccountingEach, drip: 4, cost: 3, keys: 2, other: 1000, held: requests / 2},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushDB(t.Context()))
 			r := newBatched(t, server, nil)
 			request := func(i int) Request {
 				b := Bucket{Name: "b", Key: fmt.Sprint(i % tc.keys), Limit: Limit{Size: size, DripInterval: time.Hour, DripSize: tc.drip}, Cost: tc.cost}

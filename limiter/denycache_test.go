@@ -78,9 +78,7 @@ func TestDenyCacheExpires(t *testing.T) {
 			b := Bucket{Name: "b", Key: t.Name(), Limit: Limit{Size: 1, DripInterval: tc.drip, DripSize: 1}, Cost: 1}
 			req := Request{Buckets: []Bucket{b}}
 			mustTake(t, r, req)
-			if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().Del(t.Context(), r.keys.of(&b)))
 			clock.Add(int64(tc.want - time.Microsecond))
 			if d := mustTake(t, r, req); !d[0].Denied {
 				t.Errorf("decided %+v before it expires", d)
@@ -102,9 +100,7 @@ func TestDenyCacheReset(t *testing.T) {
 		b.Key = fmt.Sprint(i)
 		mustTake(t, r, Request{Buckets: []Bucket{b}})
 	}
-	if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().FlushAll(t.Context()))
 	r.denyCache = newDenyCache(denySlots)
 	for i := range 100 {
 		b := hourly(1)
@@ -382,9 +378,7 @@ func TestDenyCacheCallsWhenUncertain(t *testing.T) {
 		{"another that is new", AccountingAtomic, []Bucket{full}, []Bucket{room, full}, []int64{0, 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushDB(t.Context()))
 			r, _ := newClocked(t, server, nil)
 			mustTake(t, r, Request{Buckets: tc.first})
 			req := Request{Buckets: tc.buckets, Accounting: tc.accounting}
@@ -470,9 +464,7 @@ func TestDenyCacheIdentity(t *testing.T) {
 		"drip size": func(b *Bucket) { b.Limit.DripSize = 2 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushDB(t.Context()))
 			r, _ := newClocked(t, server, nil)
 			mustTake(t, r, Request{Buckets: []Bucket{full}})
 			if d := mustTake(t, r, Request{Buckets: []Bucket{full}}); !d[0].Denied {

@@ -68,9 +68,7 @@ func (v *clockedRedis) at(t rapid.TB, now int64) {
 		v.denyCache = newDenyCache(64)
 	}
 	v.now = now
-	if err := v.admin.HSet(context.Background(), "clock", "s", now/1e6, "us", now%1e6).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, v.admin.HSet(context.Background(), "clock", "s", now/1e6, "us", now%1e6))
 }
 
 // advance moves the clock forward.
@@ -82,9 +80,7 @@ func (v *clockedRedis) advance(t rapid.TB, d time.Duration) {
 // flush starts afresh: with no keys, and the clock at its start.
 func (v *clockedRedis) flush(t rapid.TB) {
 	t.Helper()
-	if err := v.admin.FlushDB(context.Background()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, v.admin.FlushDB(context.Background()))
 	v.at(t, v.start)
 	v.denyCache = newDenyCache(64)
 }
@@ -108,9 +104,7 @@ func (v *clockedRedis) restore(t rapid.TB, all map[string]string) {
 	v.flush(t)
 	v.at(t, now)
 	for key, value := range all {
-		if err := v.admin.Restore(context.Background(), key, 0, value).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.Restore(context.Background(), key, 0, value))
 	}
 }
 

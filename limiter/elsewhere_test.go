@@ -28,9 +28,7 @@ func TestAddressSwitchesBetweenServers(t *testing.T) {
 				decide(t, newTestRedis(t, s, nil), AccountingAtomic, other)
 			}
 			for range connections {
-				if err := a.Client().Conn().Ping(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, a.Client().Conn().Ping(t.Context()))
 			}
 			r := newTestRedis(t, a, func(opt *RedisOptions) {
 				opt.Addresses = []string{proxy.Addr}

@@ -4,11 +4,11 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -91,10 +91,7 @@ func TestFarDocument(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	document, err := os.ReadFile(*farDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := filetest.Read(t, *farDocument)
 	text := string(document)
 	for _, part := range []struct{ name, text string }{{"simulation", tables.String()}, {"capacity", capacity.String()}} {
 		begin, end := "<!-- begin: "+part.name+" -->\n", "<!-- end: "+part.name+" -->"
@@ -113,9 +110,7 @@ func TestFarDocument(t *testing.T) {
 // write writes a file of the documentation.
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, file, []byte(text))
 }
 
 // joinModes returns the heads of the columns for all modes.

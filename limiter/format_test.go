@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -87,9 +88,7 @@ func TestFormat(t *testing.T) {
 			}
 			arg := string(q.appendGroup(nil))
 			v.at(t, formatStart+int64(i)*1e6)
-			if err := server.Client().Set(t.Context(), p.key, stored, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().Set(t.Context(), p.key, stored, 0))
 			if stored == "" {
 				server.Client().Del(t.Context(), p.key)
 			}
@@ -122,8 +121,6 @@ func TestFormat(t *testing.T) {
 	case !*recordFormat && len(all) < len(want):
 		t.Errorf("%d calls are recorded, and %d made", len(want), len(all))
 	case *recordFormat:
-		if err := os.WriteFile(path, []byte(strings.Join(all, "\n\n")+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		filetest.Write(t, path, []byte(strings.Join(all, "\n\n")+"\n"))
 	}
 }

@@ -967,9 +967,7 @@ func TestRemainingWithHeld(t *testing.T) {
 			}
 			if r, ok := store.(*Redis); ok && kind == "restarted" { // as if the server had restarted empty
 				r.ledger.running = true
-				if err := server.Client().Del(t.Context(), r.keys.of(&b)).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, server.Client().Del(t.Context(), r.keys.of(&b)))
 				r.fallback.restarted(h.held.reservations[0].query.server)
 			}
 			b.Cost = 5
@@ -1173,13 +1171,9 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 					t.Fatalf("%d of %d were admitted at first", n, first)
 				}
 				if losesData {
-					if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Done(t, server.Client().FlushAll(t.Context()))
 				}
-				if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, server.Client().ScriptFlush(t.Context()))
 				if n := combine(1); n != 1 { // by which the loss is found
 					t.Error("one that fits was denied")
 				}

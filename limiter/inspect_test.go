@@ -403,9 +403,7 @@ func TestTimedResetReachesOtherProcesses(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().ScriptFlush(t.Context()))
 		for _, node := range nodes {
 			mustTake(t, node, req)
 		}
@@ -449,9 +447,7 @@ func TestResetOfForeignValues(t *testing.T) {
 		{"SET", key, "something"}, {"RPUSH", key, 1, 2}, {"HSET", key, "a", 1}, {"SET", key, ""},
 	} {
 		server.Client().Del(t.Context(), key) // what a reset leaves is gone a millisecond later
-		if err := server.Client().Do(t.Context(), command...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Do(t.Context(), command...))
 		if got := peek(t, r, b); got != (Level{Remaining: 5}) {
 			t.Errorf("%v: holds %+v", command, got)
 		}

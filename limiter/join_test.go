@@ -37,9 +37,7 @@ func TestRedisJoinsAsHere(t *testing.T) {
 			return
 		}
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: l.Size + 1}
-		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(stored, now).value(), 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.Set(t.Context(), v.keys.of(&b), l.written(stored, now).value(), 0))
 		want := l.of().Join(stored, reported, 0, true)
 		outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{reported.Ahead(now), 0, own}})
 		if err != nil {
@@ -50,9 +48,7 @@ func TestRedisJoinsAsHere(t *testing.T) {
 		}
 		inFlight, cost := rapid.Int64Range(0, l.Size).Draw(t, "in flight"), rapid.Int64Range(1, l.Size).Draw(t, "cost")
 		b.Cost, b.Key = cost, "k2"
-		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(stored, now).value(), 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.Set(t.Context(), v.keys.of(&b), l.written(stored, now).value(), 0))
 		fits := l.of().Room(want, 0, now) >= cost && l.of().Room(reported, inFlight, now) >= cost
 		if outcomes, err = callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{reported.Ahead(now), inFlight, own}}); err != nil {
 			t.Fatal(err)

@@ -529,9 +529,7 @@ func TestRedisLogCorruptValues(t *testing.T) {
 	b := logBucket(10, time.Minute, 1)
 	key := v.keys.of(&b)
 	try := func(t rapid.TB, value string) (first Decision) {
-		if err := v.admin.Set(context.Background(), key, value, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.Set(context.Background(), key, value, 0))
 		for i := range 14 {
 			v.denyCache = newDenyCache(64)
 			b.Cost = int64(1 + i%12)
@@ -577,12 +575,8 @@ func TestRedisLogCorruptValues(t *testing.T) {
 			t.Errorf("%s: %+v, want an empty log", what, d)
 		}
 	}
-	if err := v.admin.Del(t.Context(), key).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := v.admin.RPush(t.Context(), key, "x").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, v.admin.Del(t.Context(), key))
+	redistest.Done(t, v.admin.RPush(t.Context(), key, "x"))
 	if d := decide(t, v, AccountingAtomic, b)[0]; d.Denied {
 		t.Errorf("a list: %+v, want an empty log", d)
 	}

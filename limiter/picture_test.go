@@ -5,13 +5,13 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -162,15 +162,10 @@ func TestAlgorithmsPicture(t *testing.T) {
 	got := drawAlgorithms(drawn)
 	file := filepath.Join("..", "docs", "algorithms.svg")
 	if *drawPicture {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		filetest.Write(t, file, []byte(got))
 		return
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := filetest.Read(t, file)
 	if got != string(want) {
 		t.Errorf("%s is not what the algorithms decide: if the difference is meant, run make picture", file)
 	}

@@ -82,9 +82,7 @@ func (p *promoted) check(t *testing.T) {
 func cutOff(t *testing.T, replica, master *redistest.Server) {
 	t.Helper()
 	replica.Pause(t)
-	if err := master.Client().ClientKillByFilter(t.Context(), "TYPE", "replica").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, master.Client().ClientKillByFilter(t.Context(), "TYPE", "replica"))
 }
 
 // TestClusterMasterAgain guards that one process admits nothing extra when a master
@@ -156,9 +154,7 @@ func TestAddressFollowsMaster(t *testing.T) {
 				if !found {
 					host, port = "no", "one"
 				}
-				if err := s.Client().Do(t.Context(), "replicaof", host, port).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, s.Client().Do(t.Context(), "replicaof", host, port))
 				if !found {
 					return
 				}

@@ -120,9 +120,7 @@ func TestRedisKeys(t *testing.T) {
 	server := redistest.Start(t)
 	for _, tc := range tests {
 		t.Run(tc.bucket.Name, func(t *testing.T) {
-			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushDB(t.Context()))
 			r := newTestRedis(t, server, func(opt *RedisOptions) { opt.KeyPrefix = tc.prefix })
 			tc.bucket.Cost = tc.bucket.Limit.Size
 			decide(t, r, AccountingAtomic, tc.bucket)
@@ -687,9 +685,7 @@ func TestRedisForeignValues(t *testing.T) {
 	for name, fill := range fill {
 		t.Run(name, func(t *testing.T) {
 			key := r.keys.of(&b)
-			if err := server.Client().Del(t.Context(), key).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().Del(t.Context(), key))
 			if err := fill(key); err != nil {
 				t.Fatal(err)
 			}
@@ -739,9 +735,7 @@ func TestRedisCorruptValues(t *testing.T) {
 		}
 		if rapid.Bool().Draw(t, "hold") {
 			q := asProcess(v.query(toHold(req()), 0))
-			if err := v.admin.Eval(context.Background(), v.source, q.Keys, string(q.appendGroup(nil))).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, v.admin.Eval(context.Background(), v.source, q.Keys, string(q.appendGroup(nil))))
 		}
 		value := []byte(v.stored(t, []Bucket{b})[0])
 		if len(value) == 0 {
@@ -757,9 +751,7 @@ func TestRedisCorruptValues(t *testing.T) {
 			}
 		}
 		set := func() {
-			if err := v.admin.Set(context.Background(), v.keys.of(&b), value, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, v.admin.Set(context.Background(), v.keys.of(&b), value, 0))
 		}
 		set()
 		l, err := v.Peek(context.Background(), b)
@@ -797,9 +789,7 @@ func TestRedisForeignHolds(t *testing.T) {
 		b := Bucket{Name: "b", Key: fmt.Sprint(held), Limit: Limit{Size: 5, DripInterval: time.Hour, DripSize: 3}, Cost: 1}
 		now := serverTime(t, server)
 		value := written{Level: bucket.Level{Clear: now + time.Hour.Microseconds(), Rest: 2}, when: now, record: heldRecord{{1, 1, now, now, held - 2, 0, 0}, {2, 1, now, now - 1, 2, 0, 0}}}.value()
-		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Set(t.Context(), r.keys.of(&b), value, 0))
 		if l := peek(t, r, b); l.Held != held || l.Remaining != 0 || l.RetryAfter == 0 {
 			t.Errorf("%d held: peek says %+v", held, l)
 		}
@@ -817,9 +807,7 @@ func TestRedisForeignHolds(t *testing.T) {
 		{now, 1, now + 1, 1}, {math.Inf(1), 1, 0, 0}, {now, 1, math.Inf(-1), 1}, {now, 0, 0, bucket.Horizon + 1},
 	} {
 		value := appendDoubles([]byte{8}, now+3600e6, 0, now, held[0], held[1], held[2], held[3])
-		if err := server.Client().Set(t.Context(), r.keys.of(&b), value, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Set(t.Context(), r.keys.of(&b), value, 0))
 		if l := peek(t, r, b); l.Units != 0 || l.Held != 0 {
 			t.Errorf("%v held: peek says %+v", held, l)
 		}
@@ -916,9 +904,7 @@ func TestRedisIdentity(t *testing.T) {
 	r := newTestRedis(t, server, nil)
 	testIdentity(t, func(t testing.TB) Store {
 		t.Helper()
-		if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().FlushDB(t.Context()))
 		return r
 	})
 }
@@ -938,9 +924,7 @@ func TestRedisRejectsMalformedRequests(t *testing.T) {
 func TestRedisOptions(t *testing.T) {
 	server := redistest.Start(t)
 	acl := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">pass word", "~*", "+@all"}
-	if err := server.Client().Do(t.Context(), acl...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().Do(t.Context(), acl...))
 	tests := []struct {
 		name   string
 		change func(*RedisOptions)
@@ -959,9 +943,7 @@ func TestRedisOptions(t *testing.T) {
 			decide(t, r, AccountingAtomic, b)
 			admin := server.Client().Conn()
 			defer admin.Close()
-			if err := admin.Select(t.Context(), tc.db).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, admin.Select(t.Context(), tc.db))
 			if n, err := admin.Exists(t.Context(), r.keys.of(&b)).Result(); n != 1 || err != nil {
 				t.Errorf("%d keys in database %d, error %v", n, tc.db, err)
 			}
@@ -1210,9 +1192,7 @@ func TestTimedRedisUnreachable(t *testing.T) {
 		attempts += 8
 		server.Resume(t)
 
-		if err := admin.Ping(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, admin.Ping(t.Context()))
 		if n := c.Since(t, "evalsha"); n > attempts {
 			t.Errorf("%d calls arrived from %d requests", n, attempts)
 		}
@@ -1244,9 +1224,7 @@ func TestTimedRedisTimeoutIncludesEverything(t *testing.T) {
 	ungreeted := newTestRedis(t, server, slow)
 
 	p.Delay(timeout * 3 / 4)
-	if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().ScriptFlush(t.Context()))
 	for _, r := range []*Redis{ungreeted, greeted} {
 		began := time.Now()
 		_, err := r.Take(t.Context(), Request{Buckets: []Bucket{b}}, nil)
@@ -1262,9 +1240,7 @@ func TestTimedRedisTimeoutIncludesEverything(t *testing.T) {
 // often here that its breaker opens.
 func TestRedisRunsScriptOnce(t *testing.T) {
 	server := redistest.Start(t)
-	if err := server.Client().ScriptLoad(t.Context(), takeSource).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().ScriptLoad(t.Context(), takeSource))
 	const stores, requests = 5, 4
 	b := hourly(1000)
 	for _, half := range []int{0, 1} {
@@ -1554,9 +1530,7 @@ func FuzzStoredValue(f *testing.F) {
 		key := r.keys.of(&b)
 		set := func() {
 			t.Helper()
-			if err := server.Client().Set(t.Context(), key, value, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().Set(t.Context(), key, value, 0))
 		}
 		set()
 		admitted := 0
@@ -1613,9 +1587,7 @@ func checkAcceptedWrites(t *testing.T, l Limit) {
 		return mustTake(t, r, Request{Buckets: []Bucket{b}})[0].By
 	}
 	limit := func(memory string) {
-		if err := server.Client().ConfigSet(t.Context(), "maxmemory", memory).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().ConfigSet(t.Context(), "maxmemory", memory))
 	}
 	call("full")
 	limit("1")

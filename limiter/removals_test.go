@@ -159,9 +159,7 @@ func TestRemovalSparesBucketsInUse(t *testing.T) {
 		}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushDB(t.Context()))
 			node, m := testNode(t, server)
 			other, _ := testNode(t, server)
 			b := hourly(10)
@@ -309,16 +307,12 @@ func TestEqualRemovals(t *testing.T) {
 		var keys []string
 		for i := range 2 * buckets {
 			keys = append(keys, fmt.Sprint("gone", i))
-			if err := client.Set(t.Context(), keys[i], limit.written(bucket.Level{Clear: now + limit.of().Rate()}, now).value(), 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, client.Set(t.Context(), keys[i], limit.written(bucket.Level{Clear: now + limit.of().Rate()}, now).value(), 0))
 		}
 		charged := fmt.Sprint("charged", buckets)
 		q = query{buckets: []bucketQuery{{limit: bucket.Limit(limit), cost: 1}}}
 		take := q.appendGroup(nil)
-		if err := client.Eval(t.Context(), takeSource, append(keys, charged), removal, take).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, client.Eval(t.Context(), takeSource, append(keys, charged), removal, take))
 		if n := filled(t, server, keys...); n > 0 {
 			t.Errorf("%d of %d keys are still there", n, len(keys))
 		}

@@ -245,9 +245,7 @@ func TestUnreportedTakesRoom(t *testing.T) {
 	if n := admitted(0, 9, lax) + admitted(1, 60, lax, strict) + admitted(0, 100, lax, strict); n != 100 {
 		t.Errorf("both nodes admitted %d, want 100", n)
 	}
-	if err := f.admin.Del(t.Context(), f.keys.of(&lax)).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, f.admin.Del(t.Context(), f.keys.of(&lax)))
 	if n := admitted(0, 200, lax, strict); n != 91 {
 		t.Errorf("admitted %d of 100 when the key was deleted, beside 9 that were not reported", n)
 	}

@@ -211,9 +211,7 @@ func TestCorruptIsReported(t *testing.T) {
 		func() error { return admin.Set(t.Context(), key, serverTime(t, server)+2*bucket.Horizon, 0).Err() },
 		func() error { return admin.Set(t.Context(), key, "", 0).Err() },
 	} {
-		if err := admin.Del(t.Context(), key).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, admin.Del(t.Context(), key))
 		if err := fill(); err != nil {
 			t.Fatal(err)
 		}
@@ -322,9 +320,7 @@ func TestCredentials(t *testing.T) {
 			t.Parallel()
 			do := func(args ...any) {
 				t.Helper()
-				if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, server.Client().Do(t.Context(), args...))
 			}
 			var token atomic.Pointer[string]
 			rotate := func(to string) {

@@ -60,14 +60,10 @@ func TestSettledOnce(t *testing.T) {
 		{"a pause", func(t *testing.T, server *redistest.Server, _ *redistest.Proxy) { pauseFor(t, server, 250, "ALL") }, 0, true},
 		{"a pause of writes", func(t *testing.T, server *redistest.Server, _ *redistest.Proxy) { pauseFor(t, server, 250, "WRITE") }, 0, true},
 		{"the script is evicted", func(t *testing.T, server *redistest.Server, _ *redistest.Proxy) {
-			if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().ScriptFlush(t.Context()))
 		}, 0, false},
 		{"connections are killed", func(t *testing.T, server *redistest.Server, _ *redistest.Proxy) {
-			if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
 		}, 0, false},
 	} {
 		for name, limit := range limits {
@@ -119,9 +115,7 @@ func TestSettledOnce(t *testing.T) {
 // pauseFor has a server wait for that many milliseconds before it goes on with commands.
 func pauseFor(t *testing.T, server *redistest.Server, ms int, what string) {
 	t.Helper()
-	if err := server.Client().Do(t.Context(), "CLIENT", "PAUSE", ms, what).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().Do(t.Context(), "CLIENT", "PAUSE", ms, what))
 }
 
 // TestSettledWithOtherNodes guards that what a node could not tell for a while is added to

@@ -16,9 +16,7 @@ func startPair(t *testing.T) (master, replica *redistest.Server) {
 	t.Helper()
 	master, replica = redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t)
 	host, port, _ := strings.Cut(master.Addr, ":")
-	if err := replica.Client().Do(t.Context(), "replicaof", host, port).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, replica.Client().Do(t.Context(), "replicaof", host, port))
 	redistest.WaitFor(t, 20*time.Second, func() error {
 		if info := replica.Client().Info(t.Context(), "replication").Val(); !strings.Contains(info, "master_link_status:up") {
 			return fmt.Errorf("not up: %q", info)
@@ -31,9 +29,7 @@ func startPair(t *testing.T) (master, replica *redistest.Server) {
 // promote has a replica follow no other any more.
 func promote(t *testing.T, replica *redistest.Server) {
 	t.Helper()
-	if err := replica.Client().Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, replica.Client().Do(t.Context(), "replicaof", "no", "one"))
 }
 
 // TestSettledOnceAfterFailover guards what has been settled in a server whose replica, which takes

@@ -322,9 +322,7 @@ func TestRedisJoinsSlidingWindows(t *testing.T) {
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 31} // never admitted, so nothing is charged
 		server := stored
 		server.Clear += v.now
-		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0))
 		want := l.of().Join(stored, reported, 0, false)
 		late := reported
 		late.Clear += rapid.Int64Range(0, (l.of().Rate()-1)/2).Draw(t, "late")

@@ -762,9 +762,7 @@ func TestRedisJoinsWarmUps(t *testing.T) {
 		b := Bucket{Name: "s", Key: "k", Limit: l, Cost: 3} // never admitted, so nothing is charged
 		server := stored
 		server.Clear += v.now
-		if err := v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.Set(t.Context(), v.keys.of(&b), l.written(server, v.now).value(), 0))
 		dirty := rapid.SampledFrom([]dirtiness{unsure, own}).Draw(t, "dirty")
 		outcomes, err := callWithLevels(v.Redis, Request{Buckets: []Bucket{b}}, []localLevel{{bucket.Ahead(reported), 0, dirty}})
 		if err != nil {
@@ -816,9 +814,7 @@ func TestWarmUpWaitsWithUnits(t *testing.T) {
 
 	seen := map[string]int{}
 	checkTraces(t, 10, func(t *rapid.T) {
-		if err := v.admin.FlushDB(context.Background()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.FlushDB(context.Background()))
 		v.at(t, v.now)
 		l := waiting(warmingUp(2, time.Second, rapid.SampledFrom([]time.Duration{7 * time.Microsecond, 4 * time.Second, time.Minute}).Draw(t, "warm-up"), 3),
 			rapid.Int64Range(0, 20).Draw(t, "waiting"))
@@ -992,9 +988,7 @@ func TestRedisForeignWarmUps(t *testing.T) {
 	for _, value := range []string{
 		"text", "12:1", of(11, 1e6, 4000001), of(11, 1e6, -1), of(11, 1e6, 1.5), of(11, 1e6, bucket.Horizon), of(11, 3*bucket.Horizon, 1), of(8, 1e6, 1), of(9, 1e6, 1),
 	} {
-		if err := v.admin.Set(t.Context(), v.keys.of(&b), value, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, v.admin.Set(t.Context(), v.keys.of(&b), value, 0))
 		if got, want := peek(t, v.Redis, b), (Level{Remaining: 1}); got != want {
 			t.Errorf("%q: peek says %+v, want %+v", value, got, want)
 		}
@@ -1005,9 +999,7 @@ func TestRedisForeignWarmUps(t *testing.T) {
 	}
 	// One that is a bucket of those numbers is taken for one.
 	value := of(11, 4_200_000, 4_000_000)
-	if err := v.admin.Set(t.Context(), v.keys.of(&b), value, 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, v.admin.Set(t.Context(), v.keys.of(&b), value, 0))
 	if d := decide(t, v, AccountingAtomic, b)[0]; !d.Denied || d.RetryAfter != 200*time.Millisecond {
 		t.Errorf("%q: %+v", value, d)
 	}

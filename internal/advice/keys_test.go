@@ -1,7 +1,6 @@
 package advice
 
 import (
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 )
 
 // templateOf returns a template as in a Caddyfile.
@@ -30,10 +30,7 @@ func templateOf(t *testing.T, text string) key.Template {
 // remedy in the same row, and that the table has all kinds of advice.
 func TestDocumentedFlaws(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("docs/keys.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := filetest.Read(t, "docs/keys.md")
 	_, section, _ := strings.Cut(string(doc), "\n## Keys that limit nothing\n")
 	_, table, _ := strings.Cut(section, "|---|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")

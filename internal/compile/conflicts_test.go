@@ -3,13 +3,13 @@ package compile_test
 import (
 	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 )
 
 // documentClashes has TestClashesAreDocumented write the table instead of comparing it.
@@ -32,10 +32,7 @@ func TestClashesAreDocumented(t *testing.T) {
 	for _, option := range options {
 		table += fmt.Sprintf("| `%s` | %s |\n", option, strings.Join(with[option], ", "))
 	}
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := filetest.Read(t, file)
 	before, rest, found := strings.Cut(string(page), begin)
 	documented, after, ended := strings.Cut(rest, end)
 	switch {
@@ -43,9 +40,7 @@ func TestClashesAreDocumented(t *testing.T) {
 		t.Fatalf("%s has no place for the table", file)
 	case documented == table:
 	case *documentClashes:
-		if err := os.WriteFile(file, []byte(before+begin+table+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		filetest.Write(t, file, []byte(before+begin+table+end+after))
 	default:
 		t.Errorf("%s is not what the table says, write it by: go test -run %s ./internal/compile -args -clashes", file, t.Name())
 	}

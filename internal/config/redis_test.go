@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -155,9 +156,7 @@ func TestRedisOptions(t *testing.T) {
 	t.Setenv("RATE_LIMIT_TEST_PASSWORD", "s3cret {env.RATE_LIMIT_TEST_USER}")
 	t.Setenv("RATE_LIMIT_TEST_URL", "redis://u:p@a:7000/2")
 	file := filepath.Join(t.TempDir(), "password")
-	if err := os.WriteFile(file, []byte("in a file\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, file, []byte("in a file\n"))
 	with := func(change func(*limiter.RedisOptions)) limiter.RedisOptions {
 		opt := limiter.RedisOptions{Addresses: []string{"a:1"}, KeyPrefix: "rl:", Timeout: 50 * time.Millisecond}
 		change(&opt)

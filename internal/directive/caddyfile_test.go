@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 )
 
 // Guards what a Caddyfile means: each file in testdata holds a Caddyfile, a
@@ -28,10 +29,7 @@ func TestAdapt(t *testing.T) {
 	t.Setenv("REDIS_PASSWORD", "secret")
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := filetest.Read(t, file)
 			src, want, found := strings.Cut(string(text), separator)
 			if !found {
 				t.Fatalf("%s has no line of dashes", file)

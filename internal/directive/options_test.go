@@ -20,6 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -58,10 +59,7 @@ type optionRow struct {
 // optionRows reads the rows of a file, and sets its variables until the test ends.
 func optionRows(t *testing.T, file string) (rows []optionRow) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := filetest.Read(t, file)
 	in := ""
 	for i, line := range strings.Split(string(text), "\n") {
 		place := fmt.Sprintf("%s:%d", file, i+1)

@@ -13,7 +13,6 @@ import (
 	"math/big"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -275,10 +275,7 @@ func TestAdminBadRequests(t *testing.T) {
 // wantNotLogged checks that a text is nowhere in the log.
 func wantNotLogged(t *testing.T, s *sitetest.Site, text string) {
 	t.Helper()
-	log, err := os.ReadFile(s.LogPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := filetest.Read(t, s.LogPath)
 	if len(log) == 0 || strings.Contains(string(log), text) {
 		t.Errorf("%d bytes of log, which contain %q: %t", len(log), text, strings.Contains(string(log), text))
 	}
@@ -543,16 +540,12 @@ func TestAdminTop(t *testing.T) {
 	}
 	check()
 	c.Admin = a.Addr
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	check()
 	if n := s.Process.Tops.Len(); n != 2 {
 		t.Errorf("%d limits keep keys, want 2", n)
 	}
-	if err := s.Load(sitetest.Config{Admin: a.Addr, Site: strings.ReplaceAll(adminSite, "track_top", "#")}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Admin: a.Addr, Site: strings.ReplaceAll(adminSite, "track_top", "#")})
 	if n := s.Process.Tops.Len(); n > 0 {
 		t.Errorf("keys of %d limits are kept without track_top", n)
 	}
@@ -648,9 +641,7 @@ func TestAdminTopStream(t *testing.T) {
 	}
 	next() // of the config that still runs
 	start := time.Now()
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	for lines.Scan() {
 	}
 	if lines.Err() != nil || time.Since(start) > adminjson.WatchTime/2 {
@@ -747,9 +738,7 @@ func TestAdminUnderLoad(t *testing.T) {
 	}
 	ask(20)
 	for range 3 {
-		if err := s.Load(c); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(c)
 		ask(3)
 	}
 	close(stop)

@@ -312,16 +312,12 @@ func TestAutoStaysThroughReloads(t *testing.T) {
 	var slow sync.WaitGroup
 	slow.Go(func() { s.Get("/slow") })
 	<-arrived
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	if load := loadOf(s, "up"); load.InProgress != 1 {
 		t.Errorf("%+v after a reload, want 1 in progress", load)
 	}
 	c.Site = strings.Replace(c.Site, "max 1", "max 2", 1)
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	if load := loadOf(s, "up"); load.InProgress != 0 || load.Limit != 2 {
 		t.Errorf("%+v with other options, want none in progress and a limit of 2", load)
 	}

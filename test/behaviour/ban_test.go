@@ -209,9 +209,7 @@ func TestBanOnReload(t *testing.T) {
 	load := func(options string) {
 		t.Helper()
 		c.Site = site(options)
-		if err := s.Load(c); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(c)
 	}
 	s.Get("/", "User: a")
 	s.Get("/", "User: a")

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -140,10 +141,7 @@ Spared: the limit had room, but another one denied.
 		{"limit": "leaky", "algorithm": "leaky_bucket", "size_for_target": 4, "spared": 3}, {"limit": "token", "algorithm": "token_bucket", "size_for_target": 4},
 		{"limit": "clock", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "first", "algorithm": "fixed_window", "size_for_target": 8},
 		{"limit": "period", "algorithm": "fixed_window", "size_for_target": 4}, {"limit": "slides", "algorithm": "sliding_window", "size_for_target": 7, "spared": 1}]`)
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := filetest.Read(t, file)
 	for _, numbers := range []string{
 		"leaky_bucket, size 5, drips 1 each 8s", "token_bucket, size 5, refills 1 each 8s", "fixed_window, size 5, window 1m<",
 		"fixed_window, size 5, window 1m from the first request", "fixed_window, size 5, each minute", "sliding_window, size 5, window 1m",
@@ -206,10 +204,7 @@ func TestReplayOverwrites(t *testing.T) {
 	if r := sitetest.RunCommand(t, "replay", "--config", config, "--html", old, log); r.Status != 0 {
 		t.Fatalf("%+v", r)
 	}
-	text, err := os.ReadFile(old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := filetest.Read(t, old)
 	const other, input = "is not a report of a replay; use a new file", "is read as a config or a log; use another file"
 	for _, tc := range []struct{ name, file, want string }{
 		{"the log", log, input},
@@ -222,15 +217,9 @@ func TestReplayOverwrites(t *testing.T) {
 		{"an empty file", write("empty.html", ""), ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			before, err := os.ReadFile(tc.file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := filetest.Read(t, tc.file)
 			r := sitetest.RunCommand(t, "replay", "--config", config, "--html", tc.file, log)
-			after, err := os.ReadFile(tc.file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			after := filetest.Read(t, tc.file)
 			if tc.want != "" {
 				if r.Status != 1 || !strings.Contains(r.Errors, tc.want) || string(after) != string(before) {
 					t.Errorf("got %+v, the file has %d bytes, had %d", r, len(after), len(before))

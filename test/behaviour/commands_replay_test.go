@@ -19,6 +19,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/report"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -87,9 +88,7 @@ func commonLine(second int, client, uri string) string {
 func logFile(t testing.TB, lines ...string) string {
 	t.Helper()
 	name := filepath.Join(sitetest.TempDir(t), "access.log")
-	if err := os.WriteFile(name, []byte(strings.Join(lines, "")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, name, []byte(strings.Join(lines, "")))
 	return name
 }
 

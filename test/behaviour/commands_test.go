@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -263,9 +264,7 @@ func TestCommandsRefuseBadInput(t *testing.T) {
 	bad := sitetest.ConfigFile(t, ":8080 {\nrate_limit {\nsize none\n}\n}\n")
 	good := sitetest.ConfigFile(t, ":8080 {\n"+cliSite+"\n}\n")
 	garbage := filepath.Join(sitetest.TempDir(t), "config.json")
-	if err := os.WriteFile(garbage, []byte("no JSON"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, garbage, []byte("no JSON"))
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
 	otherAddr := other.Listener.Addr().String()

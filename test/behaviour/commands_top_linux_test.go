@@ -113,9 +113,7 @@ func TestTopOnTerminal(t *testing.T) {
 		s.Get("/")
 		term.waitFor(t, "127.0.0.1\x1b[K\x1b[J")
 		if name == "q" {
-			if err := s.Load(c); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(c)
 			s.From("127.0.0.2")
 			s.Get("/")
 			s.From("127.0.0.3")

@@ -161,9 +161,7 @@ func TestLease(t *testing.T) {
 	sitetest.WantJSON(t, a.Ask("GET", "limits", ""), `{"limits": [{"path": "api", "consistency": "lease 1m0s"}]}`)
 
 	c.Site, c.Admin = "rate_limit /other other {\nsize 100\n}\n"+c.Site, a.Addr
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	if got := askAs(t, s, int(min(peeked.Node.Leased, 5)), "often", 0); got["lease 200"] != 5 {
 		t.Errorf("after a reload: got %v", got)
 	}
@@ -246,9 +244,7 @@ func TestConsistencyOfBlocks(t *testing.T) {
 		"accounting each\nconsistency lease 1m\nlimit in {\nsize 500\ndrip_rate 1h\n}":                   "lease",
 	} {
 		t.Run(options, func(t *testing.T) {
-			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushAll(t.Context()))
 			s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider("size 1000\ndrip_rate 1h\n" + options)})
 			got := askAs(t, s, 100, "u", 0)
 			if got[want+" 200"] < 80 || got["redis 200"]+got["lease 200"]+got["eventual 200"] != 100 {
@@ -318,9 +314,7 @@ func TestEventual(t *testing.T) {
 	// What is not reported is shown, and outlives a reload.
 	const later = `{"limit": "api", "key": "v"}`
 	c.Site, c.Admin = strings.Replace(c.Site, "eventual 300ms", "eventual 3s", 1), a.Addr
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	askAs(t, s, 1, "v", 0) // a tenth of the size is reported at once
 	sitetest.Eventually(t, "a report", func() bool { return a.Ask("POST", "peek", later)["level"].(float64) == 1 })
 	sitetest.WantJSON(t, a.Ask("POST", "peek", later), `{"level": 1, "consistency": "eventual 3s", "node": {"level": 1, "unreported": null}}`)
@@ -341,9 +335,7 @@ func TestUnreported(t *testing.T) {
 		t.Errorf("the command peek: %s", out)
 	}
 	c.Admin = a.Addr
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	sitetest.Eventually(t, "what was not reported to be", func() bool { return a.Ask("POST", "peek", body)["level"].(float64) == 50 })
 	if got := s.Get("/", "User: u").Header.Get("X-RateLimit-Remaining"); got != "949" {
 		t.Errorf("after a reload %s remain, want 949", got)
@@ -506,16 +498,12 @@ func TestReloadReports(t *testing.T) {
 		"without Redis":   {Site: decider("size 100\ndrip_rate 1h")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushAll(t.Context()))
 			s := sitetest.StartConfig(t, sitetest.Config{Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout), Site: decider(eventual)})
 			askAs(t, s, 1, "other", 0) // connects
 			admitted := askAs(t, s, 59, "u", 0)["eventual 200"]
 			before := server.CommandStat(t, "evalsha")
-			if err := s.Load(after); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(after)
 			sitetest.Eventually(t, "a report", func() bool { return server.CommandStat(t, "evalsha") > before })
 			more := func() {
 				for by, n := range askAs(t, s, 50, "u", 0) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -27,10 +27,7 @@ import (
 // Caddyfile in it.
 func migrationSection(t *testing.T, heading string) (text, site string) {
 	t.Helper()
-	page, err := os.ReadFile("docs/migration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := filetest.Read(t, "docs/migration.md")
 	_, text, _ = strings.Cut(string(page), "\n## "+heading+"\n")
 	text, _, _ = strings.Cut(text, "\n## ")
 	for _, b := range doctest.Fenced.FindAllStringSubmatch(text, -1) {
@@ -181,10 +178,7 @@ func TestNginxExample(t *testing.T) {
 func TestRedisCellReplies(t *testing.T) {
 	t.Parallel()
 	_, site := migrationSection(t, "From redis-cell")
-	page, err := os.ReadFile("docs/internals/edge-cases.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := filetest.Read(t, "docs/internals/edge-cases.md")
 	s := sitetest.Start(t, site+"respond ok")
 	rows := regexp.MustCompile(`(?m)^\| ([\d.]+s) \| (\d+) \| ([^|]+) \|$`).FindAllStringSubmatch(string(page), -1)
 	if len(rows) != 9 {

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -37,10 +38,7 @@ type recipe struct {
 // recipes returns the sections of a document by their headings.
 func recipes(t *testing.T, doc string) map[string]recipe {
 	t.Helper()
-	text, err := os.ReadFile(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := filetest.Read(t, doc)
 	blocks := doctest.Blocks(t, doc)
 	all := make(map[string]recipe)
 	for _, section := range strings.Split("\n"+string(text), "\n## ")[1:] {

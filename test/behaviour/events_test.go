@@ -310,9 +310,7 @@ func TestEventsOfReloads(t *testing.T) {
 		move(20 * time.Second)
 	}
 	hears("a")
-	if err := s.Load(sitetest.Config{Process: p, Global: listening("b"), Site: oneRequest}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Process: p, Global: listening("b"), Site: oneRequest})
 	hears("b")
 
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -330,9 +328,7 @@ func TestEventsOfReloads(t *testing.T) {
 		}
 		hears("b")
 	}
-	if err := s.Load(sitetest.Config{Process: p, Global: listening("d"), Site: oneRequest}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Process: p, Global: listening("d"), Site: oneRequest})
 	hears("d")
 }
 
@@ -343,9 +339,7 @@ func TestRedisEvents(t *testing.T) {
 	redis := redistest.Start(t)
 	global := sitetest.RedisGlobal(redis.Addr)
 	s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a") + global, Site: oneRequest})
-	if err := s.Load(sitetest.Config{Global: listening("b") + global, Site: oneRequest}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Global: listening("b") + global, Site: oneRequest})
 	redis.Kill()
 	sitetest.Eventually(t, "the event", func() bool {
 		s.Get("/")
@@ -432,9 +426,7 @@ func TestBlockedEventHandler(t *testing.T) {
 	for n := range 2*telemetry.MaxWaitingEvents + 1 {
 		s.Process.Redis(nil, limiter.Event{Kind: limiter.EventDown, Server: fmt.Sprint("late ", n), Reason: "refused"})
 	}
-	if err := s.Load(sitetest.Config{Global: listening("b"), Site: oneRequest}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Global: listening("b"), Site: oneRequest})
 	denied += flood(t, s, 8, 8)
 	sitetest.Eventually(t, "a line that tells of dropped events", func() bool {
 		return strings.Contains(fmt.Sprint(s.Log("warn", "rate_limit")), slowHandlers)

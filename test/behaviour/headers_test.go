@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -345,10 +345,7 @@ func TestErrorRouteThatProxies(t *testing.T) {
 // remedy returns the lines of the documentation by which a proxy in an error
 // route removes an upstream's fields.
 func remedy(t *testing.T) string {
-	text, err := os.ReadFile("docs/directive.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := filetest.Read(t, "docs/directive.md")
 	lines := regexp.MustCompile(`(?m)^\s*header_down -.*$`).FindAllString(string(text), -1)
 	if len(lines) == 0 {
 		t.Fatal("the documentation has no lines with header_down")

@@ -148,17 +148,13 @@ func TestFullLimitsAreLogged(t *testing.T) {
 		t.Errorf("before anything was forgotten: %v", got)
 	}
 	for n := range 3 {
-		if err := s.Load(sitetest.Config{Global: few, Site: site(n + 1)}); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(sitetest.Config{Global: few, Site: site(n + 1)})
 		sitetest.Eventually(t, "one goroutine", func() bool { return watchers(t) == 1 })
 	}
 	// The log of the last one alone.
 	s.LogPath += ".2"
 	s.Requests.Store(0)
-	if err := s.Load(sitetest.Config{Global: few, Site: site(9)}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Global: few, Site: site(9)})
 	forget(5)
 	move(time.Minute)
 	sitetest.Eventually(t, "a line", func() bool { return len(full()) > 0 })
@@ -167,9 +163,7 @@ func TestFullLimitsAreLogged(t *testing.T) {
 	if got := full(); len(got) != 1 || got[0]["limit"] != "api" || got[0]["forgotten"] != 5.0 {
 		t.Errorf("got %v, want one line of limit api that forgot 5", got)
 	}
-	if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Site: "respond admitted"})
 	sitetest.Eventually(t, "the end of the goroutine", func() bool { return watchers(t) == 0 })
 }
 

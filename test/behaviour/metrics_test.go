@@ -249,9 +249,7 @@ func TestMetricsThroughReloads(t *testing.T) {
 	}
 	load := func(c sitetest.Config) {
 		t.Helper()
-		if err := s.Load(c); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(c)
 	}
 	s.Get("/limited")
 	check(map[string]string{admitted("reload-a"): "1"})

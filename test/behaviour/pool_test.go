@@ -300,9 +300,7 @@ func TestBorrowOnReload(t *testing.T) {
 	}
 	load := func(change ...string) {
 		t.Helper()
-		if err := s.Load(sitetest.Config{Site: strings.NewReplacer(change...).Replace(c.Site)}); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(sitetest.Config{Site: strings.NewReplacer(change...).Replace(c.Site)})
 	}
 	if got := statuses(4); got != "200 200 200 200 " {
 		t.Errorf("got %s", got)

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -33,9 +33,7 @@ func TestVirtualRequests(t *testing.T) {
 	t.Parallel()
 	dir := sitetest.TempDir(t)
 	page := []byte(`{{httpInclude "/part"}} and {{httpInclude "/part"}}`)
-	if err := os.WriteFile(filepath.Join(dir, "page.html"), page, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, filepath.Join(dir, "page.html"), page)
 	s := sitetest.Start(t, `
 		rate_limit {
 			size 1
@@ -514,9 +512,7 @@ func TestFiles(t *testing.T) {
 	content := make([]byte, 3<<20)
 	random := rand.NewChaCha8([32]byte{})
 	random.Read(content)
-	if err := os.WriteFile(filepath.Join(dir, "file"), content, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, filepath.Join(dir, "file"), content)
 	s := sitetest.Start(t, `
 		root `+dir+`
 		rate_limit {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -112,9 +113,7 @@ func TestReloadMendsRedis(t *testing.T) {
 			s := sitetest.StartConfig(t, sitetest.Config{Global: listening("a") + tc.bad, Site: oneLimit})
 			s.Get("/")
 			lost := waitForEvents(t, telemetry.EventRedisLost, 1)
-			if err := s.Load(sitetest.Config{Global: listening("a") + tc.good, Site: oneLimit}); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(sitetest.Config{Global: listening("a") + tc.good, Site: oneLimit})
 			loaded := time.Now()
 			back := waitForEvents(t, telemetry.EventRedisBack, 1)
 			if len(lost) != 1 || lost[0].data["server"] != tc.server || len(back) != 1 || back[0].data["server"] != tc.server || back[0].data["down"].(float64) <= 0 {
@@ -144,18 +143,12 @@ func TestPasswordInFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	rotate := func(password string) {
 		t.Helper()
-		if err := server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "reset", "on", ">"+password, "~rl:*", "+@all").Err(); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "reset", "on", ">"+password, "~rl:*", "+@all"))
+		filetest.Write(t, file, []byte(password+"\n"))
 	}
 	disconnect := func() {
 		t.Helper()
-		if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter"))
 	}
 	for name, global := range map[string]string{
 		"option": sitetest.RedisGlobal(server.Addr, "username limiter", "password {file."+file+"}"),
@@ -172,9 +165,7 @@ func TestPasswordInFile(t *testing.T) {
 			store := s.Process.Newest().Redis
 			rotate("{second}")
 			byRedis("on a connection that there is")
-			if err := s.Load(sitetest.Config{Global: global, Site: oneLimit + "\nheader X y"}); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(sitetest.Config{Global: global, Site: oneLimit + "\nheader X y"})
 			if s.Process.Newest().Redis != store {
 				t.Error("a reload after the password has changed made new connections")
 			}
@@ -271,9 +262,7 @@ func TestTimedFirstRequestsAreDecidedByRedis(t *testing.T) {
 	if a := s.Get("/"); a.Text != "redis" {
 		t.Errorf("the first request was decided by %s", a.Text)
 	}
-	if err := s.Load(second); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(second)
 	if a := s.Get("/"); a.Text != "redis" {
 		t.Errorf("the first request after a reload was decided by %s", a.Text)
 	}
@@ -283,9 +272,7 @@ func TestTimedFirstRequestsAreDecidedByRedis(t *testing.T) {
 	load := func(c sitetest.Config) time.Duration {
 		t.Helper()
 		start := time.Now()
-		if err := s.Load(c); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(c)
 		return time.Since(start)
 	}
 	const wait = 250 * ms // for the first connection

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -24,6 +23,7 @@ import (
 	ratelimit "github.com/seed-387a6c65/caddy-ratelimit"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -35,9 +35,7 @@ func TestWaysToReachRedis(t *testing.T) {
 	const secret = "s3cret-canary-81c6"
 	server := redistest.Start(t, "--requirepass", secret)
 	file := filepath.Join(sitetest.TempDir(t), "password")
-	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, file, []byte(secret+"\n"))
 	t.Setenv("RATELIMIT_TEST_PASSWORD", secret)
 	t.Setenv("RATELIMIT_TEST_ADDRESS", server.Addr)
 
@@ -79,9 +77,7 @@ func TestWaysToReachRedis(t *testing.T) {
 			if clear := fieldstest.Number(a.Header.Get("X-RateLimit-Clear")); clear < 7100 || clear > 7200 {
 				t.Errorf("X-RateLimit-Clear is %d", clear)
 			}
-			if err := s.Load(c); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(c)
 			if a := s.Get("/"); a.StatusCode != 429 {
 				t.Errorf("after a reload: %s", a)
 			}
@@ -97,10 +93,7 @@ func TestWaysToReachRedis(t *testing.T) {
 			if !strings.Contains(shown, `"redis"`) {
 				t.Errorf("the config is shown as %s", shown)
 			}
-			log, err := os.ReadFile(s.LogPath)
-			if err != nil {
-				t.Fatal(err)
-			}
+			log := filetest.Read(t, s.LogPath)
 			if strings.Contains(shown, secret) || bytes.Contains(log, []byte(secret)) {
 				t.Error("the password is in the config or the log")
 			}
@@ -153,9 +146,7 @@ func TestRedisKeys(t *testing.T) {
 	}
 	client := server.Client().Conn()
 	defer client.Close()
-	if err := client.Select(t.Context(), 5).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, client.Select(t.Context(), 5))
 	keys, err := client.Keys(t.Context(), "*").Result()
 	if err != nil {
 		t.Fatal(err)
@@ -466,9 +457,7 @@ func TestLogHasNoSecret(t *testing.T) {
 					t.Errorf("%q %q: the log has %s", kind, reply, text)
 				}
 			}
-			if err := s.Load(sitetest.Config{Site: "respond ok"}); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(sitetest.Config{Site: "respond ok"})
 			s.Stop()
 		}
 	}

@@ -3,7 +3,6 @@ package behaviour
 import (
 	"context"
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -71,9 +71,7 @@ func TestInsecureIsLogged(t *testing.T) {
 	}
 	s := sitetest.StartConfig(t, with(""))
 	for want, option := range []string{"", "tls_insecure_skip_verify", "tls_insecure_skip_verify"} {
-		if err := s.Load(with(option)); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(with(option))
 		if lines := s.Log("warn", "rate_limit"); len(lines) != want {
 			t.Errorf("after %d loads got warnings %v", want+2, lines)
 		}
@@ -88,13 +86,8 @@ func TestTLSFiles(t *testing.T) {
 	one, two := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	copyOf := func(file, to string) {
 		t.Helper()
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, to), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		text := filetest.Read(t, file)
+		filetest.Write(t, filepath.Join(dir, to), text)
 	}
 	write := func(a *redistest.Authority, cert, key string) {
 		t.Helper()

@@ -97,15 +97,11 @@ func TestRejectedConfigLeavesSettings(t *testing.T) {
 	if !bounded() {
 		t.Error("max_keys of a rejected configuration is in force")
 	}
-	if err := s.Load(sitetest.Config{Global: many, Site: site}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Global: many, Site: site})
 	if bounded() {
 		t.Error("max_keys of the new configuration is not in force")
 	}
-	if err := s.Load(sitetest.Config{Site: site}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Site: site})
 	if bounded() {
 		t.Error("the default of max_keys is not in force")
 	}

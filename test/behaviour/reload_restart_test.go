@@ -261,23 +261,17 @@ func TestFileThroughReloads(t *testing.T) {
 		t.Fatal(a)
 	}
 	path := filepath.Join(s.Process.DataDir(), "rate_limit", "buckets-1")
-	if err := s.Load(sitetest.Config{Site: "respond ok"}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Site: "respond ok"})
 	sitetest.Eventually(t, "the file", func() bool { _, err := os.Stat(path); return err == nil })
 	s.Process.IdleMemory.Store(nil)
-	if err := s.Load(sitetest.Config{Site: quota}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Site: quota})
 	if a := s.Get("/"); a.Header.Get("X-RateLimit-Remaining") != "8" {
 		t.Errorf("after a configuration without limits: %v", a)
 	}
 	if saved := s.Process.Newest().Saved(); saved.IsZero() {
 		t.Error("nothing tells when it was saved")
 	}
-	if err := s.Load(sitetest.Config{Site: quota, Global: "rate_limit {\nmemory {\npersist off\n}\n}"}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Site: quota, Global: "rate_limit {\nmemory {\npersist off\n}\n}"})
 	if _, err := os.Stat(path); err == nil {
 		t.Error("the file is still there, with persist off")
 	}

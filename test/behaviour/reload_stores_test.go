@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"runtime/pprof"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -84,9 +84,7 @@ func TestCleanupAfterFailedProvision(t *testing.T) {
 func TestStoreIsShared(t *testing.T) {
 	t.Setenv("RATE_LIMIT_TEST_SECRET", "canary")
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("canary"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, file, []byte("canary"))
 	groups := [][]string{ // of what is the same
 		{ // whatever it is at the time
 			`{"redis":{"addresses":["a:1"],"password":"{file.` + file + `}","db":2}}`,
@@ -205,9 +203,7 @@ func TestMemoryOutlivesRedis(t *testing.T) {
 	lost := sitetest.Config{Global: sitetest.RedisGlobal("127.0.0.1:1", sitetest.LongTimeout), Site: site}
 	s := sitetest.StartConfig(t, sitetest.Config{Site: site})
 	for i, c := range []sitetest.Config{{Site: site}, lost, {Site: site}} {
-		if err := s.Load(c); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(c)
 		want := fmt.Sprint(2 - i)
 		if a := s.Get("/"); a.StatusCode != 200 || a.Header.Get("X-RateLimit-Remaining") != want {
 			t.Errorf("configuration %d: %s, want %s remaining", i+1, a, want)
@@ -275,9 +271,7 @@ func TestStoreOutlivesRequests(t *testing.T) {
 		results <- result{status: res.StatusCode}
 	}()
 	<-gates.reached
-	if err := s.Load(sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr, "timeout 6s"), Site: "respond admitted"}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Global: sitetest.RedisGlobal(redis.Addr, "timeout 6s"), Site: "respond admitted"})
 	time.Sleep(50 * s.Process.RedisCloseDelay) // nothing is to happen
 	close(gates.open)
 	if got := <-results; got.err != nil || got.status != 200 {
@@ -332,9 +326,7 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 				if over {
 					s.Process.IdleMemoryTime = 0
 				}
-				if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
-					t.Fatal(err)
-				}
+				s.Reload(sitetest.Config{Site: "respond admitted"})
 				if n, _ := sitetest.StoresInUse(s.Process); n > 0 {
 					t.Errorf("the store is in use %d times, by no config", n)
 				}
@@ -343,15 +335,11 @@ func TestLimitsOutliveConfigWithoutThem(t *testing.T) {
 					sitetest.Eventually(t, "the store to be released", func() bool { return s.Process.IdleMemory.Load() == nil })
 					s.Process.IdleMemoryTime = original
 				}
-				if err := s.Load(c); err != nil {
-					t.Fatal(err)
-				}
+				s.Reload(c)
 			}
 			s.Get("/")
 			s.Stop() // and all of Caddy
-			if err := s.Load(c); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(c)
 			if a := s.Get("/"); a.StatusCode != 429 {
 				t.Errorf("after a stop got %s", a)
 			}
@@ -383,13 +371,9 @@ func TestMemoryIsSwept(t *testing.T) {
 		}
 		s.Clock.Advance(time.Minute)
 		sitetest.Eventually(t, "drained buckets to be removed", func() bool { s.Clock.Advance(time.Second); return memory.Len() == 0 })
-		if err := s.Load(sitetest.Config{Site: site + "\nheader X-Reload again"}); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(sitetest.Config{Site: site + "\nheader X-Reload again"})
 	}
 	sitetest.Eventually(t, "one goroutine to sweep", func() bool { return sweepers() == 1 })
-	if err := s.Load(sitetest.Config{Site: "respond unlimited"}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Site: "respond unlimited"})
 	sitetest.Eventually(t, "the goroutine to end", func() bool { return sweepers() == 0 })
 }

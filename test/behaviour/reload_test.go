@@ -89,15 +89,11 @@ func TestReloadKeepsLevels(t *testing.T) {
 	} {
 		for store, global := range map[string]string{"memory": "", "Redis": sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout)} {
 			t.Run(tc.name+" in "+store, func(t *testing.T) {
-				if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, server.Client().FlushAll(t.Context()))
 				s := sitetest.StartConfig(t, sitetest.Config{Global: global})
 				for i, r := range tc.reloads {
 					c := sitetest.Config{Global: global, Site: strings.Replace(tc.site, "%s", r.numbers, 1) + "\nrespond admitted"}
-					if err := s.Load(c); err != nil {
-						t.Fatal(err)
-					}
+					s.Reload(c)
 					got, want := s.Get("/").String(), r.want
 					if store == "Redis" {
 						got, want = timeFields.ReplaceAllString(got, ""), timeFields.ReplaceAllString(want, "")
@@ -180,9 +176,7 @@ func TestReloadSharesConnections(t *testing.T) {
 	s.Get("/")
 	before := info("stats", "total_connections_received")
 	for range 5 {
-		if err := s.Load(c); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(c)
 		s.Get("/")
 	}
 	if n := info("stats", "total_connections_received") - before; n > 0 {
@@ -191,18 +185,14 @@ func TestReloadSharesConnections(t *testing.T) {
 
 	// Another timeout makes other settings; the limits stay.
 	c.Global = sitetest.RedisGlobal(server.Addr, "timeout 11s")
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	if len(held) != 1 {
 		t.Errorf("one config used %d stores", len(held))
 	}
 	if a := s.Get("/"); fieldstest.Number(a.Header.Get("X-RateLimit-Remaining")) > 85 {
 		t.Errorf("with another timeout the limits start afresh: %s", a)
 	}
-	if err := s.Load(sitetest.Config{Site: "respond admitted"}); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(sitetest.Config{Site: "respond admitted"})
 	sitetest.Eventually(t, "all connections closed but that of the test", func() bool {
 		return info("clients", "connected_clients") == 1
 	})
@@ -225,9 +215,7 @@ var deletions = []struct {
 	}},
 	{"FLUSHALL", func(t *testing.T, client *redis.Client) {
 		t.Helper()
-		if err := client.FlushAll(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, client.FlushAll(t.Context()))
 	}},
 }
 
@@ -291,16 +279,12 @@ func TestLevelsSurviveStoreChange(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, server := range []*redistest.Server{a, b} {
-				if err := server.Client().FlushAll(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, server.Client().FlushAll(t.Context()))
 			}
 			s := sitetest.StartConfig(t, tc.configs[0])
 			for n, c := range tc.configs {
 				if n > 0 {
-					if err := s.Load(c); err != nil {
-						t.Fatal(err)
-					}
+					s.Reload(c)
 				}
 				// Two in each, as long as there is room.
 				for i := range 2 {

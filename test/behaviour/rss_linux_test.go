@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -90,10 +90,7 @@ func failedSince(failed *atomic.Pointer[string]) error {
 func residentSize(b *testing.B, pid int) (size int64) {
 	b.Helper()
 	time.Sleep(time.Second)
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
+	status := filetest.Read(b, fmt.Sprintf("/proc/%d/status", pid))
 	_, rss, _ := strings.Cut(string(status), "VmRSS:")
 	if _, err := fmt.Sscan(rss, &size); err != nil {
 		b.Fatal(err)

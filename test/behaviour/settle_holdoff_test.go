@@ -138,9 +138,7 @@ func TestHoldOffThroughOutage(t *testing.T) {
 	inProgress(3, func() {})
 	at("charged", 17)
 	inProgress(2, func() {
-		if err := server.Client().Do(t.Context(), "CLIENT", "PAUSE", 500, "ALL").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Do(t.Context(), "CLIENT", "PAUSE", 500, "ALL"))
 	})
 	time.Sleep(time.Second)
 	for range 3 {
@@ -359,17 +357,13 @@ func TestHoldOffChargesOnce(t *testing.T) {
 	}
 	load := func(c sitetest.Config) {
 		t.Helper()
-		if err := s.Load(c); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(c)
 		target.Store(s.URL("/"))
 		time.Sleep(50 * ms)
 	}
 	do := func(args ...any) {
 		t.Helper()
-		if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Do(t.Context(), args...))
 		time.Sleep(50 * ms)
 	}
 	time.Sleep(50 * ms)

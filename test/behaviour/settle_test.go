@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldstest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -611,9 +611,7 @@ func TestActualCostOfResetStreams(t *testing.T) {
 	const length = 128_000 // so that the last of what is written at once is not small
 	body := strings.Repeat("x", length)
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/file", []byte(body), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, dir+"/file", []byte(body))
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) })
 	s := sitetest.StartConfig(t, sitetest.Config{
 		Global: "servers {\nprotocols h1 h2c\n}",
@@ -813,9 +811,7 @@ func TestSettlementsSurvivePause(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			for range 3 {
 				paused.Store(0)
-				if err := server.Client().Do(t.Context(), "CLIENT", "PAUSE", 300, "WRITE").Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, server.Client().Do(t.Context(), "CLIENT", "PAUSE", 300, "WRITE"))
 				paused.Store(time.Now().Add(800 * time.Millisecond).UnixNano())
 				time.Sleep(2 * time.Second)
 			}
@@ -893,9 +889,7 @@ func TestHeldUnitsFollowStore(t *testing.T) {
 				return res.StatusCode
 			}
 			load := func(global string) {
-				if err := s.Load(sitetest.Config{Global: global, Site: site}); err != nil {
-					t.Fatal(err)
-				}
+				s.Reload(sitetest.Config{Global: global, Site: site})
 			}
 			load(tc.to)
 			if got := status(s.URL("")); got != http.StatusTooManyRequests {

@@ -25,6 +25,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/racetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
@@ -144,10 +145,7 @@ func TestTokensOfAPIs(t *testing.T) {
 			client := &http.Client{Transport: transport, Timeout: sitetest.Patience}
 			defer client.CloseIdleConnections()
 			for n, file := range files {
-				body, err := os.ReadFile(file)
-				if err != nil {
-					t.Fatal(err)
-				}
+				body := filetest.Read(t, file)
 				name := strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
 				want, _ := strconv.ParseInt(name[strings.LastIndexByte(name, '-')+1:], 10, 64)
 				for j, where := range []string{"/inside", "/outside", ""} {
@@ -341,10 +339,7 @@ func TestTokensOfBrokenStreams(t *testing.T) {
 	if racetest.Enabled {
 		t.Skip("Caddy's access log reads how much of a body was read while the transport of reverse_proxy still reads it")
 	}
-	body, err := os.ReadFile(apiBodies + "anthropic-stream-1140.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := filetest.Read(t, apiBodies+"anthropic-stream-1140.txt")
 	events := strings.SplitAfter(strings.TrimSuffix(string(body), "\n\n"), "\n\n")
 	upstream := sitetest.NewUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -456,10 +451,7 @@ func TestTokensOfClientsThatLeave(t *testing.T) {
 		t.Fatalf("there are %d streams", len(files))
 	}
 	for _, file := range files {
-		body, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := filetest.Read(t, file)
 		name, end := filepath.Base(file), bytes.LastIndexByte(body, '}')+1
 		says, _ := strconv.ParseInt(strings.TrimSuffix(name[strings.LastIndexByte(name, '-')+1:], filepath.Ext(name)), 10, 64)
 		switch {

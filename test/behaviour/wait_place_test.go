@@ -266,9 +266,7 @@ func TestMorePlacesAfterReload(t *testing.T) {
 	})
 	time.Sleep(1500 * time.Millisecond) // so that those before leave without a place
 	c.Site = strings.Replace(c.Site, "concurrency 1", "concurrency 4", 1)
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	url.Store(s.URL("/"))
 	for range 3 {
 		select {

@@ -333,9 +333,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	waits := func(n int64) bool { return s.Handlers()[0].Compiled().Limits[0].Waiting.Len() == n }
 	for n, path := range []string{"/a", "/b", "/a"} {
 		if n == 2 {
-			if err := s.Load(c); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(c)
 		}
 		target := s.URL(path)
 		requests.Go(func() {
@@ -354,9 +352,7 @@ func TestMaxWaitingOnAllSites(t *testing.T) {
 	requests.Wait()
 	sitetest.Eventually(t, "none waits", func() bool { return waits(0) })
 	c.Site = strings.ReplaceAll(strings.ReplaceAll(c.Site, "max_delay 10h", ""), "max_waiting 3", "")
-	if err := s.Load(c); err != nil {
-		t.Fatal(err)
-	}
+	s.Reload(c)
 	if n := s.Process.Waiting.Len(); n > 0 {
 		t.Errorf("%d counts are kept for a config without waiting requests", n)
 	}

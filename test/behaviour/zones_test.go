@@ -629,9 +629,7 @@ func TestZoneDifferences(t *testing.T) {
 	t.Run("a new window starts afresh", func(t *testing.T) {
 		s := sitetest.Start(t, zones("zone a {\nevents 1\nwindow 1h\n}"))
 		s.Run(sitetest.Step{Want: "200"}, sitetest.Step{Want: "429 retry-after=3600"})
-		if err := s.Load(sitetest.Config{Site: zones("zone a {\nevents 1\nwindow 2h\n}")}); err != nil {
-			t.Fatal(err)
-		}
+		s.Reload(sitetest.Config{Site: zones("zone a {\nevents 1\nwindow 2h\n}")})
 		s.Run(sitetest.Step{Want: "200"})
 	})
 	t.Run("several placeholders", func(t *testing.T) {
@@ -714,9 +712,7 @@ func TestZonesWrittenAsLimitsKeepCounts(t *testing.T) {
 			s := sitetest.Start(t, "rate_limit {\nzone a {\n"+zone+"\nevents 2\nwindow 1h\n}\n}\nrespond ok")
 			s.Run(sitetest.Times(2, sitetest.Step{Want: "200"})...)
 			limits := "rate_limit {\nheaders off\nlimit a {\n" + limit + "\nalgorithm sliding_log\nsize 2\nwindow 1h\n}\n}\nrespond ok"
-			if err := s.Load(sitetest.Config{Site: limits}); err != nil {
-				t.Fatal(err)
-			}
+			s.Reload(sitetest.Config{Site: limits})
 			s.Run(sitetest.Step{Want: "429 retry-after=3600"})
 		})
 	}

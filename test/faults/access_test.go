@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
 
@@ -34,9 +35,7 @@ func setUser(tr *trial, s *redistest.Server, rules ...string) {
 	for _, r := range rules {
 		args = append(args, r)
 	}
-	if err := s.Client().Do(tr.Context(), args...).Err(); err != nil {
-		tr.Fatal(err)
-	}
+	redistest.Done(tr, s.Client().Do(tr.Context(), args...))
 	if err := s.Client().Do(tr.Context(), "client", "kill", "user", "rl").Err(); err != nil &&
 		!strings.Contains(err.Error(), "No such client") {
 		tr.Fatal(err)
@@ -55,9 +54,7 @@ func rotated(tr *trial) {
 	tr.Cleanup(func() { _ = os.RemoveAll(dir) })
 	file := filepath.Join(dir, "password")
 	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
-			tr.Fatal(err)
-		}
+		filetest.Write(tr, file, []byte(text+"\n"))
 	}
 	write(first)
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr, "username rl", "password {file."+file+"}"), site))
@@ -113,9 +110,7 @@ func rights(tr *trial) {
 		if right == "+eval" {
 			// Without it, everything works until the server has forgotten the
 			// script.
-			if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, server.Client().ScriptFlush(tr.Context()))
 		}
 		eventually(tr, "noperm without "+right, func() bool {
 			events := nodes[0].events(at)

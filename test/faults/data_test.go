@@ -30,9 +30,7 @@ func scriptFlush(tr *trial) {
 	flushes := 0
 	for range int(during(20, 200)) {
 		time.Sleep(100 * time.Millisecond)
-		if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
-			tr.Fatal(err)
-		}
+		redistest.Done(tr, server.Client().ScriptFlush(tr.Context()))
 		flushes++
 	}
 	requests := l.stop()
@@ -57,9 +55,7 @@ func flushAll(tr *trial) {
 	flushes := int(during(2, 10))
 	for range flushes {
 		time.Sleep(2 * time.Second)
-		if err := server.Client().FlushAll(tr.Context()).Err(); err != nil {
-			tr.Fatal(err)
-		}
+		redistest.Done(tr, server.Client().FlushAll(tr.Context()))
 	}
 	time.Sleep(time.Second)
 	requests := l.stop()
@@ -72,9 +68,7 @@ func outOfMemory(tr *trial) {
 	server := redistest.Start(tr)
 	nodes := startNodes(tr, 1, caddyfile(redisAt(server.Addr), site))
 	limit := func(memory string) {
-		if err := server.Client().ConfigSet(tr.Context(), "maxmemory", memory).Err(); err != nil {
-			tr.Fatal(err)
-		}
+		redistest.Done(tr, server.Client().ConfigSet(tr.Context(), "maxmemory", memory))
 	}
 	outage{
 		nodes: nodes, server: server, rate: 400, reason: "oom",
@@ -130,35 +124,23 @@ func busy(tr *trial) {
 		begin, end func()
 	}{
 		{"busy", func() {
-			if err := admin.ConfigSet(tr.Context(), "busy-reply-threshold", "10").Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, admin.ConfigSet(tr.Context(), "busy-reply-threshold", "10"))
 			go admin.Eval(context.Background(), "while true do end", nil)
 		}, func() {
 			eventually(tr, "SCRIPT KILL", func() bool { return admin.ScriptKill(tr.Context()).Err() == nil })
 		}},
 		{"timeout", func() {
-			if err := admin.ClientPause(tr.Context(), lasts+100*time.Millisecond).Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, admin.ClientPause(tr.Context(), lasts+100*time.Millisecond))
 		}, func() {
 			// Nothing else may end the pause: a command to end it would have to
 			// wait for it.
-			if err := admin.Ping(tr.Context()).Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, admin.Ping(tr.Context()))
 		}},
 		{"maxclients", func() {
-			if err := admin.ConfigSet(tr.Context(), "maxclients", "1").Err(); err != nil {
-				tr.Fatal(err)
-			}
-			if err := admin.Do(tr.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, admin.ConfigSet(tr.Context(), "maxclients", "1"))
+			redistest.Done(tr, admin.Do(tr.Context(), "client", "kill", "type", "normal", "skipme", "yes"))
 		}, func() {
-			if err := admin.ConfigSet(tr.Context(), "maxclients", "1000").Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, admin.ConfigSet(tr.Context(), "maxclients", "1000"))
 		}},
 	} {
 		began := time.Now()
@@ -205,12 +187,8 @@ func garbage(tr *trial) {
 			tr.Errorf("%q: expires in %v afterwards", value, ttl)
 		}
 	}
-	if err := admin.Del(tr.Context(), keys[0]).Err(); err != nil {
-		tr.Fatal(err)
-	}
-	if err := admin.LPush(tr.Context(), keys[0], "a").Err(); err != nil {
-		tr.Fatal(err)
-	}
+	redistest.Done(tr, admin.Del(tr.Context(), keys[0]))
+	redistest.Done(tr, admin.LPush(tr.Context(), keys[0], "a"))
 	res := nodes[0].get("k")
 	tr.is("a list counts as empty", res.StatusCode == 200 && res.Header.Get("X-RateLimit-Remaining") == "19")
 

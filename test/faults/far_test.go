@@ -80,9 +80,7 @@ func idleClosed(tr *trial) {
 // killClients closes the connections of all clients but this one.
 func killClients(tr *trial, s *redistest.Server) {
 	tr.Helper()
-	if err := s.Client().Do(tr.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err(); err != nil {
-		tr.Fatal(err)
-	}
+	redistest.Done(tr, s.Client().Do(tr.Context(), "client", "kill", "type", "normal", "skipme", "yes"))
 }
 
 // killedClients: requests in flight may or may not have been charged.
@@ -229,9 +227,7 @@ func far(tr *trial) {
 		for range flushes {
 			time.Sleep(lasts / (flushes + 1))
 			flushed = append(flushed, time.Now())
-			if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, server.Client().ScriptFlush(tr.Context()))
 		}
 	})
 	// Each client has one request in flight, which may be refused until the node
@@ -269,9 +265,7 @@ func farFallback(tr *trial) {
 		loads = append(loads, [2]time.Time{from, time.Now()})
 		time.Sleep(pause)
 		for range 3 {
-			if err := server.Client().ScriptFlush(tr.Context()).Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, server.Client().ScriptFlush(tr.Context()))
 			time.Sleep(100 * time.Millisecond)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -202,10 +203,7 @@ func resumed(tr *trial, shared bool) {
 	if got := fill(n, "k", 3*slowSize); got != slowSize {
 		tr.Fatalf("admitted %d at first, want %d", got, slowSize)
 	}
-	saved, err := os.ReadFile(filepath.Join(n.dir, "caddy", "autosave.json"))
-	if err != nil {
-		tr.Fatal(err)
-	}
+	saved := filetest.Read(tr, filepath.Join(n.dir, "caddy", "autosave.json"))
 	tr.is("no password is saved", !strings.Contains(string(saved), "secret"))
 	n.caddy.Stop()
 	if err := n.launch("--resume"); err != nil {
@@ -395,9 +393,7 @@ func restored(tr *trial) {
 		save func(*redistest.Server, string) // saves the state that it will have later
 	}{
 		{"RDB", nil, func(s *redistest.Server, _ string) {
-			if err := s.Client().Save(tr.Context()).Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, s.Client().Save(tr.Context()))
 		}},
 		{"append-only file", []string{"--appendonly", "yes", "--appendfsync", "always"}, func(_ *redistest.Server, dir string) {
 			if err := os.CopyFS(filepath.Join(dir, "copy"), os.DirFS(filepath.Join(dir, "appendonlydir"))); err != nil {
@@ -462,9 +458,7 @@ func splitBrain(tr *trial) {
 	a, b := redistest.Start(tr, now, "0"), redistest.Start(tr, now, "0")
 	replicate := func(of, s *redistest.Server) {
 		host, port, _ := strings.Cut(of.Addr, ":")
-		if err := s.Client().ReplicaOf(tr.Context(), host, port).Err(); err != nil {
-			tr.Fatal(err)
-		}
+		redistest.Done(tr, s.Client().ReplicaOf(tr.Context(), host, port))
 		eventually(tr, "the replica follows", func() bool {
 			return strings.Contains(s.Client().Info(tr.Context(), "replication").Val(), "master_link_status:up")
 		})
@@ -491,9 +485,7 @@ func splitBrain(tr *trial) {
 		if winner == b {
 			loser = a
 		}
-		if err := b.Client().ReplicaOf(tr.Context(), "no", "one").Err(); err != nil {
-			tr.Fatal(err)
-		}
+		redistest.Done(tr, b.Client().ReplicaOf(tr.Context(), "no", "one"))
 		split := time.Now()
 		to(b, proxies[2])
 		time.Sleep(during(2*time.Second, 10*time.Second))
@@ -514,9 +506,7 @@ func splitBrain(tr *trial) {
 
 	// A node that moves to the other side and back brings the level of what it
 	// admitted there.
-	if err := a.Client().ReplicaOf(tr.Context(), "no", "one").Err(); err != nil {
-		tr.Fatal(err)
-	}
+	redistest.Done(tr, a.Client().ReplicaOf(tr.Context(), "no", "one"))
 	const here, there = 4, 3
 	back := fill(nodes[2], "back", here)
 	to(a, proxies[2])
@@ -657,9 +647,7 @@ func hundredNodes(tr *trial) {
 
 	// Fewer connections than nodes: those without one apply the limit by
 	// themselves.
-	if err := server.Client().ConfigSet(tr.Context(), "maxclients", strconv.Itoa(fleet/2+1)).Err(); err != nil {
-		tr.Fatal(err)
-	}
+	redistest.Done(tr, server.Client().ConfigSet(tr.Context(), "maxclients", strconv.Itoa(fleet/2+1)))
 	killClients(tr, server)
 	time.Sleep(50 * time.Millisecond)
 	few := 0
@@ -669,9 +657,7 @@ func hundredNodes(tr *trial) {
 	most(tr, "room for half: connections", clients(tr, server), fleet/2)
 	strictly(tr, "admitted", few, 4*fleet)
 	tr.note("events %d", events.Load())
-	if err := server.Client().ConfigSet(tr.Context(), "maxclients", "10000").Err(); err != nil {
-		tr.Fatal(err)
-	}
+	redistest.Done(tr, server.Client().ConfigSet(tr.Context(), "maxclients", "10000"))
 	tries := 0
 	back := eventually(tr, "room for all again: they share a bucket", func() bool {
 		tries++

@@ -53,9 +53,7 @@ func decidedLocally(tr *trial, by string, ahead, unaware time.Duration) {
 	}{
 		{name: "no fault"},
 		{name: "FLUSHALL", full: 1, fault: func(s *redistest.Server, _ []*node) {
-			if err := s.Client().FlushAll(tr.Context()).Err(); err != nil {
-				tr.Fatal(err)
-			}
+			redistest.Done(tr, s.Client().FlushAll(tr.Context()))
 		}},
 		{name: "a node crashes", crashes: true, fault: func(_ *redistest.Server, nodes []*node) { nodes[three-1].caddy.Stop() }},
 		{name: "stopped", outage: true, fault: func(s *redistest.Server, _ []*node) {

@@ -112,9 +112,7 @@ func cutAnswersInCluster(tr *trial) {
 	for _, s := range c.Nodes {
 		proxy := redistest.StartProxy(tr, s.Addr)
 		_, port, _ := net.SplitHostPort(proxy.Addr)
-		if err := s.Client().ConfigSet(tr.Context(), "cluster-announce-port", port).Err(); err != nil {
-			tr.Fatal(err)
-		}
+		redistest.Done(tr, s.Client().ConfigSet(tr.Context(), "cluster-announce-port", port))
 		proxies = append(proxies, proxy)
 	}
 	eventually(tr, "all servers know the new ports", func() bool {

@@ -53,9 +53,7 @@ func killedWithFile(tr *trial) {
 // set sets a key in Redis, bypassing the limiter.
 func set(tr *trial, s *redistest.Server, key, value string) {
 	tr.Helper()
-	if err := s.Client().Set(tr.Context(), key, value, 0).Err(); err != nil {
-		tr.Fatal(err)
-	}
+	redistest.Done(tr, s.Client().Set(tr.Context(), key, value, 0))
 }
 
 // stopped: requests sent before the stop run when the server continues, which

@@ -104,9 +104,7 @@ func TestSoak(t *testing.T) {
 		case now.After(flush):
 			flush = flush.Add(soakFlush)
 			flushes++
-			if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().ScriptFlush(t.Context()))
 		case now.After(kill):
 			kill = kill.Add(soakKill)
 			kills++

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 )
 
 // caddyLog is a line as Caddy 2.11 writes it.
@@ -33,9 +35,7 @@ func readAll(t testing.TB, format Format, contents ...string) (*Log, []Entry) {
 	names := make([]string, len(contents))
 	for i, text := range contents {
 		names[i] = filepath.Join(t.TempDir(), fmt.Sprint(i))
-		if err := os.WriteFile(names[i], []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		filetest.Write(t, names[i], []byte(text))
 	}
 	l, err := Open(names, format)
 	if err != nil {
@@ -198,9 +198,7 @@ func TestClientsUnknown(t *testing.T) {
 		{"none", combinedLog + "\n", false},
 	} {
 		name := filepath.Join(t.TempDir(), "log")
-		if err := os.WriteFile(name, []byte(tc.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		filetest.Write(t, name, []byte(tc.text))
 		l, err := Open([]string{name}, Auto)
 		if err == nil {
 			l.Close()
@@ -485,9 +483,7 @@ func benchmark(b *testing.B, line func(i int) string) {
 	for i := range b.N {
 		text.WriteString(line(i))
 	}
-	if err := os.WriteFile(name, text.Bytes(), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	filetest.Write(b, name, text.Bytes())
 	b.SetBytes(int64(text.Len() / b.N))
 	b.ReportAllocs()
 	b.ResetTimer()

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 )
 
 // quoted returns text as Docker writes it in JSON.
@@ -177,9 +179,7 @@ func TestCopies(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			for name, text := range tc.files {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				filetest.Write(t, filepath.Join(dir, name), []byte(text))
 			}
 			for name, to := range tc.links {
 				if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {

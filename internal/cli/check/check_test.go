@@ -17,6 +17,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/advice"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/check"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -214,9 +215,7 @@ func TestCheckSharedInJSON(t *testing.T) {
 			t.Fatal(err)
 		}
 		file := filepath.Join(sitetest.TempDir(t), "caddy.json")
-		if err := os.WriteFile(file, sitetest.GivenNames.ReplaceAllLiteral(text, nil), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		filetest.Write(t, file, sitetest.GivenNames.ReplaceAllLiteral(text, nil))
 		r := sitetest.RunCommand(t, "check", "--config", file)
 		if !strings.HasPrefix(strings.Join(strings.Fields(r.Out), " "), tc.want) {
 			t.Errorf("%s and %s: got %+v, want %s", tc.first, tc.second, r, tc.want)
@@ -417,9 +416,7 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 	plain, secure := redistest.Start(t), redistest.StartTLS(t, authority, false)
 	sentinel, cluster := redistest.StartSentinel(t), redistest.StartCluster(t, 3)
 	trust := "tls_trust_pool file " + authority.CAFile
-	if err := plain.Client().Do(t.Context(), "ACL", "SETUSER", "others", "on", ">right", "~other:*", "+@all").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, plain.Client().Do(t.Context(), "ACL", "SETUSER", "others", "on", ">right", "~other:*", "+@all"))
 	noInfo := redistest.StartFront(t, cluster.Nodes[0], func(command []string) string {
 		if command[0] == "info" {
 			return "NOPERM User limiter has no permissions to run the 'info' command"
@@ -501,9 +498,7 @@ func TestCheckTriesRedis(t *testing.T) {
 		"cluster":   "No problems found.",
 		"something": "The server at %s is Redis ",
 	} {
-		if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().ScriptFlush(t.Context()))
 		addr := redistest.StartFront(t, server, func(command []string) string {
 			if command[0] == lacks {
 				return "ERR unknown command '" + lacks + "', with args beginning with: "

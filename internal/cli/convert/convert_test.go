@@ -18,6 +18,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/configtest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 )
 
 var record = flag.Bool("record", false, "write the files that TestConvert compares with")
@@ -56,10 +57,7 @@ func validateConverted(text string) error {
 func TestConvert(t *testing.T) {
 	for _, file := range convertedFiles(t) {
 		t.Run(filepath.Base(file.source), func(t *testing.T) {
-			text, err := os.ReadFile(file.source)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := filetest.Read(t, file.source)
 			r, err := convert.Convert(text, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -69,14 +67,9 @@ func TestConvert(t *testing.T) {
 				got += note.String() + "\n"
 			}
 			if *record {
-				if err := os.WriteFile(file.want, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				filetest.Write(t, file.want, []byte(got))
 			}
-			want, err := os.ReadFile(file.want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			want := filetest.Read(t, file.want)
 			if got != string(want) {
 				t.Errorf("got\n%s\nwant\n%s", got, want)
 			}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/convert"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/doctest"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -307,10 +307,7 @@ func TestConvertCommand(t *testing.T) {
 	t.Parallel()
 	dir := sitetest.TempDir(t)
 	write := func(name, text string) string { return sitetest.WriteFile(t, dir, name, text) }
-	text, err := os.ReadFile("internal/cli/convert/testdata/login.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := filetest.Read(t, "internal/cli/convert/testdata/login.yaml")
 	login := write("login.yaml", string(text))
 	mapped := "# Domain auth of envoyproxy/ratelimit.\nrate_limit auth {\n\tlimit auth_type-login {\n\t\tmatch vars {vars.auth_type} login\n" +
 		"\t\tkey all\n\t\talgorithm fixed_window\n\t\tsize 5\n\t\twindow 1m\n\t}\n}\n"
@@ -322,10 +319,7 @@ func TestConvertCommand(t *testing.T) {
 		t.Errorf("a guess: got %+v", r)
 	}
 	sitetest.RunCommand(t, "convert", write("marked", "\ufeff"+string(text)), "--descriptor", "auth_type={vars.auth_type}").Want(t, 0, mapped)
-	seed, err := os.ReadFile("internal/cli/convert/testdata/seedtree.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	seed := filetest.Read(t, "internal/cli/convert/testdata/seedtree.yaml")
 	converted := sitetest.RunCommand(t, "convert", write("seedtree.yaml", string(seed)))
 	if converted.Status != 2 || strings.Count(converted.Errors, "\n") != 2 {
 		t.Errorf("a tree without placeholders: got %+v", converted)
@@ -370,10 +364,7 @@ func TestConvertCommand(t *testing.T) {
 func TestDocumentedConversions(t *testing.T) {
 	t.Parallel()
 	const doc = "docs/migration.md"
-	text, err := os.ReadFile(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := filetest.Read(t, doc)
 	flags := regexp.MustCompile("--descriptor '([^']+)'").FindAllStringSubmatch(string(text), -1)
 	comments := regexp.MustCompile(`(?m)^\s*#.*\n+`)
 	variable := regexp.MustCompile(`^vars .*\n`)

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 )
 
 // costOf returns the cost of a text, and fails without one.
@@ -45,10 +47,7 @@ func TestAPIs(t *testing.T) {
 	}
 	tokens, seen := costOf(t, Tokens), make([]bool, len(apis))
 	for _, file := range files {
-		body, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := filetest.Read(t, file)
 		name := strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
 		want, err := strconv.ParseInt(name[strings.LastIndexByte(name, '-')+1:], 10, 64)
 		if err != nil {
@@ -239,10 +238,7 @@ func TestStreamsSayTheirEnd(t *testing.T) {
 	}
 	cost := costOf(t, Tokens)
 	for _, file := range files {
-		body, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := filetest.Read(t, file)
 		end := bytes.LastIndexByte(body, '}') + 1
 		switch {
 		case bytes.HasSuffix(body, []byte("[DONE]\n\n")):

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/filetest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -205,9 +206,7 @@ func TestRestart(t *testing.T) {
 	p.take("lost", 1)
 	p.kill()
 	unfinished := []byte("killed while it wrote")
-	if err := os.WriteFile(path+".new", unfinished, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, path+".new", unfinished)
 
 	*clock = clock.Add(time.Hour)
 	p = start(t, clock)
@@ -228,9 +227,7 @@ func TestDamagedFileIsMovedAside(t *testing.T) {
 	dir, clock := t.TempDir(), newClock()
 	path := filepath.Join(dir, "buckets")
 	for i, text := range []string{"{}", "rlbucket\x02\x00\x00\x00 of a later version", ""} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		filetest.Write(t, path, []byte(text))
 		p := start(t, clock)
 		p.use(path, false)
 		p.wantLogged(cantUse)
@@ -361,9 +358,7 @@ func TestRedisNeedsNoFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	noDir := filepath.Join(dir, "file")
-	if err := os.WriteFile(noDir, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	filetest.Write(t, noDir, nil)
 	for _, path := range []string{filepath.Join(dir, "new", "buckets"), filepath.Join(noDir, "buckets")} {
 		p := start(t, newClock())
 		p.use(path, true)

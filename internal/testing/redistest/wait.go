@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // WaitFor calls the function until it returns nil, and fails the test with its
@@ -46,5 +48,16 @@ func Together(t testing.TB, n int, do func(i int)) {
 	case <-time.After(time.Minute):
 		buf := make([]byte, 1<<20)
 		t.Fatalf("goroutines still busy after a minute:\n%s", buf[:runtime.Stack(buf, true)])
+	}
+}
+
+// Done ends the test, which may be one of rapid's, if a command has failed.
+func Done(t interface {
+	Helper()
+	Fatal(values ...any)
+}, c redis.Cmder) {
+	t.Helper()
+	if err := c.Err(); err != nil {
+		t.Fatal(err)
 	}
 }

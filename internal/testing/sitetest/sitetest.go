@@ -234,6 +234,14 @@ func (s *Site) Load(c Config) error {
 	})
 }
 
+// Reload makes Caddy run c, which it is to accept.
+func (s *Site) Reload(c Config) {
+	s.t.Helper()
+	if err := s.Load(c); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // run makes Caddy run a config instead of the one before.
 func (s *Site) run(config []byte) error {
 	if s.caddy {

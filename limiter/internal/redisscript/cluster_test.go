@@ -198,9 +198,7 @@ func TestClusterFirstSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	// So that no client believes the other node, which has them until it learns.
-	if err := all.Client().Do(t.Context(), "CLUSTER", "BUMPEPOCH").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, all.Client().Do(t.Context(), "CLUSTER", "BUMPEPOCH"))
 	for _, node := range nodes.Nodes {
 		_, err := node.Client().Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
 			for slot := 16384 / 2; slot < 16384; slot++ {
@@ -315,9 +313,7 @@ func TestUnknownEndpoints(t *testing.T) {
 				on[0] = nodes.Nodes[1]
 			}
 			for _, node := range nodes.Nodes {
-				if err := node.Client().ConfigSet(t.Context(), "cluster-preferred-endpoint-type", "unknown-endpoint").Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, node.Client().ConfigSet(t.Context(), "cluster-preferred-endpoint-type", "unknown-endpoint"))
 			}
 			var calls int64
 			for i := range buckets {

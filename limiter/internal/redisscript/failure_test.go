@@ -365,17 +365,13 @@ func TestFailuresOfReplies(t *testing.T) {
 	config := func(name string, value any) func(t *testing.T, s *redistest.Server) {
 		return func(t *testing.T, s *redistest.Server) {
 			t.Helper()
-			if err := s.Client().Do(t.Context(), "CONFIG", "SET", name, value).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, s.Client().Do(t.Context(), "CONFIG", "SET", name, value))
 		}
 	}
 	do := func(args ...any) func(t *testing.T, s *redistest.Server) {
 		return func(t *testing.T, s *redistest.Server) {
 			t.Helper()
-			if err := s.Client().Do(t.Context(), args...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, s.Client().Do(t.Context(), args...))
 		}
 	}
 	tests := []struct {
@@ -519,9 +515,7 @@ func TestFailuresToLogIn(t *testing.T) {
 	t.Run("too many clients", func(t *testing.T) {
 		t.Parallel()
 		server := redistest.Start(t)
-		if err := server.Client().Do(t.Context(), "CONFIG", "SET", "maxclients", 1).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().Do(t.Context(), "CONFIG", "SET", "maxclients", 1))
 		r := newTestClient(t, server, nil)
 		_, err := r.count(t.Context(), upTo(100))
 		checkError(t, err, server.Addr)
@@ -550,9 +544,7 @@ func TestProbeOfAbsentKey(t *testing.T) {
 		{"1", b.key, false, true},
 		{"1", "rl:absent", false, false},
 	} {
-		if err := server.Client().ConfigSet(t.Context(), "maxmemory", tc.memory).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, server.Client().ConfigSet(t.Context(), "maxmemory", tc.memory))
 		script := r.server().script
 		probe := &Call{Keys: []string{tc.key}, Arg: script.ProbeArg, Replies: script.ProbeReplies}
 		err := r.server().await(Deadline{At: time.Now().Add(r.timeout)}, probe)
@@ -561,9 +553,7 @@ func TestProbeOfAbsentKey(t *testing.T) {
 			t.Errorf("maxmemory %s, %s: proves %t, error %v", tc.memory, tc.key, proves, err)
 		}
 	}
-	if err := server.Client().ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().ConfigSet(t.Context(), "maxmemory", "0"))
 	if got := stored(t, server, b.key); got != 1 {
 		t.Errorf("the key holds %d after it was probed, want 1", got)
 	}
@@ -600,9 +590,7 @@ func TestRecoveryWhileAllIsDenied(t *testing.T) {
 			}
 			do := func(args []any) {
 				t.Helper()
-				if err := server.Client().Do(t.Context(), args...).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Done(t, server.Client().Do(t.Context(), args...))
 			}
 
 			do(tc.begin)
@@ -662,9 +650,7 @@ func TestOutOfMemory(t *testing.T) {
 	memory := func(spare int64) {
 		t.Helper()
 		used := server.InfoNumber(t, "memory", "used_memory")
-		if err := client.ConfigSet(ctx, "maxmemory", fmt.Sprint(max(used+spare, 1))).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, client.ConfigSet(ctx, "maxmemory", fmt.Sprint(max(used+spare, 1))))
 	}
 	filler := strings.Repeat("x", 2000)
 	fills, call := 0, int64(0)
@@ -701,9 +687,7 @@ func TestOutOfMemory(t *testing.T) {
 	if fills == 0 {
 		t.Error("there never was any memory")
 	}
-	if err := client.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, client.ConfigSet(ctx, "maxmemory", "0"))
 	redistest.WaitFor(t, 12*time.Second, func() error {
 		call++
 		_, _ = r.count(ctx, numbered(call))
@@ -822,9 +806,7 @@ func TestSubmittedCallsDoNotPileUp(t *testing.T) {
 // setMemory sets how much memory a server may use, in bytes; 0 is all.
 func setMemory(t testing.TB, server *redistest.Server, bytes string) {
 	t.Helper()
-	if err := server.Client().ConfigSet(t.Context(), "maxmemory", bytes).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().ConfigSet(t.Context(), "maxmemory", bytes))
 }
 
 // TestReasonsThatLast guards that an outage that begins with one reason and goes on with

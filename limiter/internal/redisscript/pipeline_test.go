@@ -245,9 +245,7 @@ func TestConnect(t *testing.T) {
 func TestConnectionsKilled(t *testing.T) {
 	const callers, kills = 8, 10
 	server := redistest.Start(t)
-	if err := server.Client().ScriptLoad(t.Context(), counting).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().ScriptLoad(t.Context(), counting))
 	var seen events
 	r := newTestClient(t, server, func(opt *Options) { opt.Report = seen.report })
 	var requests, failed atomic.Int64
@@ -521,9 +519,7 @@ func TestCloseLeaksNothing(t *testing.T) {
 // are lost none runs twice.
 func TestLostRepliesConcurrently(t *testing.T) {
 	server := redistest.Start(t)
-	if err := server.Client().ScriptLoad(t.Context(), counting).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().ScriptLoad(t.Context(), counting))
 	p := redistest.StartProxy(t, server.Addr)
 	var sent, cut atomic.Int64
 	for n := range 6 {
@@ -612,9 +608,7 @@ func TestMaxClients(t *testing.T) {
 	r := newTestClient(t, server, func(opt *Options) { opt.Report = seen.report })
 	mustCount(t, r, upTo(100_000))
 	have := server.InfoNumber(t, "clients", "connected_clients")
-	if err := server.Client().Do(t.Context(), "CONFIG", "SET", "maxclients", have).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().Do(t.Context(), "CONFIG", "SET", "maxclients", have))
 	redistest.Together(t, 40, func(int) {
 		for range 50 {
 			mustCount(t, r, upTo(100_000))
@@ -648,9 +642,7 @@ func TestIdleConnectionClosed(t *testing.T) {
 				time.Sleep(probeEvery) // a connection that lives for shorter is not replaced at once
 				made, known := p.Connections(), restarts.Load()
 				if by == "CLIENT KILL" {
-					if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Done(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal"))
 				} else {
 					p.CloseAll()
 				}
@@ -772,9 +764,7 @@ func TestAddressMovesToAnotherServer(t *testing.T) {
 	})
 	connected(t, r.server())
 	p.Retarget(after.Addr)
-	if err := before.Client().Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, before.Client().Do(t.Context(), "REPLICAOF", "127.0.0.1", "1"))
 	b := upTo(100)
 	_, err := r.count(t.Context(), b)
 	checkError(t, err, p.Addr)
@@ -834,9 +824,7 @@ func TestBatchesAreExact(t *testing.T) {
 		{name: "the other reaches its limit first", add: 1, keys: 1, other: 20},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushDB(t.Context()))
 			r := newTestClient(t, server, nil)
 			s := r.server()
 			s.script = recording
@@ -974,9 +962,7 @@ func TestBatchSize(t *testing.T) {
 		{"more at first", []int{maxBatchKeys + 44, maxBatchKeys + 1, 1}, []int{maxBatchKeys + 44, maxBatchKeys + 1, 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := server.Client().FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().FlushDB(t.Context()))
 			r := newTestClient(t, server, nil)
 			s := r.server()
 			s.script = recording
@@ -1038,9 +1024,7 @@ func TestBatchFails(t *testing.T) {
 			p.HalfReply(20, "evalsha")
 		}, 1},
 		{"out of memory", "oom", func(t *testing.T, _ *Server, s *redistest.Server, _ *redistest.Proxy) {
-			if err := s.Client().ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, s.Client().ConfigSet(t.Context(), "maxmemory", "1"))
 		}, 0},
 		{"loading", "loading", reply("LOADING Redis is loading the dataset in memory"), 0},
 		{"busy", "busy", reply("BUSY Redis is busy running a script"), 0},
@@ -1049,9 +1033,7 @@ func TestBatchFails(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			if err := server.Client().ScriptLoad(t.Context(), counting).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().ScriptLoad(t.Context(), counting))
 			p := redistest.StartProxy(t, server.Addr)
 			var seen events
 			r := newTestClient(t, server, func(opt *Options) {
@@ -1295,9 +1277,7 @@ func TestCloseEndsForgottenCalls(t *testing.T) {
 		}
 	}}, nil)
 	mustCount(t, r, upTo(1000))
-	if err := server.Client().ScriptFlush(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Done(t, server.Client().ScriptFlush(t.Context()))
 	flushed.Store(true)
 	server.Pause(t) // so that both are answered together
 	outcomes := make(chan error, nearBatches)
@@ -1730,9 +1710,7 @@ func TestSubmittedCallReportsNotRun(t *testing.T) {
 			s := r.server()
 			connected(t, s)
 			tc.fault(p)
-			if err := server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Done(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal"))
 			p.CloseAll()
 			redistest.WaitFor(t, 5*time.Second, func() error {
 				if s.pipeline.healthy() {

@@ -60,9 +60,7 @@ func TestSentinelsFail(t *testing.T) {
 		first.BlackHole()
 		defer first.Pass()
 		began := time.Now()
-		if err := sentinel.Master.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Done(t, sentinel.Master.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal"))
 		failed := 0
 		for {
 			_, err := r.count(t.Context(), b)
