@@ -17,7 +17,7 @@ build:
 	$(XCADDY) build $(CADDY_VERSION) --output ./caddy \
 		--with github.com/seed-387a6c65/caddy-ratelimit@$(COMMIT)=.
 
-# Install what the tests need, and run those of all packages but the longest: some six
+# Install what the tests need, and run those of all packages but the longest: some ten
 # minutes. They run anew each time, since Go's cache of results does not know of other
 # processes. Those that measure time run last, alone.
 HOW ?= -p 2 -short
