@@ -216,21 +216,23 @@ var kinds = map[string]struct {
 	pattern *regexp.Regexp
 	as      func(string) string
 }{
-	"n":         {regexp.MustCompile(`^([0-9]+)(?:r?/.*)?$`), nil},
-	"whole":     {regexp.MustCompile(`^([0-9]+)$`), nil},
-	"m":         {regexp.MustCompile(`^([0-9]+(?:\*[0-9]+)*)$`), nil}, // the second number
-	"d":         {durationWord, strings.ToLower},
-	"secs":      {regexp.MustCompile(`^([0-9]{1,8})$`), asSeconds},
-	"ms":        {regexp.MustCompile(`^([0-9]{1,10}(?:\*[0-9]{1,6}){0,4})$`), asMilliseconds},
-	"window":    {durationWord, asWindow},
-	"unit":      {regexp.MustCompile(`(?i)^((?:second|minute|hour|day)s?)$`), strings.ToLower},
-	"calendar":  {regexp.MustCompile(`^(?:[0-9]+/)?(week|month|year)s?$`), nil},
-	"monthly":   {regexp.MustCompile(`^([0-9]+/(?:week|month|year)s?)$`), nil},
-	"windowed":  {regexp.MustCompile(`^(fixed_window|sliding_window|sliding_log)$`), nil},
-	"rate":      {regexp.MustCompile(`^([0-9].*)$`), option.RateMeant},
-	"rated":     {regexp.MustCompile(`^([0-9]+r?/[0-9]*[a-z]+)$`), nil},
-	"byterate":  {regexp.MustCompile(`^([0-9.]+[kKMGT]i?B/[0-9]*[a-z]+)$`), nil},
-	"kilo":      {regexp.MustCompile(`(?i)^([0-9]+[kmg]b?)$`), func(word string) string { return strings.Replace(strings.ToUpper(strings.TrimRight(word, "bB")), "K", "k", 1) + "B" }},
+	"n":        {regexp.MustCompile(`^([0-9]+)(?:r?/.*)?$`), nil},
+	"whole":    {regexp.MustCompile(`^([0-9]+)$`), nil},
+	"m":        {regexp.MustCompile(`^([0-9]+(?:\*[0-9]+)*)$`), nil}, // the second number
+	"d":        {durationWord, strings.ToLower},
+	"secs":     {regexp.MustCompile(`^([0-9]{1,8})$`), asSeconds},
+	"ms":       {regexp.MustCompile(`^([0-9]{1,10}(?:\*[0-9]{1,6}){0,4})$`), asMilliseconds},
+	"window":   {durationWord, asWindow},
+	"unit":     {regexp.MustCompile(`(?i)^((?:second|minute|hour|day)s?)$`), strings.ToLower},
+	"calendar": {regexp.MustCompile(`^(?:[0-9]+/)?(week|month|year)s?$`), nil},
+	"monthly":  {regexp.MustCompile(`^([0-9]+/(?:week|month|year)s?)$`), nil},
+	"windowed": {regexp.MustCompile(`^(fixed_window|sliding_window|sliding_log)$`), nil},
+	"rate":     {regexp.MustCompile(`^([0-9].*)$`), option.RateMeant},
+	"rated":    {regexp.MustCompile(`^([0-9]+r?/[0-9]*[a-z]+)$`), nil},
+	"byterate": {regexp.MustCompile(`^([0-9.]+[kKMGT]i?B/[0-9]*[a-z]+)$`), nil},
+	"kilo": {regexp.MustCompile(`(?i)^([0-9]+[kmg]b?)$`), func(word string) string {
+		return strings.Replace(strings.ToUpper(strings.TrimRight(word, "bB")), "K", "k", 1) + "B"
+	}},
 	"status":    {regexp.MustCompile(`^([1-5](?:[0-9][0-9]|xx))$`), nil},
 	"denial":    {regexp.MustCompile(`^(4[0-9][0-9]|503)$`), nil},
 	"memory":    {regexp.MustCompile(`(?i)^([0-9]+[kmg]b?)$`), nil},

@@ -36,7 +36,7 @@ type conn struct {
 	net.Conn
 	response *Response
 	writing  chan struct{} // has room for the one who writes, and may wait
-	aside    atomic.Int64 // bytes that were sent beside that, and are to be charged
+	aside    atomic.Int64  // bytes that were sent beside that, and are to be charged
 	close    sync.Once
 }
 
