@@ -6,25 +6,26 @@ import (
 
 // Auto says how `concurrency auto` follows the load.
 type Auto struct {
-	// A mean time until responses begin that is still good, from `1ms` to `1m`: at least three times what
-	// is usual where there is little to do, and at most half of what clients wait. Default: `500ms`.
+	// A mean time to the response header that is still good, from `1ms` to `1m`: at least three times
+	// the usual mean, and at most half the time clients wait (a quarter if some answers take far
+	// longer than others). Default: `500ms`.
 	Latency Duration `json:"latency,omitempty"`
 
-	// The least number of requests that may be in progress, from 1 to 1000000. Default: 4.
+	// The fewest requests in progress that are allowed, from 1 to 1000000. Default: 4.
 	Min Number `json:"min,omitempty"`
 
-	// The largest number, from `min` to 1000000. Default: 1000, or `min` if that is more.
+	// The most, up to 1000000. Default: 1000, or `min` if that is more.
 	Max Number `json:"max,omitempty"`
 
-	// Until when a request is in progress: `header` (default), until its response begins, or
-	// `body`, until that has ended, for upstreams that work while they send. Websockets and
-	// events (`text/event-stream`) are in progress until their header in any case.
+	// When a request stops counting as in progress: with `header` when its response begins, with
+	// `body` when it ends, for upstreams that compute while they send. Websockets and server-sent
+	// events always stop at the header. Default: `header`.
 	Until string `json:"until,omitempty"`
 
-	// Matches the requests that are more important than others: those that are turned away last.
+	// Matchers, written like `match`: requests that are turned away last, also if they match `low`.
 	HighRaw caddyhttp.RawMatcherSets `json:"high,omitempty" caddy:"namespace=http.matchers"`
 
-	// Matches the requests that are less important: those that are turned away first.
+	// Matchers: requests that are turned away first.
 	LowRaw caddyhttp.RawMatcherSets `json:"low,omitempty" caddy:"namespace=http.matchers"`
 }
 

@@ -28,7 +28,7 @@ import (
 )
 
 // Redis configures the Redis in which to keep the buckets: a single server, a
-// cluster, or a server that is found through sentinels. Requires Redis 7.0 or later.
+// cluster, or a server that is found through sentinels. Requires Redis 6.0 or later.
 //
 // Addresses, names, users, passwords, the secret, numbers and the TLS options may
 // contain `{env.*}`, `{file.*}` and `{system.*}` placeholders. They are resolved
@@ -37,64 +37,46 @@ import (
 // A config loads whether or not Redis can be reached. Configs with equal settings
 // share their connections.
 type Redis struct {
-	// The addresses of the servers, each as `host[:port]`, the path of a unix socket,
-	// a Caddy network address `unix//path`, or a URL:
-	// `redis://[[user]:password@]host[:port][/db]`, the same with `rediss://` for
-	// TLS, or `unix://[[user]:password@]/path`. The default port is 6379. A single address is that of the
-	// server, several are those of servers of a cluster, and with `master_name`
-	// they are those of sentinels. All must have the same form, and only a single
-	// server can be a unix socket.
+	// The addresses of the servers, each as `host[:port]`, the path of a unix socket (also
+	// `unix//path`), or a URL: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, or
+	// `unix://`. Several are servers of a cluster, or with `master_name` sentinels. The default port
+	// is 6379, or 26379 of sentinels.
 	Addresses List `json:"addresses,omitempty" caddyfile:""`
 
-	// The user to log in as. Default: the server's default user.
+	// The user to log in as.
 	Username string `json:"username,omitempty"`
 
-	// The password to log in with. Tokens that expire can be read from a file:
-	// `{file./run/secrets/token}`.
+	// The password. A `{file.*}` in it or in the user is read again for each connection.
 	Password string `json:"password,omitempty"`
 
-	// The database number, from 0 to 65535. A cluster has only 0.
-	// Default: 0.
+	// The number of the database, up to 65535. Default: 0.
 	DB Number `json:"db,omitempty"`
 
-	// Whether a single address is that of a server of a cluster, from which the
-	// others are discovered. Several addresses without `master_name` are always a
-	// cluster.
+	// The single address is a server of a cluster; the others are discovered.
 	Cluster bool `json:"cluster,omitempty"`
 
-	// The name of the server in the sentinels' config. The addresses are then those
-	// of the sentinels, without users, passwords and databases; the default port
-	// is 26379.
+	// The addresses are sentinels, and this is the name under which they monitor the server.
 	MasterName string `json:"master_name,omitempty"`
 
-	// The user to log in to the sentinels as. Default: their default user.
+	// The user for the sentinels.
 	SentinelUsername string `json:"sentinel_username,omitempty"`
 
-	// The password to log in to the sentinels with. Default: none, even if the
-	// server has a password.
+	// The password for the sentinels.
 	SentinelPassword string `json:"sentinel_password,omitempty"`
 
-	// Enables TLS with the servers and sentinels. The options are those of the
-	// reverse proxy's transport, and all are optional: by default, the system's
-	// roots are trusted, and certificates are verified for the name in the
-	// server's address. Files are read when the config is loaded; if certificate
-	// or CA files have changed, new connections are made. `handshake_timeout` and
-	// `except_ports` have no effect. Default: TLS only with `rediss://`.
+	// Use TLS, with sentinels too; any of these options of `reverse_proxy`'s transport turns it on.
+	// `handshake_timeout` and `except_ports` have no effect.
 	TLS *reverseproxy.TLSConfig `json:"tls,omitempty" caddyfile:"tls tls_client_auth tls_server_name tls_trust_pool tls_insecure_skip_verify"`
 
-	// The prefix of all keys in Redis: at most 128 bytes without braces.
-	// Default: `rl:`.
+	// What the names of all keys in Redis begin with: at most 128 bytes, no braces. Give each
+	// Caddyfile on one Redis its own, or name the limits. Default: `rl:`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
-	// A secret with which keys are hashed, so that someone who can read the keys in
-	// Redis can't find out by trial whose buckets they are. It must be the same on
-	// all Caddy instances: those with different secrets do not share limits.
-	// Default: none, keys are plain digests.
+	// A secret to hash keys with, the same on all instances. Default: none.
 	KeySecret string `json:"key_secret,omitempty"`
 
-	// The maximum time that a request waits for Redis, in all handlers that it
-	// passes together: from `1ms` to `1m`. If there is no reply by then, `on_error`
-	// applies. Connections are made independently of it. Default: `50ms`.
+	// How long a request may wait for Redis, in all blocks together, from `1ms` to `1m`. Then
+	// `on_error` applies. Default: `50ms`.
 	Timeout Duration `json:"timeout,omitempty"`
 }
 

@@ -49,76 +49,76 @@ const metricsPrefix = "caddy_rate_limit_"
 // of requests: their number must not depend on what clients send.
 var (
 	decisionsDesc = newDesc("decisions_total",
-		"Decisions of a limit on requests, by result (admitted, denied, banned: it denied because it had banned the key before, "+
-			"spared: it had room, but another limit denied, or would_deny: it is a dry run and had no room) "+
-			"and by what decided (redis, memory, remembered, lease, eventual, fallback, load).", "limit", "result", "by")
+		"Decisions, one for each limit that a request met. result: admitted, denied, spared (it had room, another limit "+
+			"denied), would_deny (a dry run) or banned (denied during a ban). by: who decided.", "limit", "result", "by")
 	checkedDesc = newDesc("checked_requests_total",
-		"Requests that met a limit, each once when it ends, by result "+
-			"(admitted, denied, undecided: on_error applied, refused: a value or matcher failed, early_data).", "result")
+		"Requests that met a limit, each once, at its end: admitted, denied, undecided (on_error allow or deny), refused (a "+
+			"number or matcher could not be evaluated) or early_data.", "result")
 	nearDesc = newDesc("near_limit_total",
-		"Requests that a limit admitted and that left its bucket at least 80 percent full. "+
-			"None where a single request does so, as with a size of 1 or a warm-up.", "limit")
+		"Admitted requests that left the bucket at least 80 percent full. None where one request fills an empty bucket that "+
+			"far.", "limit")
 	unitsDesc = newDesc("units_total",
-		"Units charged to the buckets of a limit.", "limit")
+		"Units charged; with count and actual_cost, once the outcome is known.", "limit")
 	overDesc = newDesc("over_size_total",
-		"Requests that a limit with the option soft admitted above its size.", "limit")
+		"Requests that soft admitted above the size, or would in a dry run.", "limit")
 	delayedDesc = newDesc("delayed_total",
-		"Requests that waited for room in a limit with the option max_delay.", "limit")
+		"Requests that max_delay made wait, or whose responses speed did, or would in a dry run.", "limit")
 	displacedDesc = newDesc("displaced_total",
-		"Requests that waited for room in a limit with the option max_delay, and were denied when max_waiting requests did, for one of a client with fewer.", "limit")
+		"Requests that waited and were denied for one of a client with fewer.", "limit")
 	waitingDesc = newDesc("waiting",
-		"Requests that wait for room in a limit with the option max_delay now, in this process.", "limit")
+		"Requests that wait by max_delay now, or whose responses do by speed.", "limit")
 	waitingClientsDesc = newDesc("waiting_clients",
-		"Clients, as distinguished by fair_by, whose requests wait in the queue of a limit with the options concurrency and max_delay now, in this process.", "limit")
+		"Clients whose requests or responses wait in a queue now.", "limit")
 	bansDesc = newDesc("bans_total",
-		"Bans that a limit with the option ban has begun.", "limit")
+		"Bans that have begun, or would in a dry run.", "limit")
 	borrowedDesc = newDesc("borrowed_total",
-		"Requests for which a limit with the option borrow had no room, and its pool had.", "limit")
+		"Requests that the limit had no room for, but its pool did.", "limit")
 	leasedDesc = newDesc("lease_units_total",
-		"Units of a limit with consistency lease, by result: granted by Redis before they were used, and used by requests. The others have expired.",
+		"Units of consistency lease that Redis granted, and that were used. The others have expired.",
 		"limit", "result")
 	loadLimitDesc = newDesc("load_limit",
-		"Requests that a limit with concurrency auto allows in progress now, with all keys.", "limit")
+		"Requests that concurrency auto allows in progress now, for all keys.", "limit")
 	loadProgressDesc = newDesc("load_in_progress",
-		"Requests that are in progress at a limit with concurrency auto, and take room.", "limit")
+		"Requests in progress that take room.", "limit")
 	loadUncountedDesc = newDesc("load_uncounted",
-		"Requests in progress at a limit with concurrency auto that take no room, by why: overdue, for more than twice latency, or body, while their clients send it.", "limit", "why")
+		"Requests in progress that take no room: overdue (for more than twice latency) or body (while their clients send it).", "limit", "why")
 	loadMeanDesc = newDesc("load_mean_seconds",
-		"Mean time until responses begin behind a limit with concurrency auto, recently; of several keys the longest.", "limit")
+		"The current mean time to the response header, of several keys the longest.", "limit")
 	loadLatencyDesc = newDesc("load_latency_seconds",
-		"The option latency of a limit with concurrency auto: the mean that it keeps to.", "limit")
+		"The option latency.", "limit")
 	loadAtMinDesc = newDesc("load_at_min_seconds_total",
-		"Time for which a limit with concurrency auto allowed no more than its min, and there was more to do, of all keys together.", "limit")
+		"Time spent at min while there were more requests to serve.", "limit")
 	loadShedDesc = newDesc("load_shed_total",
-		"Requests that a limit with concurrency auto turned away, or would without dry_run, by class (high, normal, low).", "limit", "class")
+		"Requests turned away, or that would be in a dry run: high, normal or low.", "limit", "class")
 	buildDesc = newDesc("build_info",
-		"The version of this module. The value is always 1.", "version")
+		"Always 1: the version of this module.", "version")
 	infoDesc = newDesc("limit_info",
-		"A limit of the config, with its effective numbers. The value is always 1.",
+		"Always 1. A number is dynamic if it depends on the request, mixed if unnamed limits in JSON differ in it, and empty if "+
+			"the algorithm has none.",
 		"limit", "algorithm", "size", "drip_rate", "drip_size", "window")
 
 	bucketsDesc = newDesc("memory_buckets",
-		"Buckets of a limit in this process.", "limit")
+		"Buckets in this process.", "limit")
 	bucketsMaxDesc = newDesc("memory_buckets_max",
-		"Maximum number of buckets of a limit in this process.", "limit")
+		"The most there may be: up to max_keys each for keys, clients without a key, and bans.", "limit")
 	sharedDesc = newDesc("memory_shared_decisions_total",
-		"Decisions on a bucket that keys share because the limit is full in this process.", "limit")
+		"Requests decided by shared buckets, as the limit is full.", "limit")
 	forgottenDesc = newDesc("memory_forgotten_total",
-		"Buckets that were forgotten while they held something, because the limit is full in this process.", "limit")
+		"Buckets forgotten to make room for others, as the limit is full.", "limit")
 
 	savedDesc = newDesc("memory_saved_timestamp_seconds",
-		"When the buckets in this process were last written to their file, in seconds since 1970. Missing if they are not.")
+		"When the buckets were last written to their file, in seconds since 1970.")
 
 	redisUpDesc = newDesc("redis_up",
-		"Whether a Redis server has answered within the last ten seconds (1), or has failed or not answered yet (0).", "server")
+		"1 if the server has answered within the last ten seconds, 0 if it is down or has not answered yet.", "server")
 	redisCallsDesc = newDesc("redis_calls_total",
-		"Calls of the script on a Redis server.", "server")
+		"Calls of the script.", "server")
 	redisRequestsDesc = newDesc("redis_called_requests_total",
-		"Requests in the calls to a Redis server. Divided by the calls, the size of a batch.", "server")
+		"Requests in these calls. Divided by the calls, the size of a batch.", "server")
 	redisFailuresDesc = newDesc("redis_failures_total",
-		"Failures on a Redis server, by reason.", "server", "reason")
+		"Failures, by reason.", "server", "reason")
 	redisConnectionsDesc = newDesc("redis_connections",
-		"Connections to a Redis server, by state (idle, in_use, connecting).", "server", "state")
+		"Connections that are idle, in_use or connecting.", "server", "state")
 )
 
 // newRedisWait returns the histogram of how long requests waited for Redis. All limits
@@ -126,7 +126,7 @@ var (
 func newRedisWait() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: metricsPrefix + "redis_wait_seconds",
-		Help: "How long requests waited for Redis to decide or fail. Local decisions do not wait.",
+		Help: "How long requests waited for Redis, as a classic and as a native histogram.",
 		Buckets: []float64{
 			.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1,
 		},

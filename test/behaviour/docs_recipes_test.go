@@ -108,7 +108,7 @@ func behind(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "upstream %s %s %s", r.Method, r.URL.Path, body)
 }
 
-// TestRecipes guards docs/recipes.md: each recipe, as it is there, does what its text
+// TestRecipes guards docs/recipes.md and deploy/recipes.md: each recipe, as it is there, does what its text
 // says.
 func TestRecipes(t *testing.T) {
 	t.Parallel()
@@ -118,9 +118,8 @@ func TestRecipes(t *testing.T) {
 		"A client's own quota":                  recipeQuota,
 		"Costs that only the upstream knows":    recipeCosts,
 		"A language model behind Caddy":         recipeModel,
-		"Shares of tenants":                     recipeTenants,
 		"Websockets":                            recipeWebsockets,
-		"A limit to try out first":              recipeCandidate,
+		"More for one customer":                 recipeCustomer,
 		"A sale":                                recipeSale,
 		"An allow list":                         recipeAllowList,
 		"Plans that change without a reload":    recipePlans,
@@ -134,19 +133,28 @@ func TestRecipes(t *testing.T) {
 		"A trap":                                recipeTrap,
 		"CORS":                                  recipeCORS,
 		"X-RateLimit-Retry-After":               recipeRetryAfter,
-		"Sticky sessions":                       recipeSticky,
-		"Limits for other proxies":              recipeService,
 		"A queue for what is denied":            recipeQueue,
-		"Limits that follow their file":         recipeWatch,
 		"Wrong passwords close the whole site":  recipeWholeSite,
 		"Limits that hold only when it is busy": recipeElastic,
 		"No answer to denied requests":          recipeAbort,
-		"Labels of containers":                  recipeLabels,
-		"Bans in the firewall":                  recipeFirewall,
 
-		"An upstream that is slow when it is busy": recipeBusy,
-		"Checkout before bots":                     recipeCheckout,
+		"Checkout before bots": recipeCheckout,
 	})
+	testRecipes(t, "deploy/recipes.md", map[string]func(recipe){
+		"Sticky sessions":               recipeSticky,
+		"Limits for other proxies":      recipeService,
+		"Labels of containers":          recipeLabels,
+		"Bans in the firewall":          recipeFirewall,
+		"Limits that follow their file": recipeWatch,
+	})
+}
+
+// TestPolicyExamples guards the examples of docs/policies.md that a reader would copy as they are.
+func TestPolicyExamples(t *testing.T) {
+	all := recipes(t, "docs/policies.md")
+	for heading, test := range map[string]func(recipe){"dry_run": recipeCandidate, "borrow and pool": recipeTenants} {
+		t.Run(heading, func(t *testing.T) { test(recipe{t, all[heading].blocks}) })
+	}
 }
 
 // testRecipes runs the test of each section of a document, all of which have to have one.
@@ -613,20 +621,10 @@ func recipeTenants(r recipe) {
 	sitetest.Eventually(r.t, "what was spare", func() bool { return s.Get("/", a).StatusCode == 200 })
 }
 
-func recipeBusy(r recipe) {
-	upstream, arrived, release := blocking(r.t)
-	s := r.start(1, "localhost:9000", upstream, "concurrency auto", "concurrency auto {\nmax 4\n}")
-	var slow sync.WaitGroup
-	for range 4 {
-		slow.Go(func() { s.Get("/slow") })
-		<-arrived
-	}
-	got := s.Get("/")
-	r.want("more than it can do", got.StatusCode, 503)
-	r.want("a time to retry", got.Header.Get("Retry-After") != "", true)
-	release()
-	slow.Wait()
-	r.want("when it is done", s.Get("/").StatusCode, 200)
+func recipeCustomer(r recipe) {
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, behind))
+	r.want("the customer", s.Statuses(201, "GET", "/", "X-Api-Key: key-of-acme"), "map[200:200 429:1]")
+	r.want("another one", s.Statuses(21, "GET", "/", "X-Api-Key: b"), "map[200:20 429:1]")
 }
 
 func recipeCheckout(r recipe) {

@@ -64,12 +64,12 @@ func startNginx(t testing.TB, config string) string {
 // codeBlock returns the first code block of a language in a section of a document.
 func codeBlock(t testing.TB, document, heading, language string) string {
 	t.Helper()
-	_, section, _ := strings.Cut(read(t, root, "docs", document), "\n## "+heading+"\n")
+	_, section, _ := strings.Cut(read(t, root, document), "\n## "+heading+"\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	_, code, _ := strings.Cut(section, "```"+language+"\n")
 	code, _, found := strings.Cut(code, "```")
 	if !found {
-		t.Fatalf("docs/%s has no %s under %q", document, language, heading)
+		t.Fatalf("%s has no %s under %q", document, language, heading)
 	}
 	return code
 }
@@ -127,7 +127,7 @@ func burst(t *testing.T, url string, n int, apart time.Duration) (o outcomes, ok
 // requests that come at once it admits, delays and rejects as many as Caddy with what
 // stands beside it.
 func TestNginxLimits(t *testing.T) {
-	config := codeBlock(t, "migration.md", "From nginx", "nginx")
+	config := codeBlock(t, "docs/migration.md", "From nginx", "nginx")
 	rows := regexp.MustCompile("(?m)^\\| `(limit_req zone=api.*;)` \\| (.*) \\|$").FindAllStringSubmatch(read(t, root, "docs/migration.md"), -1)
 	if len(rows) != 4 {
 		t.Errorf("found %d rows, want 4", len(rows))
@@ -173,10 +173,10 @@ func TestNginxConnections(t *testing.T) {
 			defer upstream.Close()
 			var addr string
 			if server == "nginx" {
-				conf := codeBlock(t, "migration.md", "From nginx", "nginx")
+				conf := codeBlock(t, "docs/migration.md", "From nginx", "nginx")
 				addr = startNginx(t, replaceOne(t, conf, "limit_req zone=api burst=5 delay=2;", "proxy_pass "+upstream.URL+";"))
 			} else {
-				site := codeBlock(t, "migration.md", "From nginx", "caddyfile")
+				site := codeBlock(t, "docs/migration.md", "From nginx", "caddyfile")
 				_, rest, _ := strings.Cut(site, "limit api {")
 				_, rest, _ = strings.Cut(rest, "}")
 				head, _, _ := strings.Cut(site, "limit api {")
@@ -222,12 +222,12 @@ func TestNginxCallsService(t *testing.T) {
 	}))
 	defer upstream.Close()
 	nginxAsking := func(service string) string {
-		conf := codeBlock(t, "recipes.md", heading, "nginx")
+		conf := codeBlock(t, "deploy/recipes.md", heading, "nginx")
 		conf = replaceOne(t, conf, "http://localhost:9000", upstream.URL)
 		return startNginx(t, "server {\n"+replaceOne(t, conf, "10.0.0.9:9100", service)+"}\n")
 	}
 	n := startNode(t, func(n *node) string {
-		config := replaceOne(t, codeBlock(t, "recipes.md", heading, "caddyfile"), "10.0.0.10", "127.0.0.1")
+		config := replaceOne(t, codeBlock(t, "deploy/recipes.md", heading, "caddyfile"), "10.0.0.10", "127.0.0.1")
 		config = strings.ReplaceAll(config, "\t\tsize ", "\t\tstatus 403\n\t\tsize ")
 		return replaceOne(t, config, ":9100 {", "http://"+n.site+" {")
 	})

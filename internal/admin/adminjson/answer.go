@@ -169,23 +169,23 @@ type Limit struct {
 
 // Level is the answer of peek and reset: what a bucket holds or, of reset, held.
 type Level struct {
-	Error string `json:"error,omitempty"` // why Redis did not answer; From is node then
+	Error string `json:"error,omitempty"` // why Redis did not answer; from is node then
 	Limit string `json:"limit"`
 
 	Key
 	rule.Options
 
 	From       string          `json:"from"`           // memory, redis or node: this process, instead of Redis
-	Size       *int64          `json:"size,omitempty"` // unless it depends on the request; so is Remaining
+	Size       *int64          `json:"size,omitempty"` // unless it depends on the request; so is remaining
 	Level      int64           `json:"level"`
 	Remaining  *int64          `json:"remaining,omitempty"`
-	Held       int64           `json:"held"`
-	Clear      option.Seconds  `json:"clear"`
-	RetryAfter *option.Seconds `json:"retry_after,omitempty"`
-	InProgress bool            `json:"in_progress,omitempty"` // requests in progress leave no room, and it is unknown when they end; there is no RetryAfter then
+	Held       int64           `json:"held"`                  // units of requests in progress, or whose outcome is not known yet
+	Clear      option.Seconds  `json:"clear"`                 // seconds until the bucket is empty
+	RetryAfter *option.Seconds `json:"retry_after,omitempty"` // seconds until it admits a request again, or would without dry_run
+	InProgress bool            `json:"in_progress,omitempty"` // in place of retry_after, if requests in progress leave no room
 	Never      bool            `json:"never,omitempty"`       // a request costs more than the bucket ever has room for
-	Banned     option.Seconds  `json:"banned,omitempty"`      // for how long the limit bans the key, or did; RetryAfter is at least as long
-	Node       *Node           `json:"node,omitempty"`        // with Redis
+	Banned     option.Seconds  `json:"banned,omitempty"`      // seconds until a ban of the key ends, or would have
+	Node       *Node           `json:"node,omitempty"`        // with Redis: what this process knows
 }
 
 // Node is what this process knows of a bucket in Redis.

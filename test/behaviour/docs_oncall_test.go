@@ -10,14 +10,14 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
-// TestTroubleshooting guards that what docs/troubleshooting.md shows is what commands print,
+// TestOnCall guards that what docs/on-call.md shows is what commands print,
 // except for the numbers in it.
-func TestTroubleshooting(t *testing.T) {
+func TestOnCall(t *testing.T) {
 	redis := redistest.StartProxy(t, redistest.Start(t).Addr)
 	const one = "rate_limit {\nlimit site {\nrate 60/1m\ntrack_top 100\n}\n}\nrespond ok"
 	const login = "rate_limit {\nlimit site {\nrate 60/1m\nlimit login {\nmatch path /login\nrate 3/1m\nban 10m\n}\n}\n}\nrespond ok"
 	var shown []doctest.Block
-	for _, b := range doctest.Blocks(t, "docs/troubleshooting.md") {
+	for _, b := range doctest.Blocks(t, "docs/on-call.md") {
 		if strings.HasPrefix(b.Code, "$ caddy rate-limit ") {
 			shown = append(shown, b)
 		}
@@ -28,15 +28,14 @@ func TestTroubleshooting(t *testing.T) {
 		requests int
 		then     func() // before the last 20 of them
 	}{
+		{sitetest.Config{Site: login}, "/login", 6, nil},
 		{sitetest.Config{Site: "rate_limit {\nlimit api {\nrate 60/1m\nlimit search {\nmatch path /search\nrate 5/1m\n}\n}\n}\nrespond ok"}, "/search", 8, nil},
+		{sitetest.Config{Site: one}, "/", 70, nil},
+		{sitetest.Config{Site: one}, "/", 0, nil},
 		{sitetest.Config{Site: "rate_limit {\nlimit site {\nmatch path /v1/*\nrate 60/1m\n}\nlimit tenant {\nkey {header.X-Tenant}\nrate 3/1h\ndry_run\n}\n" +
 			"limit random {\nkey {http.request.uuid}\nrate 5/1m\n}\n}\nrespond ok"}, "/", 8, nil},
 		{sitetest.Config{Global: "order rate_limit after respond", Site: one}, "/", 0, nil},
-		{sitetest.Config{Site: one}, "/", 70, nil},
-		{sitetest.Config{Site: one}, "/", 0, nil},
 		{sitetest.Config{Global: "rate_limit {\nredis " + redis.Addr + "\n}", Site: one}, "/", 22, redis.BlackHole},
-		{sitetest.Config{Site: login}, "/login", 6, nil},
-		{sitetest.Config{Site: login}, "/login", 12, nil},
 	}
 	if len(shown) != len(cases) {
 		t.Fatalf("the page shows %d commands, want %d", len(shown), len(cases))
