@@ -328,7 +328,7 @@ var hintSamples = map[string]string{
 	"whole": "5", "secs": "60", "ms": "60000", "d": "1m", "unit": "minute", "calendar": "month", "monthly": "1000/month",
 	"windowed": "fixed_window", "rated": "5r/s", "all": "x", "durations": "10m,1h", "codes": "401,403", "hostdb": "localhost:6379/1", "families": "github,ratelimit-11", "paths": "/a,", "verb": "POST", "matching": "method POST",
 	"regexp": "^/a", "suffix": ".php", "network": "10.0.0.0/8", "text": "slow down", "addresses": "a:1,b:1",
-	"n": "5", "rate": "10rps", "status": "401", "denial": "503", "memory": "10m", "w": "X-A", "field": "X-A",
+	"n": "5", "rate": "10rps", "status": "401", "denial": "503", "memory": "10m", "byterate": "2MB/s", "kilo": "500k", "w": "X-A", "field": "X-A",
 	"host": "localhost", "server": "a:1", "units": "5/m", "negated": "!path", "defined": "@a", "path": "/a", "url": "https://a.com/b?c", "matcher": "/a/b",
 }
 

@@ -2,7 +2,9 @@ package outcome
 
 import (
 	"context"
+	"net/http"
 	"slices"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.opentelemetry.io/otel/attribute"
@@ -48,6 +50,32 @@ func (o *Outcome) attributes() []attribute.KeyValue {
 		attribute.Int64("caddy.rate_limit.remaining", sum.Remaining))
 }
 
+// pacedVariable is the variable of the request that holds for how long its response waited.
+const pacedVariable = "rate_limit.paced"
+
+// LogPaced has the access log show that the response to r waited for so long, in addition.
+func (o *Outcome) LogPaced(r *http.Request, waited time.Duration) {
+	extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	if !ok || !o.logged || waited == 0 {
+		return
+	}
+	before, _ := caddyhttp.GetVar(r.Context(), pacedVariable).(time.Duration)
+	caddyhttp.SetVar(r.Context(), pacedVariable, before+waited)
+	extra.Set(zap.Object("rate_limit", paced{logged{o}, before + waited}))
+}
+
+// paced is an outcome of a response that was paced as the access log shows it.
+type paced struct {
+	logged
+	waited time.Duration
+}
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (p paced) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	enc.AddDuration("paced", p.waited)
+	return p.logged.MarshalLogObject(enc)
+}
+
 // logged is an outcome as the access log shows it.
 type logged struct{ *Outcome }
 
@@ -79,9 +107,6 @@ func (l logged) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	}
 	if l.Delayed > 0 {
 		enc.AddDuration("delayed", l.Delayed)
-	}
-	if l.Paced > 0 {
-		enc.AddDuration("paced", l.Paced)
 	}
 	return nil
 }

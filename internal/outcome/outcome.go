@@ -28,7 +28,6 @@ type Outcome struct {
 	writer  Writer
 	Waited  time.Duration        // for Redis, so far
 	Delayed time.Duration        // until there was room, so far
-	Paced   time.Duration        // that its response waited, so far
 	at      int64                // when the last handler began to decide, in µs since 1970
 	result  telemetry.Checked    // the outcome of the request so far
 	counted telemetry.CheckedSet // what it was counted as

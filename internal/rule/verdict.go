@@ -163,7 +163,7 @@ func (v *Verdict) Pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Ha
 	if v.paced == nil {
 		return v.settle(w, r, next)
 	}
-	defer func() { v.Outcome.Paced += v.paced.Waited() }()
+	defer func() { v.Outcome.LogPaced(r, v.paced.Waited()) }()
 	pause := settle.Pauses(v.holdings)
 	return v.paced.Serve(w, r, socket.Of(r), pause, func(w http.ResponseWriter) error { return v.settle(w, r, next) })
 }
