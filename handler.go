@@ -52,6 +52,7 @@ import (
 // `{http.rate_limit.dry_run}` | The path of a limit with `dry_run` that would have denied the request; empty if none would
 // `{http.rate_limit.delayed}` | The seconds for which the request waited by `max_delay`
 // `{http.rate_limit.basic_user}` | The unverified name in a Basic credential, if the key of a limit has it
+// `{http.rate_limit.field.<name>}` | A field of what the client submits, in a form, JSON or the query, if a limit names any; empty if the request does not have it, or upstreams may differ in what it is
 // `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, how fast the upstream answers; `fallback`, this process instead of Redis
 type Handler struct {
 	config.Block

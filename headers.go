@@ -16,6 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome/fieldtext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/field"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -64,7 +65,7 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v *rule.Verdict
 		w.Header().Set("Retry-After", fieldtext.WholeSeconds(v.Wait))
 	}
 	setNoStore(w.Header())
-	unreadBody := r.ContentLength != 0 && r.ProtoMajor == 1 // others have a stream for each request
+	unreadBody := r.ContentLength != 0 && r.ProtoMajor == 1 && !field.ReadWhole(r.Body) // others have a stream for each request
 	if unreadBody && !awaitBody(r) {
 		closeAfterResponse(w)
 	}

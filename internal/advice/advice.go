@@ -117,6 +117,7 @@ func On(config Config) []Advice {
 	c.each(c.addresses)
 	c.each(c.keys)
 	c.each(c.numbers)
+	c.each(c.submitted)
 	c.each(c.unavailable)
 	c.module = nil
 	c.open()

@@ -57,8 +57,8 @@ func TestKeysThatLimitNothing(t *testing.T) {
 		{"{http.request.remote.address}", "Its key has {http.request.remote.address}, which is not a placeholder of Caddy", "Use one of"},
 		{"{http.request.tls.client.name}", "Its key has {http.request.tls.client.name}, which is not a placeholder of Caddy", "Use one of"},
 		{"{time.hour}", "Its key has {time.hour}, which is not a placeholder of Caddy", "Use one of"},
-		{"{form.email}", "Its key has {form.email}, which would be a field of the body", "Use {client_ip}, and count"},
-		{"{http.request.body.model}", "Its key has {http.request.body.model}, which would be a field of the body", "Use {client_ip}, and count"},
+		{"{form.email}", "Its key has {form.email}, which would be a field of the body", "Use {http.rate_limit.field.email}. Clients choose its value, so have a limit by {client_ip}"},
+		{"{http.request.body.model}", "Its key has {http.request.body.model}, which would be a field of the body", "Use {http.rate_limit.field.model}."},
 		{"{http.request.body}", "", ""},
 		{"{http.request.bodyhash}", "", ""}, // a plugin sets it
 		{"{http.request.tls.client.san.dns_names.0}", "", ""},

@@ -103,7 +103,7 @@ var missing = []struct {
 	{
 		names:   []string{"body.", "form.", "post.", "http.body.", "http.form.", "http.request.body.", "http.request.form.", "http.request.post."},
 		problem: "would be a field of the body, which Caddy does not parse, so it is empty",
-		remedy:  "Use {client_ip}, and count by what the application answers, as in count status 401, or by a field of its response, as actual_cost does.",
+		remedy:  "Use {http.rate_limit.field.X}.",
 		unless:  "http.handlers.request_body_var",
 	},
 }

@@ -30,6 +30,8 @@ var (
 	Unreachable       = newKind("unreachable", certain)
 	Unmatched         = newKind("unmatched", certain)
 	MethodUnknown     = newKind("method_unknown", hint)
+	FieldMatched      = newKind("field_matched", hint)
+	UnclearExempt     = newKind("unclear_exempt", hint)
 	NeverCounts       = newKind("never_counts", certain)
 	PathForm          = newKind("path_form", hint)
 	Uncounted         = newKind("uncounted", certain)

@@ -150,6 +150,14 @@ func TestRemedies(t *testing.T) {
 			{Site: limit("count status 401\nkey {http.auth.user.id}") + auth + end}, {Site: limit("count status 401\nkey {client_ip}") + auth + end},
 		}, times(3, guess), [2]string{"401 401 429", "401 401 429"}},
 
+		{"limit matched by a field", advice.FieldMatched, "not vars {http.rate_limit.field.grant} x", [2]sitetest.Config{
+			{Site: limit("match vars {http.rate_limit.field.grant} password") + end}, {Site: limit("match not vars {http.rate_limit.field.grant} x") + end},
+		}, times(3, "/?grant=password&grant=x"), [2]string{"200 200 200", "200 200 429"}},
+		{"exemption of what is unclear", advice.UnclearExempt, `not vars {http.rate_limit.field.a} ""`, [2]sitetest.Config{
+			{Site: "rate_limit {\nlimit known {\nkey {http.rate_limit.field.a}\nrate 1/h\ndry_run\n}\n}\n" + limit("match not vars {http.rate_limit.dry_run} known") + end},
+			{Site: "rate_limit {\nlimit known {\nmatch not vars {http.rate_limit.field.a} \"\"\nkey {http.rate_limit.field.a}\nrate 1/h\ndry_run\n}\n" + address + "}\n" + limit("match not vars {http.rate_limit.dry_run} known") + end},
+		}, times(4, "/?a=1&a=2"), [2]string{"200 200 200 200", "200 200 429 429"}},
+
 		{"field that is none", advice.NeverCounts, "count header X-Login", [2]sitetest.Config{
 			{Site: limit("count header X-Login: failed") + end}, {Site: "route {\n" + limit("count header X-Login failed") + "header X-Login failed\nrespond ok\n}"},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},

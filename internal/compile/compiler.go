@@ -169,6 +169,7 @@ func (c *Compiler) loadWithin(ctx caddy.Context, limits []*config.Limit, parent 
 			return nil, l.errorIn(err)
 		}
 		l.rule.Reporter.Begin(c.Logger, l.rule.Path, l.rule.Key)
+		l.rule.ReadBody = c.readBody(of)
 		if l.rule.Within, err = c.loadWithin(ctx, of.Limits.List, l, s); err != nil {
 			return nil, err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/field"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
@@ -20,6 +21,7 @@ type Settings struct {
 	OnError    rule.OnError // empty if it is the app's
 	NoBody     bool         // whether denials have none
 	Jitter     *rule.Jitter // nil without
+	ReadBody   int64        // of which fields are read
 }
 
 // set reads the options of a block.
@@ -49,6 +51,11 @@ func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
 	}
 	if s.NoBody, err = option.ParseConstant("body", cmp.Or(b.Body, "on"), option.Is("off", "on", "off")); err != nil {
 		return err
+	}
+	if s.ReadBody = field.MaxBody; b.ReadBody != "" {
+		if s.ReadBody, err = option.Parse(resolve, "read_body", string(b.ReadBody), parseReadBody); err != nil {
+			return err
+		}
 	}
 	if b.Jitter != "" {
 		s.Jitter, err = option.Parse(resolve, "jitter", string(b.Jitter), jitterParser(len(b.RateLimits) > 0))

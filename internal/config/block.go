@@ -38,6 +38,10 @@ type Block struct {
 	// none.
 	Jitter Number `json:"jitter,omitempty"`
 
+	// Up to which length bodies are read for `{http.rate_limit.field.*}`, at most `16MiB`. In longer ones
+	// all fields are unclear. Default: `64KiB`.
+	ReadBody Number `json:"read_body,omitempty"`
+
 	// Kinds of advice on this block that are not given, as it is meant so: `ignore_advice path_form`.
 	// Default: none.
 	IgnoreAdvice List `json:"ignore_advice,omitempty"`

@@ -10,7 +10,7 @@ import (
 // TestOptionsHaveRows guards that the tag of each field of a Limit says with which buckets it can be used.
 func TestOptionsHaveRows(t *testing.T) {
 	t.Parallel()
-	forms := []string{"concurrency", "fixed_window", "sliding_window", "sliding_log", "warm_up", "rate", "max", "drip"}
+	forms := []string{"concurrency", "fixed_window", "sliding_window", "sliding_log", "warm_up", "rate", "speed", "max", "drip"}
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Limit]()) {
 		tag := f.Tag.Get("bucket")
 		for form := range strings.FieldsSeq(tag) {

@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/field"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
@@ -47,19 +48,26 @@ var spellings = map[string]spelling{
 	placeholder.BasicUser:             {basicUser, strings.ToLower},
 }
 
+// spellingOfField returns the spelling of a placeholder of a field of what clients submit.
+func spellingOfField(name string) (spelling, error) {
+	name = strings.TrimPrefix(name, field.Prefix)
+	w, err := field.Parse(name)
+	return spelling{func(_ *http.Request, repl *caddy.Replacer) string { return field.InKey(repl, name, w) }, field.Canonical}, err
+}
+
 // spellingOf returns the spelling of a placeholder.
 func spellingOf(name string) spelling {
-	field, isHeader := strings.CutPrefix(name, ofHeader)
+	header, isHeader := strings.CutPrefix(name, ofHeader)
 	if isHeader {
-		field = textproto.CanonicalMIMEHeaderKey(field)
-		name = ofHeader + field
+		header = textproto.CanonicalMIMEHeaderKey(header)
+		name = ofHeader + header
 	}
 	s := spellings[name]
 	if isHeader {
-		s.read = func(r *http.Request, _ *caddy.Replacer) string { return fieldValue(r.Header[field]) }
+		s.read = func(r *http.Request, _ *caddy.Replacer) string { return fieldValue(r.Header[header]) }
 	}
-	if field, ok := strings.CutPrefix(name, ofQuery); ok {
-		s.read = func(r *http.Request, _ *caddy.Replacer) string { return fieldValue(r.URL.Query()[field]) }
+	if query, ok := strings.CutPrefix(name, ofQuery); ok {
+		s.read = func(r *http.Request, _ *caddy.Replacer) string { return fieldValue(r.URL.Query()[query]) }
 	}
 	if cookie, ok := strings.CutPrefix(name, ofCookie); ok {
 		s.read = func(r *http.Request, _ *caddy.Replacer) string { return cookieValue(r, cookie) }

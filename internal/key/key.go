@@ -16,6 +16,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/field"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
@@ -27,6 +28,7 @@ type Key struct {
 	Fixed      bool // whether its value stays the same throughout a request
 	mayBeEmpty bool // whether an empty value is a key like others
 	several    bool // whether it has several placeholders
+	Submitted  bool // whether any of these is a field of what clients submit
 }
 
 // part is a piece of a key's template: literal text or a placeholder.
@@ -36,6 +38,7 @@ type part struct {
 	address     bool // whether its value is an address, of which the prefix counts
 	unverified  bool // whether its value is not verified in early data
 	fixed       bool // whether its value stays the same throughout a request
+	submitted   bool // whether it is a field of what clients submit
 	spelling         // how its value is read
 }
 
@@ -60,7 +63,11 @@ func Parse(name, template string, prefixes clientip.Prefixes) (*Key, error) {
 	}
 	for i, literal := range strings.Split(text, "\x00") {
 		if i > 0 {
-			k.parts = append(k.parts, newPlaceholder(names[i-1]))
+			p, err := newPlaceholder(names[i-1])
+			if err != nil {
+				return nil, option.Bad(name, template, "{"+field.Prefix+"X} with "+err.Error())
+			}
+			k.parts, k.Submitted = append(k.parts, p), k.Submitted || p.submitted
 		}
 		if literal != "" {
 			k.parts = append(k.parts, part{text: literal, fixed: true})
@@ -83,18 +90,23 @@ func ParseZone(template string, prefixes clientip.Prefixes) (*Key, error) {
 }
 
 // newPlaceholder returns the part of a key that is a placeholder.
-func newPlaceholder(name string) part {
-	p := part{text: name, placeholder: true}
+func newPlaceholder(name string) (p part, err error) {
+	p = part{text: name, placeholder: true}
 	if full := placeholder.Addresses[name]; full != "" {
 		p.text, p.address = full, true
 	}
 	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
 	// Values of the request itself do not change. Others may: a matcher can set
 	// them, as path_regexp sets its captures, and some change with time.
-	p.fixed = p.text == placeholder.ClientIP || p.text == placeholder.BasicUser ||
+	p.submitted = strings.HasPrefix(p.text, field.Prefix)
+	p.fixed = p.text == placeholder.ClientIP || p.text == placeholder.BasicUser || p.submitted ||
 		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
-	p.spelling = spellingOf(p.text)
-	return p
+	if p.submitted {
+		p.spelling, err = spellingOfField(p.text)
+	} else {
+		p.spelling = spellingOf(p.text)
+	}
+	return p, err
 }
 
 // value returns the value of a placeholder in keys, which is "" if the client has no
@@ -145,6 +157,23 @@ func (k *Key) Template() Template {
 		shown[i] = Part{Text: p.text, Placeholder: p.placeholder}
 	}
 	return shown
+}
+
+// IsUnclear reports whether text is the key of requests for which a field of what clients submit is unclear.
+func (k *Key) IsUnclear(text string) bool {
+	if !k.Submitted {
+		return false
+	}
+	values := Split(text)
+	if value, ok := k.cut(text); ok && !k.several {
+		values = []string{value}
+	}
+	for i, p := range k.placeholders() {
+		if p.submitted && i < len(values) && values[i] == field.Unclear {
+			return true
+		}
+	}
+	return false
 }
 
 // ErrEarlyData is the error for a request whose address is not verified yet: until the TLS

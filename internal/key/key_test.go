@@ -391,7 +391,10 @@ func TestValuesReadDirectly(t *testing.T) {
 			placeholder.ClientIP, placeholder.RemoteHost, "http.request.header.X-Key", "http.request.header.x-key", "http.request.header.Host",
 			"http.request.header.", "http.request.uri.path", "http.vars.other",
 		} {
-			p := newPlaceholder(placeholder)
+			p, err := newPlaceholder(placeholder)
+			if err != nil {
+				t.Fatal(err)
+			}
 			want, _ := repl.GetString(p.text)
 			want, _, _ = strings.Cut(want, ",")
 			if got := p.value(r, repl); got != want {

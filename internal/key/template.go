@@ -57,14 +57,24 @@ func (k Template) User() string {
 // Headers returns the header fields that the key is made from.
 func (k Template) Headers() (names []string) {
 	for _, name := range k.Placeholders() {
-		if field, ok := strings.CutPrefix(name, headerPrefix); ok {
-			names = append(names, textproto.CanonicalMIMEHeaderKey(field))
+		if header, ok := strings.CutPrefix(name, headerPrefix); ok {
+			names = append(names, textproto.CanonicalMIMEHeaderKey(header))
 		}
 		if strings.HasPrefix(name, "http.request.cookie.") {
 			names = append(names, "Cookie")
 		}
 		if name == placeholder.BasicUser {
 			names = append(names, "Authorization")
+		}
+	}
+	return names
+}
+
+// Fields returns the placeholders of the key that are fields of what clients submit, which no log has.
+func (k Template) Fields() (names []string) {
+	for _, name := range k.Placeholders() {
+		if strings.HasPrefix(name, placeholder.OfField) {
+			names = append(names, name)
 		}
 	}
 	return names

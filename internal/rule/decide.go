@@ -127,6 +127,12 @@ func (q *Request) count() {
 		if d.Borrowed && !d.Pool {
 			e.Policy.Counters.Add(q.stripe, telemetry.Borrowed, 1)
 		}
+		if q.reads && !e.ByAddress() && e.Limit.Key.IsUnclear(e.Query.Key) {
+			e.Policy.Counters.Add(q.stripe, telemetry.Unclear, 1)
+			if d.Denied {
+				e.Limit.Reporter.UnclearFull()
+			}
+		}
 		if top := e.Policy.Top; top != nil {
 			top.Record(e.Query.Key, e.ByAddress(), d.Denied)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/field"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -20,7 +21,7 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 	q := requests.Get().(*Request)
 	q.http, q.at = r, at
 	q.replacer = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if err := q.add(limits); err != nil {
+	if err := q.addReading(limits); err != nil {
 		return q, err
 	}
 	// Not before: what is evaluated may fail, or wait for the body of another limit's cost.
@@ -35,6 +36,24 @@ func Evaluate(r *http.Request, limits []*Limit, at time.Time) (*Request, error) 
 		}
 	}
 	return q, nil
+}
+
+// addReading is add, and sees to it that the fields of what the client submits are known where a limit
+// names any.
+func (q *Request) addReading(limits []*Limit) error {
+	for _, l := range limits {
+		if l.ReadBody == 0 {
+			continue
+		}
+		q.reads = true
+		field.Register(q.http, q.replacer, l.ReadBody)
+		err := q.add(limits)
+		if status, why := field.Err(q.replacer); why != nil {
+			return RefusalError{status, why} // whatever came of the values that were missing
+		}
+		return err
+	}
+	return q.add(limits)
 }
 
 // addExtra adds to the size that e asks for what may be above it for one more request. Without a

@@ -31,6 +31,7 @@ type Limit struct {
 	Path     string // of names; empty if the limit has none and only groups others
 	Named    bool   // whether the config names it
 	Key      *key.Key
+	ReadBody int64 // up to which length bodies are read for their fields; 0 if neither it nor a limit within names any
 	Matchers caddyhttp.MatcherSets
 	Match    caddyhttp.RawMatcherSets // the matchers as the config has them, to show
 

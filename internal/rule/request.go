@@ -58,6 +58,7 @@ type Request struct {
 	mayExceed bool   // whether a limit lets requests wait or pass above its size
 	left      bool   // whether its client has left while it waited
 	late      bool   // whether it was denied while it waited, after it was charged
+	reads     bool   // whether a limit names a field of what the client submits
 	direct    bool   // whether no proxy is known to have passed it on
 	network   string // of the client's address; empty until it is needed
 	stripe    uint32 // of counters; the pool keeps a Request on one core where it can

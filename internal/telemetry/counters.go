@@ -35,10 +35,11 @@ const (
 	Displaced              // requests that lost their places in a queue to requests of other clients
 	BansBegun
 	Borrowed // requests for which a pool had room instead
+	Unclear  // requests of which a field in the key is unclear
 	tallies
 )
 
-var tallyOptions = [tallies]Policies{OverSize: Soft, Delayed: Delays, Displaced: Delays, BansBegun: Bans, Borrowed: Borrows}
+var tallyOptions = [tallies]Policies{OverSize: Soft, Delayed: Delays, Displaced: Delays, BansBegun: Bans, Borrowed: Borrows, Unclear: Fields}
 
 // Has reports whether what is counted of limits with some options.
 func (what Tally) Has(options Policies) bool { return what == Units || options.Has(tallyOptions[what]) }

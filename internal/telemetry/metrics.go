@@ -73,6 +73,8 @@ var (
 		"Bans that have begun, or would in a dry run.", "limit")
 	borrowedDesc = newDesc("borrowed_total",
 		"Requests that the limit had no room for, but its pool did.", "limit")
+	unclearDesc = newDesc("unclear_total",
+		"Requests whose field in the key was unclear, which share one bucket.", "limit")
 	leasedDesc = newDesc("lease_units_total",
 		"Units of consistency lease that Redis granted, and that were used. The others have expired.",
 		"limit", "result")
@@ -221,6 +223,7 @@ var (
 
 var tallyDescs = [tallies]*prometheus.Desc{
 	Units: unitsDesc, OverSize: overDesc, Delayed: delayedDesc, Displaced: displacedDesc, BansBegun: bansDesc, Borrowed: borrowedDesc,
+	Unclear: unclearDesc,
 }
 
 // limits writes the metrics of limits, by path. With many limits most of a scrape is

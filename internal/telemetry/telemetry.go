@@ -106,7 +106,7 @@ type Waiting struct {
 
 // Policies are those options of a limit, as a set, of which more is counted than what the
 // limit admits and denies.
-type Policies uint8
+type Policies uint16
 
 // The options.
 const (
@@ -118,6 +118,7 @@ const (
 	Leases                        // this process may decide, from what it has leased
 	Eventual                      // this process may decide, and report afterwards
 	Load                          // it follows the load, and no store decides
+	Fields                        // its key has fields of what clients submit
 )
 
 // Has reports whether p has the option.

@@ -180,6 +180,10 @@ func TestReplay(t *testing.T) {
 			"no headers for a matcher", "example.com {\nrate_limit a {\nsize 1\nmatch header X-Key *\n}\n}\n", headerless(every(ms, 3)), "a 0=0+0 of 0",
 			"3 requests have no header fields in the log: matchers and numbers of the config that read them found none.",
 		},
+		{
+			"a field of bodies", "example.com {\nrate_limit a {\nsize 1\nkey {http.rate_limit.field.email}\n}\nrate_limit b {\nsize 2\n}\n}\n", every(ms, 3), "a 0=0+0 of 0, b 3=2+1 of 1",
+			"3 requests were left out, because no log has their bodies, and the key needs {http.rate_limit.field.email}.",
+		},
 		{"no headers for nothing", two, headerless(every(ms, 1)), "a 1=1+0 of 1", ""},
 		{
 			"few headers", "example.com {\nroute {\nrate_limit a {\nsize 1\nkey {header.X-Key}{header.User-Agent}\n}\nrate_limit b {\nsize 1\nkey {header.User-Agent}\n}\n}\n}\n",

@@ -342,6 +342,7 @@ func TestCommandsFindCaddyfile(t *testing.T) {
 		{"check", here, []string{"check"}, "No problems found."},
 		{"explain", here, []string{"explain", "http://localhost:8080/"}, "\napi "},
 		{"explain with a method", here, []string{"explain", "POST", "http://localhost:8080/"}, "\napi "},
+		{"explain with a body", here, []string{"explain", "--data", "email=Alice@Example.com", "http://localhost:8080/"}, "POST http://localhost:8080/"},
 		{"replay", here, []string{"replay", log}, "\napi "},
 		{"check FILE", elsewhere, []string{"check", file}, "No problems found."},
 		{"explain FILE", elsewhere, []string{"explain", file, "http://localhost:8080/"}, "\napi "},

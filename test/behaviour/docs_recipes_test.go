@@ -115,6 +115,8 @@ func TestRecipes(t *testing.T) {
 	testRecipes(t, "docs/recipes.md", map[string]func(recipe){
 		"Login protection":                      recipeLogin,
 		"A limit by account":                    recipeAccount,
+		"A login form, by account":              recipeForm,
+		"A cost that the request says":          recipeSaidCost,
 		"A client's own quota":                  recipeQuota,
 		"Costs that only the upstream knows":    recipeCosts,
 		"A language model behind Caddy":         recipeModel,
@@ -306,6 +308,144 @@ func recipeAccount(r recipe) {
 			r.want("parallel guesses", passed.Load() <= 20, true)
 		})
 	}
+	r.sub("upstream that checks passwords", func(r recipe) {
+		c := r.config(1, "basic_auth {\n\t"+password+"\n}\n", "", "localhost:9000", sitetest.NewUpstream(r.t, passwords))
+		c.Global = trusted
+		wantUnknownAfterHangUp(r, sitetest.StartConfig(r.t, c), func(guess int) *http.Request {
+			req := loginFrom(guess, "")
+			req.SetBasicAuth("alice", "guess")
+			return req
+		})
+	})
+}
+
+// passwords is an upstream that knows one password, and is slow where it is told to be.
+func passwords(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("X-Slow") != "" {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if _, password, _ := r.BasicAuth(); password != "right" && r.FormValue("password") != "right" {
+		w.WriteHeader(http.StatusUnauthorized)
+	}
+}
+
+// loginFrom returns a request of a form from an address of its own.
+func loginFrom(n int, form string) *http.Request {
+	req, _ := http.NewRequest(http.MethodPost, "/login", strings.NewReader(form))
+	req.Header.Set("Content-Type", formType)
+	req.Header.Set("X-Forwarded-For", fmt.Sprintf("203.0.%d.%d", n/250, n%250+1))
+	return req
+}
+
+// sendTo sends a request to s, and returns the status, or 0 if its client hangs up.
+func sendTo(ctx context.Context, s *sitetest.Site, req *http.Request) int {
+	req = req.WithContext(ctx)
+	req.URL.Scheme, req.URL.Host = "http", s.Addr
+	res, err := s.Client.Do(req)
+	if err != nil {
+		return 0
+	}
+	res.Body.Close()
+	return res.StatusCode
+}
+
+// wantUnknownAfterHangUp has clients hang up before a guess is answered. Nobody may be known by that: there
+// are no more than the 20 answers of the limit by account.
+func wantUnknownAfterHangUp(r recipe, s *sitetest.Site, guess func(n int) *http.Request) {
+	for range 3 {
+		ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Millisecond)
+		req := guess(0)
+		req.Header.Set("X-Slow", "1")
+		r.want("the answer to who hangs up", sendTo(ctx, s, req), 0)
+		cancel()
+	}
+	counts := make(map[int]int)
+	for range 40 {
+		counts[sendTo(r.t.Context(), s, guess(0))]++
+	}
+	r.want("too many guesses after hanging up: "+fmt.Sprint(counts), counts[401] <= 20 && counts[401]+counts[429] == 40, true)
+}
+
+func recipeForm(r recipe) {
+	const trusted = "servers {\ntrusted_proxies static 127.0.0.1/32\n}"
+	redis := redistest.Start(r.t)
+	for store, global := range map[string]string{"memory": trusted, "redis": sitetest.RedisGlobal(redis.Addr, sitetest.LongTimeout) + "\n" + trusted} {
+		r.sub(store, func(r recipe) {
+			c := r.config(1, "localhost:9000", sitetest.NewUpstream(r.t, passwords))
+			c.Global = global
+			attackForm(r, sitetest.StartConfig(r.t, c))
+		})
+	}
+}
+
+// attackForm is the attack on "A login form, by account", and its owner.
+func attackForm(r recipe, s *sitetest.Site) {
+	n := 0
+	login := func(form, device string) int {
+		n++
+		req := loginFrom(n, form)
+		if device != "" {
+			req.AddCookie(&http.Cookie{Name: "device", Value: device})
+		}
+		return sendTo(r.t.Context(), s, req)
+	}
+	guesses := func(times int, form, device string) string {
+		counts := make(map[int]int)
+		for range times {
+			counts[login(form, device)]++
+		}
+		return fmt.Sprint(counts)
+	}
+	r.want("a login", login("email=alice&password=right", "phone"), 200)
+	r.want("guesses from many addresses", guesses(60, "email=alice&password=x", ""), "map[401:20 429:40]")
+	r.want("with cookies that are made up", guesses(5, "email=alice&password=x", "madeup"), "map[429:5]")
+	r.want("in other spellings", guesses(5, "email=+ALICE+&password=x", ""), "map[429:5]")
+	r.want("an unclear login of the attacker's", login("email=x&email=mallory&password=right", "u"), 200)
+	r.want("unclear guesses with that cookie", guesses(60, "email=x&email=alice&password=x", "u"), "map[401:20 429:40]")
+	r.want("unclear guesses", guesses(5, "email=y&email=alice&password=x", ""), "map[429:5]")
+	r.want("the owner's typing error", login("email=alice&password=x", "phone"), 401)
+	r.want("the owner", guesses(3, "email=alice&password=right", "phone"), "map[200:3]")
+	r.want("the owner in a new browser", login("email=alice&password=right", ""), 429)
+	r.want("another account", login("email=bob&password=x", ""), 401)
+	r.want("a login of the attacker's", login("email=mallory&password=right", "d"), 200)
+	r.want("guesses with that cookie", guesses(5, "email=alice&password=x", "d"), "map[429:5]")
+	wantUnknownAfterHangUp(r, s, func(int) *http.Request {
+		req := loginFrom(0, "email=carol&password=x")
+		req.AddCookie(&http.Cookie{Name: "device", Value: "e"})
+		return req
+	})
+	var together sync.WaitGroup
+	var passed atomic.Int64
+	for i := range 60 {
+		together.Go(func() {
+			if sendTo(r.t.Context(), s, loginFrom(1000+i, "email=dave&password=x")) == 401 {
+				passed.Add(1)
+			}
+		})
+	}
+	together.Wait()
+	r.want("parallel guesses", passed.Load(), 20)
+}
+
+func recipeSaidCost(r recipe) {
+	s := r.start(1, "localhost:9000", sitetest.NewUpstream(r.t, func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`)
+	}))
+	for body, want := range map[string]int{
+		`{"max_tokens":59000}`:                200,
+		`{"max_tokens":61000}`:                429,
+		`{"max_completion_tokens":61000}`:     429,
+		`{}`:                                  200,
+		`{"max_tokens":0}`:                    200,
+		`{"max_tokens":-5}`:                   200,
+		`{"max_tokens":1e9}`:                  200,
+		`{"max_tokens":1,"max_tokens":61000}`: 200, // like one that says nothing
+	} {
+		if status, _ := submit(r.t, s, "/", jsonType, body, "Authorization: Bearer a"); status != want {
+			r.t.Errorf("%s: got %d, want %d", body, status, want)
+		}
+	}
+	r.want("2000 for what says nothing", s.Send("POST", "/", "Authorization: Bearer b").Header.Get("X-RateLimit-Remaining"), 58000)
 }
 
 func recipeQuota(r recipe) {

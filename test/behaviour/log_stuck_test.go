@@ -266,6 +266,12 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 			drip_rate 1h
 			on_error fallback
 		}
+		rate_limit /unclear unclear {
+			key {http.rate_limit.field.a}
+			size 1
+			drip_rate 1h
+			on_error fallback
+		}
 		rate_limit /zone {
 			zone a {
 				key static
@@ -301,6 +307,7 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 		_, _ = ask("/denied")
 		_, _ = ask("/zone")
 	}
+	_, _ = ask("/unclear?a=1&a=2") // the next one is denied
 	log.fill()
 	askSocket := (&http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", socket) },
@@ -318,6 +325,7 @@ func TestBlockedLogDelaysNoLine(t *testing.T) {
 		{"/matcher?n=no", http.StatusInternalServerError},
 		{"/allow", http.StatusOK},
 		{"/zone", http.StatusTooManyRequests},
+		{"/unclear?a=3&a=4", http.StatusTooManyRequests},
 	} {
 		if status, err := ask(path.path); err != nil || status != path.status {
 			t.Errorf("%s: got %d, %v, want status %d", path.path, status, err, path.status)

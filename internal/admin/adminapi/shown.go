@@ -118,7 +118,7 @@ func counted(b *rule.Bucket) (p telemetry.Policies) {
 		telemetry.DryRun: b.Limit.DryRun, telemetry.Soft: b.Limit.Soft > 0, telemetry.Delays: b.WaitingState() != nil,
 		telemetry.Bans: b.Limit.Bans != nil, telemetry.Borrows: b.Limit.Lender != nil,
 		telemetry.Leases: b.Consistency.IsLease(), telemetry.Eventual: b.Consistency.IsEventual(),
-		telemetry.Load: b.Limit.Load != nil,
+		telemetry.Load: b.Limit.Load != nil, telemetry.Fields: b.Limit.Key.Submitted,
 	} {
 		if has {
 			p |= name

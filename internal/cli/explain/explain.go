@@ -39,17 +39,19 @@ func Command() *cobra.Command {
 		Long: `
 Shows which limits of a config a request would meet, with which keys, at what cost,
 and why it would not meet the others. FILE is the config, as in --config, and METHOD, in
-capitals, is GET by default.
+capitals, is GET by default, or POST with a body.
 
 It does not need a running Caddy. The matchers, keys and numbers of the config are
 evaluated, and the handlers vars, map, rewrite and request_header run. Other handlers are
 assumed to pass the request on unchanged, and are listed.`,
 		Example: `  caddy rate-limit explain https://example.com/search
-  caddy rate-limit explain Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login`,
+  caddy rate-limit explain Caddyfile -H 'X-Api-Key: abc' --client-ip 203.0.113.7 POST https://example.com/login
+  caddy rate-limit explain --data 'email=alice@example.com' https://example.com/login`,
 		Args: cobra.RangeArgs(1, 3),
 	}, func(cmd *cobra.Command, args []string) error { return runExplain(cmd, args) })
 	offline.AddFlags(cmd)
 	cmd.Flags().StringP("method", "X", "", "The method, instead of METHOD")
+	cmd.Flags().StringP("data", "d", "", "The body of the request, whose fields a limit may name: a form, unless -H 'Content-Type: ...' says otherwise")
 	cmd.Flags().StringArrayP("header", "H", nil, "A header field of the request, as 'Name: value'; may be repeated")
 	cmd.Flags().String("client-ip", "192.0.2.1", "The address that the request comes from")
 	cmd.Flags().String("user", "", "The user that is logged in, for {http.auth.user.id}")
@@ -115,6 +117,10 @@ func runExplain(cmd *cobra.Command, args []string) error {
 // requestOf returns the request that the arguments and flags describe.
 func requestOf(cmd *cobra.Command, args []string) (req offline.Request, err error) {
 	method, target := http.MethodGet, args[len(args)-1]
+	data, _ := cmd.Flags().GetString("data")
+	if data != "" {
+		method = http.MethodPost
+	}
 	if len(args) > 1 {
 		method = args[0]
 	}
@@ -150,6 +156,12 @@ func requestOf(cmd *cobra.Command, args []string) (req offline.Request, err erro
 			r.Host = value
 		} else {
 			r.Header.Add(name, value)
+		}
+	}
+	if data != "" {
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(data)), int64(len(data))
+		if r.Header["Content-Type"] == nil {
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		}
 	}
 	address, _ := cmd.Flags().GetString("client-ip")

@@ -57,6 +57,7 @@ type replay struct {
 	unserved                   int64 // for hosts that no site of the config has
 	otherHosts                 []string
 
+	readsBodies  bool     // whether any key has fields of bodies, which no log has
 	readsHeaders bool     // whether anything but a key does
 	headers      [3]int64 // requests whose log has these accesslog.Headers
 }
@@ -115,6 +116,7 @@ func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
 		if i < 0 {
 			i = len(p.limits)
 			p.limits = append(p.limits, newReplayedLimit(l, opt))
+			p.readsBodies = p.readsBodies || len(p.limits[i].fields) > 0
 		}
 		p.of[l.Bucket] = p.limits[i]
 	}
@@ -339,12 +341,14 @@ func (l *followingLimit) note() string {
 func (p *replay) withhold(q *rule.Request) (n int) {
 	for i := range q.Entries() {
 		l := p.of[q.Entries()[i].Bucket]
-		if !slices.ContainsFunc(l.headers, p.entry.Withholds) {
+		switch {
+		case len(l.fields) > 0:
+			l.bodiless++
+		case !slices.ContainsFunc(l.headers, p.entry.Withholds):
 			continue
-		}
-		if p.entry.Headers == accesslog.AllHeaders {
+		case p.entry.Headers == accesslog.AllHeaders:
 			l.redacted++
-		} else {
+		default:
 			l.headerless++
 		}
 		q.Withhold(i)
@@ -427,6 +431,9 @@ func (p *replay) unusual(l *replayedLimit) []string {
 		"to replay this limit, log requests with log_credentials.", headers)
 	text.add(l.headerless, "%s requests were left out, because the log does not have %s, which the key needs: "+
 		"to replay this limit, log requests in Caddy's JSON with their header fields.", headers)
+	if l.bodiless > 0 {
+		text.add(l.bodiless, "%s requests were left out, because no log has their bodies, and the key needs {%s}.", l.fields[0])
+	}
 	if l.keyless > 0 && l.keyless == l.requests && l.redacted+l.headerless == 0 {
 		text = append(text, fmt.Sprintf("No request had a value for the key %s, so clients were distinguished by their addresses. "+
 			"If the log leaves out what the key is made of, these numbers mean nothing.", l.key))

@@ -24,6 +24,7 @@ type replayedLimit struct {
 	bucket    string // the name of its buckets
 	key       string
 	headers   []string // the header fields of its key
+	fields    []string // the fields of bodies in its key
 	numbers   string
 	size      int64 // in force; 0 if it depends on the request
 	written   int64 // the option size, which factor divides; 0 if it has none
@@ -50,6 +51,7 @@ type replayedLimit struct {
 	longest                    time.Duration // that one waited
 	borrowed                   int64         // requests that a pool had room for instead
 	redacted, headerless       int64         // requests that were left out, as the log lacks their key
+	bodiless                   int64         // requests that were left out, as no log has bodies
 	keyless                    int64         // requests that their client's address stood for
 	passed, leased             int64         // requests that were not denied, and how many of them a lease would do
 
@@ -63,7 +65,7 @@ type replayedLimit struct {
 func newReplayedLimit(of *offline.Limit, opt Options) *replayedLimit {
 	numbers, limit := of.Numbers(), of.Limit
 	l := &replayedLimit{
-		path: of.Path, bucket: of.Name, key: of.Key().String(), headers: of.Key().Headers(), numbers: numbers.String(),
+		path: of.Path, bucket: of.Name, key: of.Key().String(), headers: of.Key().Headers(), fields: of.Key().Fields(), numbers: numbers.String(),
 		algorithm: numbers.Algorithm, hasSize: limit.Algorithm.HasSize(), hasWindow: limit.Algorithm.HasWindow(),
 		leasable: of.Leasable, exact: numbers.Consistency == "", dryRun: limit.DryRun, settlement: limit.Settlement,
 		factor: factor(of.Factor.Constant),

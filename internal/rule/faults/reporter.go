@@ -22,6 +22,7 @@ type Reporter struct {
 
 	noKeyOnce     sync.Once
 	noAddressOnce sync.Once
+	unclear       telemetry.Throttle
 	badValues     telemetry.Throttle
 	noUsage       telemetry.Throttle
 	slow          telemetry.Throttle
@@ -45,6 +46,15 @@ func (r *Reporter) NoKey(address string) {
 	once.Do(func() {
 		r.Logger.Warn(message, zap.String("limit", r.Limit), zap.Stringer("key", r.Key))
 	})
+}
+
+// UnclearFull logs that there is no room for more requests of which a field in the key is unclear. Clients
+// that send what is certain do not notice.
+func (r *Reporter) UnclearFull() {
+	if r.unclear.Allow() {
+		r.Logger.Warn("requests are denied of which a field in the key is unclear, as the bucket that all of these share is full; "+
+			"it may be an attack, or a client that sends its fields in an unusual way", zap.String("limit", r.Limit), zap.Stringer("key", r.Key))
+	}
 }
 
 // BadValue logs that the value of a placeholder can't be used.

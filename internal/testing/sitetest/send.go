@@ -60,6 +60,12 @@ func (s *Site) sendContext(ctx context.Context, method, path string, header ...s
 			req.Header.Add(name, value)
 		}
 	}
+	return s.Do(req)
+}
+
+// Do sends a request and returns the whole answer.
+func (s *Site) Do(req *http.Request) Answer {
+	s.t.Helper()
 	answer := do(s.t, s.Client, req)
 	s.Requests.Add(1)
 	return answer

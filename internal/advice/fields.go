@@ -1,0 +1,74 @@
+package advice
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
+)
+
+// dryRunMarker is the placeholder of the limit with dry_run that would have denied the request.
+const dryRunMarker = "{http.rate_limit.dry_run}"
+
+// submitted advises on limits by fields of what clients submit. A client can have any field be unclear, which
+// is empty in matchers.
+func (c *collector) submitted(h *rule.Handler, _ *routes.Around) {
+	for b := range rule.Buckets(h.Limits) {
+		for _, m := range slices.Concat(b.Limit.Matchers...) {
+			for _, name := range readBy(m) {
+				if strings.HasPrefix(name, placeholder.OfField) {
+					c.limit(b.Path, Advice{
+						Kind:    FieldMatched,
+						Problem: "Its matcher has {" + name + "}, which is empty if a client sends the field in a way that is unclear: then the limit does not apply.",
+						Remedy:  "Match what is exempt, such as not vars {" + name + "} x, or use the field as the key.",
+					})
+				}
+			}
+		}
+		fields := b.Limit.Key.Template().Fields()
+		if len(fields) > 0 && b.Limit.DryRun && c.exempts(b.Path) && !slices.ContainsFunc(fields, func(name string) bool { return leavesOut(b.Limit, "{"+name+"}", "") }) {
+			c.limit(b.Path, Advice{
+				Kind:    UnclearExempt,
+				Problem: "It exempts requests from another limit, and all whose {" + fields[0] + "} is unclear have one key: a login of an attacker's own exempts guesses at others.",
+				Remedy:  "Add the matcher not vars {" + fields[0] + `} "".`,
+			})
+		}
+	}
+}
+
+// exempts reports whether a limit with dry_run, by its path, exempts requests from another limit.
+func (c *collector) exempts(path string) bool {
+	return slices.ContainsFunc(c.order, func(m rule.Module) bool {
+		for b := range rule.Buckets(m.Compiled().Limits) {
+			if leavesOut(b.Limit, dryRunMarker, path) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// leavesOut reports whether a limit leaves out all requests for which a variable has a value.
+func leavesOut(l *rule.Limit, variable, value string) bool {
+	return len(l.Matchers) > 0 && !slices.ContainsFunc(l.Matchers, func(set caddyhttp.MatcherSet) bool {
+		return !slices.ContainsFunc(set, func(m any) bool {
+			not, ok := m.(*caddyhttp.MatchNot)
+			return ok && slices.ContainsFunc(not.MatcherSets, func(set caddyhttp.MatcherSet) bool {
+				vars, ok := onlyMatcher(set).(*caddyhttp.VarsMatcher)
+				return ok && slices.Contains((*vars)[variable], value)
+			})
+		})
+	})
+}
+
+// onlyMatcher returns the matcher of a set that has one, or nil.
+func onlyMatcher(set caddyhttp.MatcherSet) any {
+	if len(set) != 1 {
+		return nil
+	}
+	return set[0]
+}
