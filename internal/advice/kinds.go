@@ -50,6 +50,7 @@ var (
 	BanOfAll          = newKind("ban_of_all", hint)
 	OneAtOnce         = newKind("one_at_once", hint)
 	DelayUnused       = newKind("delay_unused", hint)
+	ResponseCut       = newKind("response_cut", perhaps)
 	Unprotected       = newKind("unprotected", perhaps)
 	ConsistencyUnused = newKind("consistency_unused", hint)
 	Unavailable       = newKind("unavailable", hint)

@@ -47,6 +47,10 @@ func TestRemedies(t *testing.T) {
 		sends  []string // paths, each with a field behind a bar
 		want   [2]string
 	}{
+		{"responses that are cut", advice.ResponseCut, "write_idle", [2]sitetest.Config{
+			{Global: "servers {\ntimeouts {\nwrite 10m\n}\n}\n", Site: "rate_limit a {\nspeed 1MB/s\n}" + end},
+			{Global: "servers {\ntimeouts {\nwrite_idle 10m\n}\n}\n", Site: "rate_limit a {\nspeed 1MB/s\n}" + end},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 200"}},
 		{"key for each request", advice.KeyPerRequest, "{client_ip}", [2]sitetest.Config{
 			{Site: limit("key {uuid}") + end}, {Site: limit("key {client_ip}") + end},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
