@@ -333,6 +333,16 @@ func TestReplayAdvisesLatency(t *testing.T) {
 	}
 }
 
+// TestReplayOfSpeeds guards that replay says that a log does not tell what a speed does.
+func TestReplayOfSpeeds(t *testing.T) {
+	t.Parallel()
+	config := sitetest.ConfigFile(t, "example.com {\nrate_limit slow {\nspeed 1MB/s\n}\nrespond ok\n}\n")
+	out := sitetest.RunCommand(t, "replay", "--config", config, logFile(t, commonLine(20, "192.0.2.1", "/"))).Out
+	if !strings.Contains(out, "Limit slow paces responses, and denies no request") || strings.Contains(out, "no limits") {
+		t.Error(out)
+	}
+}
+
 // TestReplayClients guards that the virtual host of a line is not taken for its client, and
 // that a log without clients that can be told apart says so first, or is refused.
 func TestReplayClients(t *testing.T) {

@@ -465,7 +465,10 @@ func (p *replay) notes(several bool) (notes []string) {
 	for _, l := range p.following {
 		notes = append(notes, prefix+l.note())
 	}
-	if p.requests == 0 && len(p.limits)+len(p.following) == 0 {
+	for _, path := range p.paced {
+		notes = append(notes, prefix+"Limit "+path+" paces responses, and denies no request: a log does not tell how fast they were sent.")
+	}
+	if p.requests == 0 && len(p.limits)+len(p.following)+len(p.paced) == 0 {
 		notes = append(notes, prefix+"The config has no limits.")
 	}
 	return notes

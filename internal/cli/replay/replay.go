@@ -31,6 +31,7 @@ type replay struct {
 	now       time.Duration // on the store's clock
 	limits    []*replayedLimit
 	following []*followingLimit
+	paced     []string // the paths of limits with a speed
 	of        map[*rule.Bucket]*replayedLimit
 	host      string // of requests whose log does not say
 
@@ -107,6 +108,12 @@ func (p *replay) addLimits(limits []*offline.Limit, opt Options) {
 	for _, l := range limits {
 		if l.Limit.Load != nil {
 			p.following = append(p.following, &followingLimit{path: l.Path, bucket: l.Bucket, latency: l.Limit.Load.Options.Latency})
+			continue
+		}
+		if l.Limit.Pace != nil {
+			if !slices.Contains(p.paced, l.Path) {
+				p.paced = append(p.paced, l.Path)
+			}
 			continue
 		}
 		if l.Off || p.of[l.Bucket] != nil {
