@@ -114,6 +114,7 @@ func On(config Config) []Advice {
 	c.sharing()
 	c.sites()
 	c.zones()
+	c.captures()
 	c.each(c.addresses)
 	c.each(c.keys)
 	c.each(c.numbers)

@@ -51,6 +51,10 @@ func TestRemedies(t *testing.T) {
 			{Global: "servers {\ntimeouts {\nwrite 10m\n}\n}\n", Site: "rate_limit a {\nspeed 1MB/s\n}" + end},
 			{Global: "servers {\ntimeouts {\nwrite_idle 10m\n}\n}\n", Site: "rate_limit a {\nspeed 1MB/s\n}" + end},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 200"}},
+		{"capture of another name", advice.KeyUnset, "path_regexp user", [2]sitetest.Config{
+			{Site: "@user path_regexp visitor ^/u/(.+)\n" + "rate_limit @user {\n" + within("a", "key {re.user.1}") + address + "}" + end},
+			{Site: "@user path_regexp user ^/u/(.+)\n" + "rate_limit @user {\n" + within("a", "key {re.user.1}") + address + "}" + end},
+		}, []string{"/u/1", "/u/1", "/u/2", "/u/2"}, [2]string{"200 200 429 429", "200 200 200 200"}},
 		{"key for each request", advice.KeyPerRequest, "{client_ip}", [2]sitetest.Config{
 			{Site: limit("key {uuid}") + end}, {Site: limit("key {client_ip}") + end},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},
