@@ -61,7 +61,7 @@ func guardPart(t *testing.T, page, name, want string, same func(string) string) 
 			page, name, t.Name(), got, want)
 	default:
 		text := before + "<!-- begin: " + name + " -->\n" + want + "<!-- end: " + name + " -->" + after
-		if err := os.WriteFile(page, []byte(text), 0o644); err != nil { //nolint:gosec // it is no secret
+		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -125,7 +125,7 @@ var sections = map[string]string{
 // which have lists of their own.
 func optionList(t *testing.T, file, name string, without ...string) string {
 	t.Helper()
-	list := ""
+	var list strings.Builder
 	for _, f := range fieldsOf(t, file, name) {
 		names := []string{f.name()}
 		if tagged, ok := f.tag.Lookup("caddyfile"); ok {
@@ -140,9 +140,9 @@ func optionList(t *testing.T, file, name string, without ...string) string {
 				names[i] = "[`" + n + "`](" + link + ")"
 			}
 		}
-		list += fmt.Sprintf("- %s: %s\n", strings.Join(names, ", "), inLine(f.text))
+		fmt.Fprintf(&list, "- %s: %s\n", strings.Join(names, ", "), inLine(f.text))
 	}
-	return list
+	return list.String()
 }
 
 // inLine returns a comment in the one line that an item of a list has.
@@ -159,7 +159,7 @@ func metricList() string {
 	descriptions := make(chan *prometheus.Desc, 100)
 	state.Default.Describe(descriptions)
 	close(descriptions)
-	list := ""
+	var list strings.Builder
 	for d := range descriptions {
 		m := metricDescription.FindStringSubmatch(d.String())
 		help, err := strconv.Unquote(m[2])
@@ -170,9 +170,9 @@ func metricList() string {
 		if m[3] != "" {
 			labels = " (`" + strings.Join(strings.Split(m[3], ","), "`, `") + "`)"
 		}
-		list += fmt.Sprintf("- `%s`%s: %s\n", m[1], labels, help)
+		fmt.Fprintf(&list, "- `%s`%s: %s\n", m[1], labels, help)
 	}
-	return list
+	return list.String()
 }
 
 // reasonList returns the reasons for which a Redis server fails, as the comment of an event of
@@ -187,15 +187,15 @@ func reasonList(t *testing.T) string {
 	for _, m := range regexp.MustCompile(`reason(?::|(?:, f\.\w+)* =) "(\w+)"`).FindAllStringSubmatch(string(code), -1) {
 		known[m[1]] = true
 	}
-	list := ""
+	var list strings.Builder
 	for _, f := range fieldsOf(t, "limiter/event.go", "Event") {
 		if f.name() != "Reason" {
 			continue
 		}
 		for _, item := range strings.Split(f.text, "\n- ")[1:] {
 			names, text, _ := strings.Cut(item, ": ")
-			list += fmt.Sprintf("- %s: %s\n", names, inLine(text))
-			for _, name := range strings.Split(names, ", ") {
+			fmt.Fprintf(&list, "- %s: %s\n", names, inLine(text))
+			for name := range strings.SplitSeq(names, ", ") {
 				if name = strings.Trim(name, "`"); !known[name] {
 					t.Errorf("limiter/event.go: there is no reason %s, or it is listed twice", name)
 				}
@@ -206,14 +206,14 @@ func reasonList(t *testing.T) string {
 	for name := range known {
 		t.Errorf("limiter/event.go: the comment of Reason lacks %s", name)
 	}
-	return list
+	return list.String()
 }
 
 // jsonList returns the fields of answers of the admin API whose comments say more than their
 // names do.
 func jsonList(t *testing.T, structs ...string) string {
 	t.Helper()
-	list := ""
+	var list strings.Builder
 	for i, name := range structs {
 		for _, f := range fieldsOf(t, "internal/admin/adminjson/answer.go", name) {
 			if f.text == "" || f.name() == "" {
@@ -223,8 +223,8 @@ func jsonList(t *testing.T, structs ...string) string {
 			if i > 0 {
 				within = strings.ToLower(name) + "."
 			}
-			list += fmt.Sprintf("- `%s%s`: %s\n", within, f.name(), strings.TrimSpace(f.text))
+			fmt.Fprintf(&list, "- `%s%s`: %s\n", within, f.name(), strings.TrimSpace(f.text))
 		}
 	}
-	return list
+	return list.String()
 }

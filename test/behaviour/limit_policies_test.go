@@ -28,6 +28,7 @@ var shownPolicies = map[string]shownPolicy{
 		"size 9; dry_run", "dry_run",
 		`decisions_total{by="memory",limit="dry_run",result="would_deny"}`, "would_deny",
 	},
+	"speed":       {"speed 1MB/s; size 16384", "speed 1MB/s", `delayed_total{limit="speed"}`, "delayed"},
 	"soft":        {"size 9; soft 2", "soft 2", `over_size_total{limit="soft"}`, "over_size"},
 	"max_delay":   {"size 9; max_delay 2s", "max_delay 2s", `delayed_total{limit="max_delay"}`, "delayed"},
 	"max_waiting": {"size 9; max_delay 2s; max_waiting 7", "max_delay 2s, max_waiting 7", `delayed_total{limit="max_waiting"}`, "delayed"},

@@ -11,5 +11,5 @@ func peerClosed(fd uintptr) bool {
 
 // keepUnsent bounds what a socket keeps that it has not sent yet. It fails for sockets that are not TCP.
 func keepUnsent(fd uintptr, bytes int) {
-	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bytes) //nolint:gosec // it is small
+	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bytes)
 }

@@ -92,7 +92,7 @@ func (known imported) add(p *listed, sizes types.Sizes) (errs []error) {
 		errs = append(errs, errors.New(p.Error.Err))
 	}
 	fset := token.NewFileSet()
-	var files []*ast.File
+	files := make([]*ast.File, 0, len(p.GoFiles))
 	for _, name := range p.GoFiles {
 		f, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
 		if err != nil {
