@@ -142,6 +142,7 @@ fuzz: fuzz-small
 	for f in FuzzKey FuzzSplitKey; do $(call FUZZ,3000) "^$$f$$" ./internal/key || exit; done
 	$(call FUZZ,3000) '^FuzzBucketRequest$$' ./internal/admin/adminapi
 	$(call FUZZ,3000) '^FuzzConvert$$' ./internal/cli/convert
+	$(call FUZZ,30000) '^FuzzFields$$' ./internal/request/field
 	for f in FuzzJSON FuzzEncoded; do $(call FUZZ,30000) "^$$f$$" ./internal/rule/usage || exit; done
 
 fuzz-small:
