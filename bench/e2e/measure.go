@@ -103,7 +103,7 @@ func (m *measurement) measure(ctx context.Context, name string, variants []varia
 		results := make([]result, len(variants))
 		g, ctx := errgroup.WithContext(ctx)
 		g.SetLimit(m.atOnce)
-		for _, i := range rand.Perm(len(variants)) { //nolint:gosec // no secret
+		for _, i := range rand.Perm(len(variants)) {
 			g.Go(func() (err error) {
 				if ctx.Err() == nil {
 					results[i], err = m.load(ctx, variants[i], m.duration)

@@ -85,7 +85,7 @@ func (h *OneCall) take(_ context.Context, keys []string) ([]decision, error) {
 	h.waiting = append(h.waiting, q)
 	if !h.asking {
 		h.asking = true
-		go h.ask() //nolint:gosec // for all requests, not for this one
+		go h.ask() // for all requests, not for this one
 	}
 	h.mu.Unlock()
 
