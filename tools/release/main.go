@@ -141,7 +141,7 @@ func (r release) committed() (time.Time, error) {
 
 // command returns a command that runs in the repository.
 func (r release) command(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(name, args...) //nolint:gosec // this program's own
+	cmd := exec.Command(name, args...)
 	cmd.Dir, cmd.Stderr = r.root, os.Stderr
 	return cmd
 }
@@ -180,7 +180,7 @@ func (r release) build(target string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cyclonedx-gomod: %w", err)
 	}
-	binary, err := os.ReadFile(path) //nolint:gosec // built above
+	binary, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +222,7 @@ type file struct {
 func (r release) writeArchive(path string, binary file) error {
 	files := []file{binary}
 	for _, name := range []string{"LICENSE", "README.md"} {
-		data, err := os.ReadFile(filepath.Join(r.root, name)) //nolint:gosec // the repository's
+		data, err := os.ReadFile(filepath.Join(r.root, name))
 		if err != nil {
 			return err
 		}
@@ -255,7 +255,7 @@ func (r release) writeChecksums() error {
 	slices.Sort(paths)
 	var sums bytes.Buffer
 	for _, path := range paths {
-		f, err := os.Open(path) //nolint:gosec // written above
+		f, err := os.Open(path)
 		if err != nil {
 			return err
 		}
