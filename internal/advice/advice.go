@@ -104,6 +104,11 @@ func On(config Config) []Advice {
 	c := &collector{Config: config, flawed: make(map[[2]string]bool)}
 	c.order, c.around = routes.Arounds[rule.Module](config.HTTP)
 	c.each(func(h *rule.Handler, around *routes.Around) {
+		for b := range rule.Buckets(h.Limits) {
+			around.NoteMatchers(b.Limit.Matchers)
+		}
+	})
+	c.each(func(h *rule.Handler, around *routes.Around) {
 		c.handler(h.Limits, around)
 		c.flooded(h)
 		c.unprotected(h.Limits)
@@ -114,7 +119,6 @@ func On(config Config) []Advice {
 	c.sharing()
 	c.sites()
 	c.zones()
-	c.captures()
 	c.each(c.addresses)
 	c.each(c.keys)
 	c.each(c.numbers)

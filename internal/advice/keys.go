@@ -259,6 +259,13 @@ func onPlaceholder(name string, around *routes.Around) (Advice, bool) {
 			"is only known when the response is there, so it is empty",
 			"Use what the request has, such as {client_ip}, and count to count by the response."), true
 	}
+	if capture, ok := strings.CutPrefix(name, placeholder.OfCapture); ok {
+		if of, _, named := strings.Cut(capture, "."); named && !around.Captures(of) {
+			return advise(KeyUnset,
+				"no regular expression of that name sets, so it is empty",
+				"Give the matcher that name, as in path_regexp "+of+" <expression>, or use the name that it has."), true
+		}
+	}
 	return neverSet(name, around)
 }
 
@@ -283,11 +290,9 @@ func neverSet(name string, around *routes.Around) (Advice, bool) {
 			"Use one of https://caddyserver.com/docs/json/apps/http/#docs, such as {client_ip}."), true
 	}
 	if !around.Plugins() && !strings.Contains(name, ".") {
-		return Advice{ // Caddy's have a dot, except map's
-			Kind:    KeyUnset,
-			Problem: "neither Caddy nor a map sets, so it is empty",
-			Remedy:  "Set it by map before the limit, or use one of Caddy's, such as {client_ip}.",
-		}, true
+		return advise(KeyUnset, // Caddy's have a dot, except map's
+			"neither Caddy nor a map sets, so it is empty",
+			"Set it by map before the limit, or use one of Caddy's, such as {client_ip}."), true
 	}
 	return Advice{}, false
 }

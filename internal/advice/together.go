@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
@@ -92,7 +93,7 @@ func (a *conditionedBucket) meets(b conditionedBucket) bool {
 
 // sharesKey reports whether requests that share a bucket of b share one of a.
 func (a *conditionedBucket) sharesKey(b conditionedBucket) bool {
-	captured := func(name string) bool { return strings.HasPrefix(name, "http.regexp.") } // which may differ by then
+	captured := func(name string) bool { return strings.HasPrefix(name, placeholder.OfCapture) } // which may differ by then
 	return a.Limit.Key.Prefixes == b.Limit.Key.Prefixes &&
 		!slices.ContainsFunc(a.key, func(name string) bool { return captured(name) || !slices.Contains(b.key, name) })
 }

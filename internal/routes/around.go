@@ -25,6 +25,7 @@ type Around struct {
 	server         string
 	before, behind []setter
 	mapped         map[string]bool // by map, anywhere in the config
+	captures       *captures       // by matchers, anywhere in the config; nil if they are not known
 	certain        []*Around       // of handlers of its type that requests have passed on some way to it
 	ways           []way           // on which requests reach it, several to a named route
 	answers        []answer        // what may answer them behind it
@@ -159,14 +160,14 @@ func Arounds[H interface {
 	if app == nil {
 		return nil, around
 	}
-	w := walker{mapped: make(map[string]bool)}
+	w := walker{mapped: make(map[string]bool), captures: &captures{names: make(map[string]bool)}}
 	w.own = func(h caddyhttp.MiddlewareHandler) *Around {
 		own, ok := h.(H)
 		if !ok {
 			return nil
 		}
 		if around[own] == nil {
-			order, around[own] = append(order, own), &Around{server: w.server, mapped: w.mapped}
+			order, around[own] = append(order, own), &Around{server: w.server, mapped: w.mapped, captures: w.captures}
 		}
 		return around[own]
 	}
@@ -204,12 +205,13 @@ type passed struct {
 
 // walker walks over routes.
 type walker struct {
-	server  string
-	named   map[string]*caddyhttp.Route
-	own     func(caddyhttp.MiddlewareHandler) *Around // nil for others
-	mapped  map[string]bool
-	proxies int      // within whose routes it is
-	invoked []string // named routes that it is in
+	server   string
+	named    map[string]*caddyhttp.Route
+	own      func(caddyhttp.MiddlewareHandler) *Around // nil for others
+	mapped   map[string]bool
+	captures *captures
+	proxies  int      // within whose routes it is
+	invoked  []string // named routes that it is in
 
 	matchers caddyhttp.MatcherSets // of the route that it is in
 }
@@ -219,6 +221,7 @@ func (w *walker) list(list caddyhttp.RouteList, p path) path {
 	groups := make(map[string]*group)
 	for i := range list {
 		rt := &list[i]
+		w.captures.note(rt.MatcherSets)
 		g := groups[rt.Group]
 		if rt.Group == "" || g == nil {
 			g = &group{to: p, last: i - 1}

@@ -19,6 +19,9 @@ const (
 // not been verified.
 const BasicUser = "http.rate_limit.basic_user"
 
+// OfCapture is how the placeholders of Caddy begin for what a regular expression has captured.
+const OfCapture = "http.regexp."
+
 // OfField is how the placeholders of this module begin for the fields of what clients submit.
 const OfField = "http.rate_limit.field."
 
@@ -44,13 +47,13 @@ func IsClientControlled(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "http.request."); ok {
 		return !strings.HasPrefix(rest, "local") && !strings.HasPrefix(rest, "tls.client.")
 	}
-	return name == BasicUser || strings.HasPrefix(name, OfField) || strings.HasPrefix(name, "http.regexp.") || strings.HasPrefix(name, "http.matchers.")
+	return name == BasicUser || strings.HasPrefix(name, OfField) || strings.HasPrefix(name, OfCapture) || strings.HasPrefix(name, "http.matchers.")
 }
 
 // IsChosen reports whether clients can choose the value of a placeholder from arbitrarily many.
 func IsChosen(name string) bool {
 	field, ofRequest := strings.CutPrefix(name, "http.request.")
-	return name == BasicUser || strings.HasPrefix(name, OfField) || strings.HasPrefix(name, "http.regexp.") || ofRequest && slices.ContainsFunc(
+	return name == BasicUser || strings.HasPrefix(name, OfField) || strings.HasPrefix(name, OfCapture) || ofRequest && slices.ContainsFunc(
 		[]string{"header.", "cookie.", "uri", "orig_uri", "body", "method", "orig_method", "host"},
 		func(prefix string) bool { return strings.HasPrefix(field, prefix) })
 }
