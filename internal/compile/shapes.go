@@ -181,15 +181,15 @@ func (l *LimitBuilder) setSpeedBucket() error {
 }
 
 // addRateBucket adds a bucket that drips at the rate of an option, and has a size by default.
-func (l *LimitBuilder) addRateBucket(name, text string, size int64, limit func(size int64) (bucket.Limit, error)) (err error) {
+func (l *LimitBuilder) addRateBucket(name, text string, defaultSize int64, limit func(size int64) (bucket.Limit, error)) (err error) {
 	b := &rule.Bucket{Path: l.rule.Path}
-	if b.Size, err = value.NewOptional(l.resolve, "size", string(l.Size), strconv.FormatInt(size, 10), l.units()); err != nil {
+	if b.Size, err = value.NewOptional(l.resolve, "size", string(l.Size), strconv.FormatInt(defaultSize, 10), l.units()); err != nil {
 		return err
 	}
 	if b.Factor, err = value.NewOptional(l.resolve, "factor", string(l.Factor), "1", option.ParseFactor); err != nil {
 		return err
 	}
-	size = 0
+	var size int64
 	if !b.SizeIsDynamic() {
 		if size, _, err = b.EffectiveSize(nil); err != nil {
 			return err

@@ -140,7 +140,7 @@ func (f Factor) String() string {
 }
 
 // Thousandths returns f in thousandths, which must be a whole number below 2^32.
-func (f Factor) Thousandths() uint32 { return uint32(f / 1000) } // it is
+func (f Factor) Thousandths() uint32 { return uint32(f / 1000) }
 
 // Divide returns size divided by f, rounded up, at least 1 unless size is 0. Results above
 // bucket.MaxUnits are capped at one more than that. f must not be 0.

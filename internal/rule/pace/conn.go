@@ -2,7 +2,6 @@ package pace
 
 import (
 	"bufio"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -90,9 +89,4 @@ func (c *conn) Close() (err error) {
 }
 
 // CloseWrite ends what is sent, but not what is received.
-func (c *conn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (c *conn) CloseWrite() error { return socket.CloseWrite(c.Conn) }

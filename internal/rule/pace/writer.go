@@ -16,13 +16,12 @@ type writer struct {
 	caddyhttp.ResponseWriterWrapper
 	response *Response
 	request  *http.Request
-	conn     net.Conn               // of the client; nil if unknown
+	conn     net.Conn               // of the client, until it keeps little that is not sent; nil if unknown
 	pause    func() (resume func()) // what else measures how long the response takes
 
 	free    bool // whether the response has no body that is sent
 	begun   bool // whether any of the body has been written, or the header flushed
 	written bool // whether anything was, since it was flushed
-	waited  bool // whether it has waited
 }
 
 // Serve has serve write the response to r through a writer that paces it. Whatever else measures how long
@@ -107,10 +106,10 @@ func (w *writer) ReadFrom(r io.Reader) (written int64, err error) {
 // before them, wait for only so long. The wait is neither its client's time, who may have to read at some
 // rate, nor the upstream's.
 func (w *writer) beforeWait() (after func(), err error) {
-	if !w.waited && w.conn != nil {
+	if w.conn != nil {
 		socket.KeepUnsent(w.conn, mostPiece)
+		w.conn = nil
 	}
-	w.waited = true
 	if w.written || !w.begun && headerIsWhole(w.Header()) {
 		w.begun, w.written = true, false
 		if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/outcome"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/socket"
 )
 
 // settler is the writer of a response by which units are settled that its request holds.
@@ -300,12 +301,7 @@ func (c *countedConn) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // CloseWrite ends what is sent, but not what is received.
-func (c *countedConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (c *countedConn) CloseWrite() error { return socket.CloseWrite(c.Conn) }
 
 // Pass passes a request on that holds units, and settles them, whatever its outcome.
 func Pass(w http.ResponseWriter, r *http.Request, holdings []Holding, o *outcome.Outcome, next caddyhttp.Handler) (err error) {

@@ -3,6 +3,7 @@ package socket
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"syscall"
@@ -62,6 +63,14 @@ func hungUp(conn net.Conn) bool {
 // nothing where that is not known.
 func KeepUnsent(conn net.Conn, bytes int) {
 	_, _ = control(conn, func(fd uintptr) { keepUnsent(fd, bytes) })
+}
+
+// CloseWrite ends what is sent over conn, but not what is received. It fails if conn can't do that.
+func CloseWrite(conn net.Conn) error {
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 // control calls f with the socket beneath conn, if that is known.
