@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
@@ -413,5 +415,32 @@ func TestSpeedOverReloads(t *testing.T) {
 	grows("as before", 100*time.Millisecond, 20_000)
 	if n := calls() - before; n > 0 {
 		t.Errorf("Redis was asked %d times", n)
+	}
+}
+
+// TestSpeedOfStalledClients guards that a client which stops reading does not take its share for as long as the
+// system's buffers would: what they keep unsent is bounded once its response has waited.
+func TestSpeedOfStalledClients(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs Linux")
+	}
+	t.Parallel()
+	dir := bigFile(t, 50_000_000)
+	s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit downloads {\nspeed 5MB/s\nsize 100kB\n}\nroot " + dir + "\nfile_server"})
+	conn := sitetest.Dial(t, s.Addr)
+	fmt.Fprintf(conn, "GET /big HTTP/1.1\r\nHost: %s\r\n\r\n", s.Addr)
+	charged := func() int {
+		return int(s.BucketAt("downloads").Policy.Counters.Totals().Tallies[telemetry.Units])
+	}
+	sitetest.Eventually(t, "the first bytes are sent", func() bool { return charged() > 0 })
+	for before := -1; before != charged(); { // until nothing more can be sent
+		before = charged()
+		for range 20 {
+			s.Clock.Advance(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // for the piece, which waits for so long
+		}
+	}
+	if n := charged(); n > 1_000_000 {
+		t.Errorf("%d bytes were sent to a client that does not read", n)
 	}
 }
