@@ -18,7 +18,6 @@ import (
 
 	"github.com/quic-go/quic-go/http3"
 
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/sitetest"
 )
 
@@ -186,22 +185,15 @@ func ask(t *testing.T, client *http.Client, url string, size int, how string) (g
 
 // eachClient calls do with a client of each version of HTTP, each of a Caddy of its own.
 func eachClient(t *testing.T, site string, do func(t *testing.T, client *http.Client, base string)) {
-	authority := redistest.NewAuthority(t)
-	cert, key := authority.Issue(t, "localhost")
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
 		t.Run(protocol, func(t *testing.T) {
-			addr := redistest.FreeAddr(t)
 			if protocol == "HTTP/3" {
 				sitetest.OverHTTP3(t)
 			}
-			s := sitetest.StartConfig(t, sitetest.Config{
-				Global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
-				Site:   site,
-				Sites:  "https://" + addr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
-			})
+			s, addr, roots := startAllVersions(t, site)
 			switch protocol {
 			case "HTTP/3":
-				h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}}
+				h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
 				defer h3.Close()
 				do(t, &http.Client{Transport: h3, Timeout: sitetest.Patience}, "https://"+addr)
 			case "HTTP/2":

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net/http"
@@ -28,21 +29,29 @@ type sentField struct{ name, value string }
 // and returns the status and the header of the response.
 type sender func(t *testing.T, method string, fields []sentField, body string) (status string, header http.Header)
 
-// eachProtocol calls do with a sender of each version of HTTP, each to a Caddy of its own.
-func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender)) {
-	addr := redistest.FreeAddr(t)
+// startAllVersions runs a site for HTTP/1.1 and 2 without TLS and, at the address that it returns, for all
+// versions with a certificate of roots.
+func startAllVersions(t *testing.T, site string) (s *sitetest.Site, tlsAddr string, roots *x509.CertPool) {
+	t.Helper()
+	tlsAddr = redistest.FreeAddr(t)
 	authority := redistest.NewAuthority(t)
 	cert, key := authority.Issue(t, "localhost")
+	s = sitetest.StartConfig(t, sitetest.Config{
+		Global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
+		Site:   site,
+		Sites:  "https://" + tlsAddr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
+	})
+	return s, tlsAddr, authority.Pool()
+}
+
+// eachProtocol calls do with a sender of each version of HTTP, each to a Caddy of its own.
+func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender)) {
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2", "HTTP/3"} {
 		t.Run(protocol, func(t *testing.T) {
 			if protocol == "HTTP/3" {
 				sitetest.OverHTTP3(t)
 			}
-			s := sitetest.StartConfig(t, sitetest.Config{
-				Global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
-				Site:   site,
-				Sites:  "https://" + addr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
-			})
+			s, addr, roots := startAllVersions(t, site)
 			switch protocol {
 			case "HTTP/1.1":
 				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, http.Header) {
@@ -53,7 +62,7 @@ func eachProtocol(t *testing.T, site string, do func(t *testing.T, send sender))
 					return sendHTTP2(t, s.Addr, method, fields, body)
 				})
 			default:
-				h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}}
+				h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
 				defer h3.Close()
 				do(t, func(t *testing.T, method string, fields []sentField, body string) (string, http.Header) {
 					return sendHTTP3(t, h3, "https://"+addr, method, fields, body)

@@ -98,9 +98,6 @@ func TestSpeed(t *testing.T) {
 			}
 		}
 	})
-	addr := redistest.FreeAddr(t)
-	authority := redistest.NewAuthority(t)
-	cert, key := authority.Issue(t, "localhost")
 	site := fmt.Sprintf(`
 		rate_limit downloads {
 			match not path /free
@@ -113,17 +110,13 @@ func TestSpeed(t *testing.T) {
 		reverse_proxy /stream %s
 		file_server
 	`, speed, size, dir, upstream)
-	s := sitetest.StartConfig(t, sitetest.Config{
-		Global: "servers {\nprotocols h1 h2 h2c h3\n}\nauto_https disable_redirects",
-		Site:   site,
-		Sites:  "https://" + addr + " {\ntls " + cert + " " + key + "\n" + site + "\n}",
-	})
+	s, addr, roots := startAllVersions(t, site)
 	only := func(set func(*http.Protocols)) *http.Transport {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}, DisableCompression: true, Protocols: new(http.Protocols)}
+		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true, Protocols: new(http.Protocols)}
 		set(transport.Protocols)
 		return transport
 	}
-	h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}}
+	h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
 	t.Cleanup(func() { h3.Close() })
 	for i, tc := range []struct {
 		name, url string
