@@ -1,6 +1,9 @@
 package limiter
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // recount finds out whether servers count what k holds, and which.
 func (k *reservation) recount() {
@@ -25,6 +28,10 @@ func (n *ledger) mutex() *sync.Mutex {
 	}
 	return &n.mu
 }
+
+// lapse is the time after which a server charges what a process holds that it has not heard of,
+// see held.lua.
+const lapse = 15 * time.Second
 
 // maxTotal is up to where the script can count. An account with half of that is renewed, and
 // starts over.
@@ -87,9 +94,10 @@ func (n *ledger) of(k *reservation) *account {
 		n.all[p.key] = t
 	}
 	if t.isIdle() {
+		now := n.store.clock()
 		t.begin()
-		t.mayExist, t.doubt, t.lost, t.renewal = false, false, false, nil
-		t.heard = n.store.clock()
+		t.mayExist = t.mayExist && !t.lapsed(now) // a server that takes over may lack what ended the last one
+		t.doubt, t.lost, t.renewal, t.heard = false, false, nil, now
 	}
 	t.bucket, t.recalled = k.bucket, false
 	k.account = t
@@ -102,6 +110,9 @@ func (t *account) begin() {
 	t.queued = false // what was, is for the account before
 	t.number, t.receipt, t.totals, t.sent, t.confirmed = t.ledger.number, -1, totals{}, totals{}, totals{}
 }
+
+// lapsed reports whether no server has what t held any more, if nothing was sent since it was heard of.
+func (t *account) lapsed(now time.Duration) bool { return now-t.heard >= lapse }
 
 // isIdle reports whether nothing is left of t to be settled. While its server does not
 // answer, that is so once all has ended that the server has never heard of: in an outage

@@ -11,10 +11,6 @@ import (
 // answered.
 
 const (
-	// lapse is the time after which a server charges what a process holds that it has not
-	// heard of, see held.lua.
-	lapse = 15 * time.Second
-
 	// renewEvery is after which time what is held is renewed, if nothing else was answered.
 	renewEvery = 5 * time.Second
 
@@ -281,9 +277,6 @@ func (n *ledger) remember(t *account) {
 	n.past = append(n.past, t)
 }
 
-// lapsed reports whether no server has what t held any more, if nothing was sent since it was heard of.
-func (t *account) lapsed(now time.Duration) bool { return now-t.heard >= lapse }
-
 // forgetPast forgets the accounts that no server has any more.
 func (n *ledger) forgetPast(now time.Duration) {
 	i := 0
@@ -301,13 +294,16 @@ func (n *ledger) recall() {
 	defer n.unlock()
 	n.forgetPast(n.store.clock())
 	for _, t := range slices.Backward(n.past) {
-		if n.all[t.key] == nil { // otherwise the renewal of that one ends it
+		if later := n.all[t.key]; later != nil { // its renewal ends t, too
+			later.mayExist = true
+		} else {
 			n.all[t.key] = t
 		}
 	}
 	for _, t := range n.all {
-		if t.mayExist && t.isIdle() {
-			t.doubt, t.recalled = true, true
+		if t.mayExist {
+			t.recalled = t.recalled || t.isIdle()
+			t.doubt = true
 		}
 	}
 	n.past = nil

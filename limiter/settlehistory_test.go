@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -229,6 +230,84 @@ func TestSettledAgainWhileInDoubt(t *testing.T) {
 	v.client, v.keys = w, r.keys
 	if l, err := r.Peek(t.Context(), b); err != nil || l.Units != 21 || l.Held != 0 {
 		t.Errorf("%+v, %v, want 21 units", l, err)
+	}
+}
+
+// TestNothingHeldByAPromotedReplica guards that a replica that takes over without what ended an account
+// does not hold its units, whatever has become of the account here: they would be charged later, too.
+func TestNothingHeldByAPromotedReplica(t *testing.T) {
+	findNotSent(t)
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
+	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := hourly(1000)
+	type run struct {
+		*wire
+		request inProgress // which is in progress as the replica takes over, if any
+	}
+	for _, tc := range []struct {
+		name   string
+		before func(t *testing.T, r *run) // after the account has ended
+		alone  bool                       // whether there is no server meanwhile
+	}{
+		{"just ended", func(*testing.T, *run) {}, false},
+		{"ended a moment ago", func(_ *testing.T, r *run) { r.store.ledger.tick() }, false},
+		{"another request, admitted by the old server", func(t *testing.T, r *run) {
+			r.request = beginThere(t, r.store, b)
+		}, false},
+		{"another request a moment later, admitted by the old server", func(t *testing.T, r *run) {
+			r.store.ledger.tick()
+			r.request = beginThere(t, r.store, b)
+		}, false},
+		{"another request, decided here", func(t *testing.T, r *run) {
+			r.lose(0)
+			r.down = true
+			_, r.request = begin(t, r.store, b)
+		}, true},
+		{"another request a moment later, decided here", func(t *testing.T, r *run) {
+			r.store.ledger.tick()
+			r.lose(0)
+			r.down = true
+			_, r.request = begin(t, r.store, b)
+		}, true},
+	} {
+		for _, fallback := range []*Memory{NewMemory(), nil} {
+			if tc.alone && fallback == nil {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, fallback %t", tc.name, fallback != nil), func(t *testing.T) {
+				v.flush(t)
+				store := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: 50 * time.Millisecond, Fallback: fallback})
+				store.ledger.running = true
+				w := &wire{store: store, v: v, sha: sha, together: 1, pass: func() { v.advance(t, time.Microsecond) }, meanwhile: func() {}}
+				store.client = w
+				first := beginThere(t, store, b)
+				replica := v.dump(t)
+				first.held.Settle(0, 1)
+				w.run(len(w.line), true)
+				r := &run{wire: w}
+				tc.before(t, r)
+				v.restore(t, replica)
+				w.lose(0)
+				w.down = false
+				w.connect()
+				if r.request.held != nil {
+					r.request.held.Settle(0, 0)
+				}
+				for range 3 {
+					store.ledger.tick()
+					w.run(len(w.line), true)
+				}
+				beginThere(t, store, b).held.Settle(0, 0) // reports what is known here
+				w.run(len(w.line), true)
+				v.client, v.keys = w, store.keys
+				if l, err := store.Peek(t.Context(), b); err != nil || l.Held != 0 || fallback != nil && l.Units != 1 {
+					t.Errorf("%+v, %v, want none held and one charged", l, err)
+				}
+			})
+		}
 	}
 }
 
