@@ -134,6 +134,15 @@ func (t *account) runs() bool {
 	return false
 }
 
+// known returns how many of the units that a server has answered to be charged are in the level
+// here, which is reported: a server that lacks them, as a replica may, is not to charge them again.
+func (n *ledger) known(confirmed int64) int64 {
+	if n.store.fallback == nil {
+		return 0
+	}
+	return confirmed
+}
+
 // requested records a call to a server to hold k's units.
 func (n *ledger) requested(k *reservation) {
 	if k.number != 0 { // it may have been sent before, or has been given up

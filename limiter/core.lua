@@ -40,8 +40,9 @@
 --          with the flag HOLDS, except to look and to empty
 --            2 doubles the process and the number of the node's account, see held.lua
 --          to SETTLE and RENEW after that
---            3 doubles the account's receipt, and how many units its requests have released and
---                      been charged, in total
+--            4 doubles the account's receipt; how many units its requests have released and been
+--                      charged, in total; and how many of those that are charged, to RENEW of the
+--                      account that it replaces, are in the level that the node knows
 --          to RENEW after that
 --            3 doubles the number of the account that it replaces; its receipt; and how many
 --                      units its requests have been charged
@@ -131,7 +132,7 @@ for r = 1, #runs do
     elseif flags > 0 then
       counts, dry = flags % DRY >= COUNTS, flags % HOLDS >= DRY
       if flags >= HOLDS and what <= RENEW then
-        account = {read(what <= EACH and '>dd' or what == SETTLE and '>ddddd' or '>dddddddd', run, offset)}
+        account = {read(what <= EACH and '>dd' or what == SETTLE and '>dddddd' or '>ddddddddd', run, offset)}
         offset = account[#account]
       end
     end

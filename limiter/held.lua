@@ -29,10 +29,14 @@
 local LAPSE, FIELDS = 15000000, 7
 local PROCESS, NUMBER, RECEIPT, SEEN, HELD, ENDED, CHARGED = 1, 2, 3, 4, 5, 6, 7
 
+-- A process reports the level that it knows, too, which has what it was told to be charged. So a
+-- server that lacks a part of that, since it was a replica, does not charge it by the totals.
+--
 -- An update of an account is a list, as it is read from the call, see core.lua. The first
--- two name the account; the next three are what SETTLE and RENEW say of it; the last three are
--- for the account before, which RENEW replaces.
-local ENDED_NOW, CHARGED_NOW, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4, 5, 6, 7, 8
+-- two name the account; the next four are what SETTLE and RENEW say of it; the last three are
+-- for the account before, which RENEW replaces. KNOWN is how many units of those that SETTLE or,
+-- for the account before, RENEW is to charge are in the level that the process knows.
+local ENDED_NOW, CHARGED_NOW, KNOWN, NUMBER_BEFORE, RECEIPT_BEFORE, CHARGED_BEFORE = 4, 5, 6, 7, 8, 9
 
 -- parse returns the record that begins at an offset of a text, or nothing if that is no record.
 local function parse(text, offset)
@@ -134,10 +138,15 @@ local function hold(record, update, units)
   return all, account[RECEIPT]
 end
 
+-- owed returns how many units an account is still to be charged.
+local function owed(account, charged, known)
+  return max(charged - max(account[CHARGED], known), 0)
+end
+
 -- total raises the totals of an account, and returns how many units that releases and charges.
-local function total(account, ended, charged)
-  local gone, charge = max(ended - account[ENDED], 0), max(charged - account[CHARGED], 0)
-  account[HELD], account[ENDED], account[CHARGED] = max(account[HELD] - gone, 0), account[ENDED] + gone, account[CHARGED] + charge
+local function total(account, ended, charged, known)
+  local gone, charge = max(ended - account[ENDED], 0), owed(account, charged, known)
+  account[HELD], account[ENDED], account[CHARGED] = max(account[HELD] - gone, 0), account[ENDED] + gone, max(account[CHARGED], charged)
   return gone, charge
 end
 
@@ -150,7 +159,7 @@ local function settle(record, update)
     return false, 0, 0
   end
   account[SEEN] = now
-  local gone, charge = total(account, update[ENDED_NOW], update[CHARGED_NOW])
+  local gone, charge = total(account, update[ENDED_NOW], update[CHARGED_NOW], update[KNOWN])
   if account[HELD] == 0 and account[RECEIPT] ~= 0 then
     table.remove(record, i)
   end
@@ -168,7 +177,7 @@ local function renew(record, update, units)
     local old = find(all, update[PROCESS], update[NUMBER_BEFORE])
     known = old ~= nil and old[RECEIPT] == update[RECEIPT_BEFORE]
     if known then
-      gone, charge = old[HELD], max(update[CHARGED_BEFORE] - old[CHARGED], 0)
+      gone, charge = old[HELD], owed(old, update[CHARGED_BEFORE], update[KNOWN])
     end
     for i = #all, 1, -1 do
       if all[i][PROCESS] == update[PROCESS] and all[i][NUMBER] < update[NUMBER] then
@@ -177,7 +186,7 @@ local function renew(record, update, units)
     end
     account[RECEIPT], account[HELD] = 0, min(account[HELD] + units, HORIZON)
   end
-  local gone2, charge2 = total(account, update[ENDED_NOW], update[CHARGED_NOW])
+  local gone2, charge2 = total(account, update[ENDED_NOW], update[CHARGED_NOW], 0)
   return all, known, gone + gone2, charge + charge2
 end
 

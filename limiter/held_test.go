@@ -83,21 +83,21 @@ func (h *heldBucket) open(process, number, now int64) *heldAccount {
 }
 
 // raise raises the totals of an account, and returns what that releases and charges.
-func (t *heldAccount) raise(to totals) (gone, charge int64) {
-	gone, charge = max(to.ended-t.ended, 0), max(to.charged-t.charged, 0)
-	t.held, t.ended, t.charged = max(t.held-gone, 0), t.ended+gone, t.charged+charge
+func (t *heldAccount) raise(to totals, known int64) (gone, charge int64) {
+	gone, charge = max(to.ended-t.ended, 0), max(to.charged-max(t.charged, known), 0)
+	t.held, t.ended, t.charged = max(t.held-gone, 0), t.ended+gone, max(t.charged, to.charged)
 	return gone, charge
 }
 
 // settle settles by an account, and returns what that releases and charges, and whether the account was
 // there.
-func (h *heldBucket) settle(process int64, name accountName, to totals, now int64) (gone, charge int64, ok bool) {
+func (h *heldBucket) settle(process int64, name accountName, to totals, known, now int64) (gone, charge int64, ok bool) {
 	t := h.find(process, name.number)
 	if t == nil || t.receipt != name.receipt {
 		return 0, 0, false
 	}
 	t.seen = now
-	gone, charge = t.raise(to)
+	gone, charge = t.raise(to, known)
 	if t.held == 0 && t.receipt != 0 {
 		h.ledger = slices.DeleteFunc(h.ledger, func(t heldAccount) bool { return t.process == process && t.number == name.number })
 	}
@@ -111,12 +111,12 @@ func (h *heldBucket) renew(asked *heldCost, units, now int64) (gone, charge int6
 	if t := h.open(asked.process, asked.number, now); t.receipt != 0 {
 		old := h.find(asked.process, asked.before.number)
 		if ok = old != nil && old.receipt == asked.before.receipt; ok {
-			gone, charge = old.held, max(asked.beforeCharged-old.charged, 0)
+			gone, charge = old.held, max(asked.beforeCharged-max(old.charged, asked.known), 0)
 		}
 		t.receipt, t.held = 0, t.held+units
 		h.ledger = slices.DeleteFunc(h.ledger, func(t heldAccount) bool { return t.process == asked.process && t.number < asked.number })
 	}
-	moreGone, moreCharge := h.find(asked.process, asked.number).raise(asked.totals)
+	moreGone, moreCharge := h.find(asked.process, asked.number).raise(asked.totals, 0)
 	return gone + moreGone, charge + moreCharge, ok
 }
 
@@ -213,6 +213,7 @@ func TestHeldUnits(t *testing.T) {
 				h.process = rapid.Int64Range(1, 3).Draw(t, "process")
 				h.totals = totals{rapid.Int64Range(0, 9).Draw(t, "ended"), rapid.Int64Range(0, 3*b.Limit.Size).Draw(t, "charged")}
 				h.accountName = rapid.SampledFrom(names[max(0, len(names)-3):]).Draw(t, "account")
+				h.known = rapid.Int64Range(0, 9).Draw(t, "known")
 				if h.before = h.accountName; what != whatSettle {
 					h.beforeCharged = rapid.Int64Range(0, 9).Draw(t, "charged before")
 					h.number, h.receipt = h.number+rapid.Int64Range(-1, 1).Draw(t, "higher"), 0
@@ -248,7 +249,7 @@ func TestHeldUnits(t *testing.T) {
 				}
 			case what == whatSettle:
 				var ok bool
-				if gone, charge, ok = model.settle(h.process, h.accountName, h.totals, v.now); ok {
+				if gone, charge, ok = model.settle(h.process, h.accountName, h.totals, h.known, v.now); ok {
 					want.receipt = 1
 				}
 				seen[map[bool]string{true: "settled", false: "not held"}[ok]]++

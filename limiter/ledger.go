@@ -33,6 +33,9 @@ func (n *ledger) sending(q *query) {
 			p.held.accountName = accountName{q.number, t.receipt}
 			if q.number == t.number { // otherwise it has been renewed since, and this does nothing
 				t.queued, t.sent, p.held.totals = false, t.totals, t.totals
+				if q.what == whatSettle {
+					p.held.known = n.known(t.confirmed.charged)
+				}
 			}
 		} else {
 			n.requested(p.held.reservation)

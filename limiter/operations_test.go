@@ -107,7 +107,7 @@ func drawAccount(t *rapid.T, receipts []int64) *heldCost {
 	return &heldCost{
 		process: rapid.Int64Range(1, 2).Draw(t, "process"), accountName: accountName{number.Draw(t, "number"), receipt.Draw(t, "receipt")},
 		totals: totals{total.Draw(t, "ended"), total.Draw(t, "charged")},
-		before: accountName{number.Draw(t, "before"), receipt.Draw(t, "receipt before")}, beforeCharged: total.Draw(t, "charged before"),
+		before: accountName{number.Draw(t, "before"), receipt.Draw(t, "receipt before")}, beforeCharged: total.Draw(t, "charged before"), known: total.Draw(t, "known"),
 	}
 }
 

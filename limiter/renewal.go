@@ -69,10 +69,9 @@ func (t *account) next(again bool) *query {
 		r.sent = true
 		r.tries++
 		q := t.call(whatRenew)
-		q.buckets[0].cost, q.buckets[0].held.before = r.units, r.before
-		if r.owed > 0 || t.ledger.store.fallback == nil { // otherwise all is in the level here, which may be reported before
-			q.buckets[0].held.beforeCharged = r.charged
-		}
+		q.buckets[0].cost = r.units
+		h := q.buckets[0].held
+		h.before, h.beforeCharged, h.known = r.before, r.charged, t.ledger.known(r.charged-r.owed)
 		return q
 	}
 	if t.receipt < 0 || t.queued || t.totals == t.sent && (!again || t.settling > 0 || t.totals == t.confirmed) {

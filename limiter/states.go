@@ -280,6 +280,7 @@ type heldCost struct {
 	process     int64
 	accountName
 	totals
+	known         int64       // how many of those that are charged, of the account or, to renew, of the one before, are in the level here
 	before        accountName // to renew: the account before
 	beforeCharged int64       // and how many units its requests have been charged
 }

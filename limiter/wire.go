@@ -49,7 +49,7 @@ func (q *query) appendGroup(b []byte) []byte {
 		}
 		b = appendDoubles(b, float64(h.process), float64(h.number))
 		if q.what == whatSettle || q.what == whatRenew {
-			b = appendDoubles(b, float64(h.receipt), float64(h.ended), float64(h.charged))
+			b = appendDoubles(b, float64(h.receipt), float64(h.ended), float64(h.charged), float64(h.known))
 		}
 		if q.what == whatRenew {
 			b = appendDoubles(b, float64(h.before.number), float64(h.before.receipt), float64(h.beforeCharged))
