@@ -29,7 +29,7 @@ const (
 
 // setLoad sets how the limit follows the load. By default it has one key for all requests, and
 // another status.
-func (l *LimitBuilder) setLoad() (err error) {
+func (l *LimitBuilder) setLoad() error {
 	if l.Concurrency != config.ConcurrencyAuto {
 		if l.Auto != nil {
 			return option.Needs("auto", "", "concurrency auto")
@@ -38,26 +38,18 @@ func (l *LimitBuilder) setLoad() (err error) {
 	}
 	a := cmp.Or(l.Auto, new(config.Auto))
 	load := &settle.Load{Reporter: &l.rule.Reporter}
-	if load.Options.Latency, err = option.Parse(l.resolve, "latency", cmp.Or(string(a.Latency), defaultLatency), parseLatency); err != nil {
-		return err
-	}
-	if load.Options.Min, err = option.Parse(l.resolve, "min", cmp.Or(string(a.Min), defaultMin), option.Integer(1, maxInProgress)); err != nil {
-		return err
-	}
+	load.Options.Latency = read(&l.reader, "latency", cmp.Or(a.Latency, defaultLatency), parseLatency)
+	load.Options.Min = read(&l.reader, "min", cmp.Or(a.Min, defaultMin), option.Integer(1, maxInProgress))
 	load.Options.Max = max(defaultMax, load.Options.Min)
 	if a.Max != "" {
-		if load.Options.Max, err = option.Parse(l.resolve, "max", string(a.Max), option.Integer(1, maxInProgress)); err != nil {
-			return err
-		}
-		if load.Options.Max < load.Options.Min {
-			return option.Bad("max", string(a.Max), "at least "+cmp.Or(string(a.Min), defaultMin)+", the value of min")
+		if load.Options.Max = read(&l.reader, "max", a.Max, option.Integer(1, maxInProgress)); load.Options.Max < load.Options.Min {
+			return option.Bad("max", string(a.Max), "at least "+string(cmp.Or(a.Min, defaultMin))+", the value of min")
 		}
 	}
-	if load.UntilBody, err = option.ParseConstant("until", cmp.Or(a.Until, "header"), option.Is("body", "header", "body")); err != nil {
-		return err
-	}
+	load.UntilBody = readConstant(&l.reader, "until", a.Until, option.Is("body", "header", "body"))
 	load.Options.High = a.HighRaw != nil
 	if l.Key == "" {
+		var err error
 		if l.rule.Key, err = key.Parse("key", everyone, l.rule.Key.Prefixes); err != nil {
 			return err
 		}

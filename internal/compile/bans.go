@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -18,7 +19,7 @@ const maxBanAfter = 10_000
 const UseBans = "one to three durations, none shorter than the one before, such as 10m 1h 24h"
 
 // setBans sets how long keys are banned that the limit has denied.
-func (l *LimitBuilder) setBans() (err error) {
+func (l *LimitBuilder) setBans() error {
 	if len(l.Ban) == 0 {
 		if l.BanAfter != "" {
 			return option.Needs("ban_after", string(l.BanAfter), "ban, the durations of bans")
@@ -30,16 +31,9 @@ func (l *LimitBuilder) setBans() (err error) {
 	}
 	durations := make([]time.Duration, len(l.Ban))
 	for i, text := range l.Ban {
-		if durations[i], err = option.Parse(l.resolve, "ban", text, parseBan); err != nil {
-			return err
-		}
+		durations[i] = read(&l.reader, "ban", text, parseBan)
 	}
-	after := 1
-	if l.BanAfter != "" {
-		if after, err = option.Parse(l.resolve, "ban_after", string(l.BanAfter), option.Integer(1, maxBanAfter)); err != nil {
-			return err
-		}
-	}
+	after := read(&l.reader, "ban_after", cmp.Or(l.BanAfter, "1"), option.Integer(1, maxBanAfter))
 	bans := limiter.BanAfter(int64(after), durations...)
 	if bans.Validate() != nil {
 		return option.Bad("ban", l.BanText(), UseBans)

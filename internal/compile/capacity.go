@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
@@ -14,31 +13,20 @@ import (
 
 // defaultMaxWaiting is how many requests may wait for one limit unless max_waiting says
 // otherwise.
-const defaultMaxWaiting = 1000
+const defaultMaxWaiting = "1000"
 
 // setExtra sets what may be above the size of the limit.
-func (l *LimitBuilder) setExtra() (err error) {
-	if l.Soft != "" {
-		if l.rule.Soft, err = option.Parse(l.resolve, "soft", string(l.Soft), l.units()); err != nil {
-			return err
-		}
-	}
-	most := defaultMaxWaiting
-	if l.MaxWaiting != "" {
-		if most, err = option.Parse(l.resolve, "max_waiting", string(l.MaxWaiting), option.Integer(1, math.MaxInt32)); err != nil {
-			return err
-		}
-		if l.MaxDelay == "" {
-			return option.Needs("max_waiting", string(l.MaxWaiting), "max_delay")
-		}
-	}
-	if l.MaxDelay != "" {
+func (l *LimitBuilder) setExtra() error {
+	l.rule.Soft = read(&l.reader, "soft", l.Soft, l.units())
+	most := read(&l.reader, "max_waiting", cmp.Or(l.MaxWaiting, defaultMaxWaiting), option.Integer(1, math.MaxInt32))
+	switch {
+	case l.MaxDelay != "":
 		l.rule.MaxWaiting, l.rule.Waiting = int64(most), &rule.Waiters{Option: string(l.MaxDelay)}
-		var d time.Duration
-		d, err = option.Parse(l.resolve, "max_delay", string(l.MaxDelay), option.Interval)
-		l.rule.MaxDelay = option.Seconds(d)
+		l.rule.MaxDelay = option.Seconds(read(&l.reader, "max_delay", l.MaxDelay, option.Interval))
+	case l.MaxWaiting != "":
+		return option.Needs("max_waiting", string(l.MaxWaiting), "max_delay")
 	}
-	return err
+	return nil
 }
 
 // setFairBy sets which clients of the limit wait in turn.

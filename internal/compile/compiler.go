@@ -16,7 +16,6 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/value"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/zone"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/clientip"
@@ -40,7 +39,7 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 type Compiler struct {
 	block        *config.Block
 	Settings     Settings
-	resolve      option.Resolver              // of global placeholders
+	resolver     option.Resolver              // of global placeholders
 	maxKeys      int                          // of all limits together
 	consistency  limiter.Consistency          // by default
 	countsDenied bool                         // whether any of the limits counts denied requests
@@ -54,7 +53,7 @@ type Compiler struct {
 // New returns the compiler of a block. Its error is for an option that does not belong to a limit.
 func New(b *config.Block, resolve option.Resolver) (*Compiler, error) {
 	c := &Compiler{
-		block: b, resolve: resolve, maxKeys: math.MaxInt, countsDenied: countDenied(b.Limits), paths: make(map[string]bool),
+		block: b, resolver: resolve, maxKeys: math.MaxInt, countsDenied: countDenied(b.Limits), paths: make(map[string]bool),
 	}
 	return c, c.Settings.set(b, resolve)
 }
@@ -63,6 +62,7 @@ func New(b *config.Block, resolve option.Resolver) (*Compiler, error) {
 type LimitBuilder struct {
 	*config.Limit
 	*Compiler
+	reader
 	rule     *rule.Limit
 	parent   *LimitBuilder   // of the containing limit; nil if there is none
 	siblings []*config.Limit // in the same limit or block, l among them
@@ -74,7 +74,10 @@ type LimitBuilder struct {
 // those within it. siblings are the limits next to l, and l. If an option is
 // invalid, the error names the limit and the option.
 func (c *Compiler) compile(of *config.Limit, siblings []*config.Limit, parent *LimitBuilder) (*LimitBuilder, error) {
-	l := &LimitBuilder{Limit: of, Compiler: c, rule: &rule.Limit{Named: of.Name != "", Zone: c.zones[of]}, parent: parent, siblings: siblings}
+	l := &LimitBuilder{
+		Limit: of, Compiler: c, reader: reader{resolve: c.resolver}, parent: parent, siblings: siblings,
+		rule: &rule.Limit{Named: of.Name != "", Zone: c.zones[of]},
+	}
 	if err := l.setPath(); err != nil {
 		return nil, fmt.Errorf("limit %q: %w", option.Redacted(of.Name), err)
 	}
@@ -83,7 +86,8 @@ func (c *Compiler) compile(of *config.Limit, siblings []*config.Limit, parent *L
 		(*LimitBuilder).setKey, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setFairBy, (*LimitBuilder).setSettlement,
 		(*LimitBuilder).checkTogether, (*LimitBuilder).setLoad, (*LimitBuilder).checkQueue, (*LimitBuilder).setBuckets, (*LimitBuilder).setBans, (*LimitBuilder).setPool, (*LimitBuilder).setConsistency, (*LimitBuilder).addPaths,
 	} {
-		if err := set(l); err != nil {
+		wrong := set(l)
+		if err := cmp.Or(l.err, wrong); err != nil {
 			return l, l.errorIn(err)
 		}
 	}
@@ -223,17 +227,10 @@ func (l *LimitBuilder) setKey() (err error) {
 	if template == "" && l.parent != nil {
 		template, prefixes = l.parent.rule.Key.Source, l.parent.rule.Key.Prefixes
 	}
-	if l.IPv4Prefix != "" {
-		if prefixes.IPv4, err = option.Parse(l.resolve, "ipv4_prefix", string(l.IPv4Prefix), option.Bits(32)); err != nil {
-			return err
-		}
-	}
-	if l.IPv6Prefix != "" {
-		if prefixes.IPv6, err = option.Parse(l.resolve, "ipv6_prefix", string(l.IPv6Prefix), option.Bits(128)); err != nil {
-			return err
-		}
-	}
+	prefixes.IPv4 = cmp.Or(read(&l.reader, "ipv4_prefix", l.IPv4Prefix, option.Bits(32)), prefixes.IPv4)
+	prefixes.IPv6 = cmp.Or(read(&l.reader, "ipv6_prefix", l.IPv6Prefix, option.Bits(128)), prefixes.IPv6)
 	switch {
+	case l.err != nil:
 	case l.rule.Zone != nil:
 		l.rule.Key, err = key.ParseZone(l.Key, prefixes)
 	case l.parent != nil && l.Key == "" && prefixes == l.parent.rule.Key.Prefixes:
@@ -246,31 +243,19 @@ func (l *LimitBuilder) setKey() (err error) {
 
 // setBounds sets how many buckets the limit may have, what to
 // do with new keys when it is full, and how many counters track them.
-func (l *LimitBuilder) setBounds() (err error) {
-	if l.MaxKeys != "" {
-		if l.rule.MaxKeys, err = option.Parse(l.resolve, "max_keys", string(l.MaxKeys), ParseMaxKeys); err != nil {
-			return err
-		}
-		if l.rule.MaxKeys > l.Compiler.maxKeys {
-			return option.Bad("max_keys", string(l.MaxKeys),
-				fmt.Sprintf("at most %d, that of memory in the global option", l.Compiler.maxKeys))
-		}
+func (l *LimitBuilder) setBounds() error {
+	if l.rule.MaxKeys = read(&l.reader, "max_keys", l.MaxKeys, ParseMaxKeys); l.rule.MaxKeys > l.Compiler.maxKeys {
+		return option.Bad("max_keys", string(l.MaxKeys), fmt.Sprintf("at most %d, that of memory in the global option", l.Compiler.maxKeys))
 	}
-	if l.rule.ShareWhenFull, err = option.ParseConstant("when_full", cmp.Or(l.WhenFull, "forget"), option.Is("share", "forget", "share")); err != nil {
-		return err
-	}
-	if l.TrackTop != "" {
-		l.rule.TrackTop, err = option.Parse(l.resolve, "track_top", string(l.TrackTop), option.Integer(1, toplist.MaxCounters))
-	}
-	return err
+	l.rule.ShareWhenFull = readConstant(&l.reader, "when_full", l.WhenFull, option.Is("share", "forget", "share"))
+	l.rule.TrackTop = read(&l.reader, "track_top", l.TrackTop, option.Integer(1, toplist.MaxCounters))
+	return nil
 }
 
 // setStatus sets the status of denials.
-func (l *LimitBuilder) setStatus() (err error) {
-	if l.rule.Status = http.StatusTooManyRequests; l.Status != "" {
-		l.rule.Status, err = option.Parse(l.resolve, "status", string(l.Status), option.Integer(400, 599))
-	}
-	return err
+func (l *LimitBuilder) setStatus() error {
+	l.rule.Status = cmp.Or(read(&l.reader, "status", l.Status, option.Integer(400, 599)), http.StatusTooManyRequests)
+	return nil
 }
 
 // setMatchers loads the matchers.
@@ -302,7 +287,7 @@ var (
 )
 
 // addBucket completes b and adds it to the buckets of l.
-func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error) {
+func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor config.Number) error {
 	parse := option.Cost
 	if b.Source.Option == "min_interval" {
 		parse = costOfInterval
@@ -313,11 +298,10 @@ func (l *LimitBuilder) addBucket(b *rule.Bucket, cost, factor string) (err error
 	if cost == bodyCost {
 		cost = ""
 	}
-	if b.Cost, err = value.New(l.resolve, "cost", cmp.Or(cost, "1"), parse); err != nil {
-		return err
-	}
-	if b.Factor, err = value.NewOptional(l.resolve, "factor", factor, "1", option.ParseFactor); err != nil {
-		return err
+	b.Cost = readValue(&l.reader, "cost", cmp.Or(cost, "1"), parse)
+	b.Factor = readOptional(&l.reader, "factor", factor, "1", option.ParseFactor)
+	if l.err != nil {
+		return l.err
 	}
 	b.Size.SetParser(l.planUnits())
 	b.Drip.SetParser(l.planUnits())

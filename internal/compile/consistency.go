@@ -43,14 +43,12 @@ func ParseConsistency(text string) (c limiter.Consistency, use string) {
 
 // setConsistency sets who decides on the buckets of l. Unless it says so itself, that is as
 // in the limit that contains it or else as by default, and exact if it can't be so.
-func (l *LimitBuilder) setConsistency() (err error) {
+func (l *LimitBuilder) setConsistency() error {
 	if l.consistency = l.Compiler.consistency; l.parent != nil {
 		l.consistency = l.parent.consistency
 	}
 	if l.Consistency != "" {
-		if l.consistency, err = option.Parse(l.resolve, "consistency", l.Consistency, ParseConsistency); err != nil {
-			return err
-		}
+		l.consistency = read(&l.reader, "consistency", l.Consistency, ParseConsistency)
 	}
 	reason := l.mustBeExact()
 	for _, b := range l.rule.Buckets {

@@ -66,8 +66,8 @@ var chargeOptions = []string{"count", "actual_cost", "hold"}
 
 // knows reports whether an option has its value already: while a Caddyfile is adapted, one with
 // {env.*} and others has not.
-func (c *Compiler) knows(o option.Setting) bool {
-	_, err := c.resolve(o.Option, o.Text)
+func (l *LimitBuilder) knows(o option.Setting) bool {
+	_, err := l.resolve(o.Option, o.Text)
 	return !errors.Is(err, option.ErrUnresolved)
 }
 

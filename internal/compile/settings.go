@@ -26,9 +26,8 @@ type Settings struct {
 
 // set reads the options of a block.
 func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
-	if s.Accounting, err = option.ParseConstant("accounting", cmp.Or(b.Accounting, string(rule.Atomic)), rule.ParseAccounting); err != nil {
-		return err
-	}
+	r := reader{resolve: resolve}
+	s.Accounting = readConstant(&r, "accounting", cmp.Or(b.Accounting, string(rule.Atomic)), rule.ParseAccounting)
 	fields := b.Headers
 	if len(b.RateLimits) > 0 {
 		if b.Accounting == "" {
@@ -39,28 +38,16 @@ func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
 		}
 	}
 	if s.Families, err = NewFamilies(fields); err != nil {
-		return err
+		return cmp.Or(r.err, err)
 	}
-	if b.OnError != "" {
-		if s.OnError, err = option.ParseConstant("on_error", b.OnError, rule.ParseOnError); err != nil {
-			return err
-		}
-	}
+	s.OnError = readConstant(&r, "on_error", b.OnError, rule.ParseOnError)
 	if err := advice.ParseIgnored(b.IgnoreAdvice); err != nil {
-		return err
+		return cmp.Or(r.err, err)
 	}
-	if s.NoBody, err = option.ParseConstant("body", cmp.Or(b.Body, "on"), option.Is("off", "on", "off")); err != nil {
-		return err
-	}
-	if s.ReadBody = field.MaxBody; b.ReadBody != "" {
-		if s.ReadBody, err = option.Parse(resolve, "read_body", string(b.ReadBody), parseReadBody); err != nil {
-			return err
-		}
-	}
-	if b.Jitter != "" {
-		s.Jitter, err = option.Parse(resolve, "jitter", string(b.Jitter), jitterParser(len(b.RateLimits) > 0))
-	}
-	return err
+	s.NoBody = readConstant(&r, "body", b.Body, option.Is("off", "on", "off"))
+	s.ReadBody = cmp.Or(read(&r, "read_body", b.ReadBody, parseReadBody), field.MaxBody)
+	s.Jitter = read(&r, "jitter", b.Jitter, jitterParser(len(b.RateLimits) > 0))
+	return r.err
 }
 
 // NewFamilies parses the headers option.

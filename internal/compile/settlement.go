@@ -38,10 +38,10 @@ func (l *LimitBuilder) setSettlement() (err error) {
 	if !l.rule.Settlement.Holds() && !l.IsGroup() {
 		return option.Needs("hold", l.Hold, "count or actual_cost: other limits hold nothing")
 	}
-	if l.rule.Settlement.HoldOff, err = option.ParseConstant("hold", l.Hold, option.Is("off", "on", "off")); !l.rule.Settlement.HoldOff {
+	if l.rule.Settlement.HoldOff = readConstant(&l.reader, "hold", l.Hold, option.Is("off", "on", "off")); !l.rule.Settlement.HoldOff {
 		l.rule.Hold = "" // as by default
 	}
-	return err
+	return nil
 }
 
 const useStatusCodes = "status codes from 100 to 599, or classes such as 4xx (in JSON 4)"

@@ -65,15 +65,15 @@ func (l *LimitBuilder) setBuckets() error {
 }
 
 // setAlgorithm sets the algorithm.
-func (l *LimitBuilder) setAlgorithm() (err error) {
+func (l *LimitBuilder) setAlgorithm() error {
 	if l.Concurrency != "" {
 		if l.rule.Algorithm = rule.Concurrency; l.Algorithm != "" {
 			return option.Clash("algorithm", l.Algorithm, "concurrency", "use one of them")
 		}
 		return nil
 	}
-	l.rule.Algorithm, err = option.ParseConstant("algorithm", cmp.Or(l.Algorithm, string(rule.LeakyBucket)), rule.ParseAlgorithm)
-	return err
+	l.rule.Algorithm = readConstant(&l.reader, "algorithm", cmp.Or(l.Algorithm, string(rule.LeakyBucket)), rule.ParseAlgorithm)
+	return l.err
 }
 
 // algorithmsWith returns the algorithms of the shapes that have an option.
@@ -108,21 +108,16 @@ func (f *shape) check(l *LimitBuilder) error {
 
 // setDripBucket sets up a bucket of a size that drips. Without a size the limit only
 // groups others.
-func (l *LimitBuilder) setDripBucket() (err error) {
+func (l *LimitBuilder) setDripBucket() error {
 	if l.Size == "" {
 		return l.setGroup()
 	}
-	b := &rule.Bucket{Path: l.rule.Path}
-	if b.Size, err = value.New(l.resolve, "size", string(l.Size), l.units()); err != nil {
-		return err
-	}
-	if b.Rate, err = value.New(l.resolve, "drip_rate", cmp.Or(string(l.DripRate), "1s"), option.Interval); err != nil {
-		return err
-	}
-	if b.Drip, err = value.New(l.resolve, "drip_size", cmp.Or(string(l.DripSize), "1"), l.units()); err != nil {
-		return err
-	}
-	return l.addBucket(b, string(l.Cost), string(l.Factor))
+	return l.addBucket(&rule.Bucket{
+		Path: l.rule.Path,
+		Size: readValue(&l.reader, "size", l.Size, l.units()),
+		Rate: readValue(&l.reader, "drip_rate", cmp.Or(l.DripRate, "1s"), option.Interval),
+		Drip: readValue(&l.reader, "drip_size", cmp.Or(l.DripSize, "1"), l.units()),
+	}, l.Cost, l.Factor)
 }
 
 // setGroup checks that a limit without a bucket has nested limits, and no options that need
@@ -153,12 +148,12 @@ func (l *LimitBuilder) setRateBucket() error {
 // second.
 func (l *LimitBuilder) setSpeedBucket() error {
 	text := string(l.Speed)
-	r, err := option.Parse(l.resolve, "speed", text, option.ParseByteRate)
-	if err != nil {
-		return err
+	r := read(&l.reader, "speed", text, option.ParseByteRate)
+	if l.err != nil {
+		return l.err
 	}
 	second := int64(min(float64(r.Units)*float64(time.Second)/float64(r.Each), limiter.MaxUnits))
-	err = l.addRateBucket("speed", text, max(second, pace.LeastSize), func(size int64) (bucket.Limit, error) {
+	err := l.addRateBucket("speed", text, max(second, pace.LeastSize), func(size int64) (bucket.Limit, error) {
 		numbers, err := r.Limit(size)
 		if err != nil {
 			return numbers, err
@@ -181,16 +176,18 @@ func (l *LimitBuilder) setSpeedBucket() error {
 }
 
 // addRateBucket adds a bucket that drips at the rate of an option, and has a size by default.
-func (l *LimitBuilder) addRateBucket(name, text string, defaultSize int64, limit func(size int64) (bucket.Limit, error)) (err error) {
-	b := &rule.Bucket{Path: l.rule.Path}
-	if b.Size, err = value.NewOptional(l.resolve, "size", string(l.Size), strconv.FormatInt(defaultSize, 10), l.units()); err != nil {
-		return err
+func (l *LimitBuilder) addRateBucket(name, text string, defaultSize int64, limit func(size int64) (bucket.Limit, error)) error {
+	b := &rule.Bucket{
+		Path:   l.rule.Path,
+		Size:   readOptional(&l.reader, "size", l.Size, strconv.FormatInt(defaultSize, 10), l.units()),
+		Factor: readOptional(&l.reader, "factor", l.Factor, "1", option.ParseFactor),
 	}
-	if b.Factor, err = value.NewOptional(l.resolve, "factor", string(l.Factor), "1", option.ParseFactor); err != nil {
-		return err
+	if l.err != nil {
+		return l.err
 	}
 	var size int64
 	if !b.SizeIsDynamic() {
+		var err error
 		if size, _, err = b.EffectiveSize(nil); err != nil {
 			return err
 		}
@@ -201,7 +198,7 @@ func (l *LimitBuilder) addRateBucket(name, text string, defaultSize int64, limit
 	}
 	b.Rate = value.Value[time.Duration]{Option: "drip_rate", Constant: numbers.DripInterval}
 	b.Drip = value.Value[int64]{Option: "drip_size", Constant: numbers.DripSize}
-	return l.addBucket(b, string(l.Cost), string(l.Factor))
+	return l.addBucket(b, l.Cost, l.Factor)
 }
 
 // rate parses the rate, which must not depend on the request.
@@ -211,10 +208,11 @@ func (l *LimitBuilder) rate() (option.Rate, error) {
 		return option.Rate{}, option.Bad("rate", text,
 			"one that does not depend on the request, or a size that does, such as size {vars.plan_size} with drip_rate 1s")
 	}
+	parse := option.ParseRate
 	if l.countsBytes() {
-		return option.Parse(l.resolve, "rate", text, option.ParseByteRate)
+		parse = option.ParseByteRate
 	}
-	return option.Parse(l.resolve, "rate", text, option.ParseRate)
+	return read(&l.reader, "rate", text, parse), l.err
 }
 
 // countsBytes reports whether what l limits are bytes.
@@ -253,22 +251,18 @@ func (l *LimitBuilder) setMaxBuckets() error {
 	case l.Duration == "":
 		return option.Needs("max", string(l.Max), "duration")
 	}
-	most, err := option.Parse(l.resolve, "max", string(l.Max), l.units())
-	if err != nil {
-		return err
+	most := read(&l.reader, "max", l.Max, l.units())
+	micros := read(&l.reader, "duration", l.Duration, option.Interval).Microseconds()
+	if l.err != nil {
+		return l.err
 	}
-	duration, err := option.Parse(l.resolve, "duration", string(l.Duration), option.Interval)
-	if err != nil {
-		return err
-	}
-	micros := duration.Microseconds()
 	if most > micros {
 		return option.Bad("max", string(l.Max), fmt.Sprintf("at most %d, one for each microsecond of the duration", micros))
 	}
 	rate := time.Duration((micros+most-1)/most) * time.Microsecond
 	b := constantBucket(l.rule.Path, most, rate)
 	b.Source = option.Setting{Option: "duration", Text: string(l.Duration)}
-	if err := l.addBucket(b, string(l.Cost), string(l.Factor)); err != nil {
+	if err := l.addBucket(b, l.Cost, l.Factor); err != nil {
 		return err
 	}
 	if l.MinInterval == "" {
@@ -279,13 +273,9 @@ func (l *LimitBuilder) setMaxBuckets() error {
 
 // addInterval adds the bucket of a minimum interval.
 func (l *LimitBuilder) addInterval(path string) error {
-	interval, err := option.Parse(l.resolve, "min_interval", string(l.MinInterval), option.Interval)
-	if err != nil {
-		return err
-	}
-	b := constantBucket(path, 1, interval)
+	b := constantBucket(path, 1, read(&l.reader, "min_interval", l.MinInterval, option.Interval))
 	b.Source = option.Setting{Option: "min_interval", Text: string(l.MinInterval)}
-	return l.addBucket(b, string(l.Cost), "")
+	return l.addBucket(b, l.Cost, "")
 }
 
 // constantBucket returns a bucket that drips one unit at a time.
@@ -306,13 +296,12 @@ func (l *LimitBuilder) setConcurrencyBucket() error {
 		Rate: value.Value[time.Duration]{Option: "concurrency", Constant: numbers.DripInterval},
 		Drip: value.Value[int64]{Option: "concurrency", Constant: numbers.DripSize},
 	}
-	var err error
 	if l.rule.Load != nil {
 		b.Size = value.Value[int64]{Option: "max", Constant: int64(l.rule.Load.Options.Max)}
-	} else if b.Size, err = value.New(l.resolve, "concurrency", string(l.Concurrency), option.Units); err != nil {
-		return err
+	} else {
+		b.Size = readValue(&l.reader, "concurrency", l.Concurrency, option.Units)
 	}
-	return l.addBucket(b, string(l.Cost), string(l.Factor))
+	return l.addBucket(b, l.Cost, l.Factor)
 }
 
 // setWindowBucket sets up the bucket of a limit that counts in windows. If they are
@@ -332,25 +321,18 @@ func (l *LimitBuilder) setWindowBucket() error {
 	}
 	b := &rule.Bucket{Path: l.rule.Path, Counts: l.rule.Algorithm.InStore()}
 	b.Drip = value.Value[int64]{Option: "size", Constant: b.Counts.DripSize()}
-	var err error
-	if b.Size, err = value.New(l.resolve, "size", string(l.Size), l.units()); err != nil {
-		return err
-	}
+	b.Size = readValue(&l.reader, "size", l.Size, l.units())
 	if l.Period != "" {
-		if b.Period, err = option.Parse(l.resolve, "period", l.Period, calendar.Parse); err != nil {
-			return err
+		if b.Period = read(&l.reader, "period", l.Period, calendar.Parse); b.Period == nil {
+			return l.err
 		}
 		b.Rate = value.Value[time.Duration]{Option: "period", Constant: b.Period.Longest()}
 	} else {
-		if b.Rate, err = value.New(l.resolve, "window", string(l.Window), option.Interval); err != nil {
-			return err
-		}
+		b.Rate = readValue(&l.reader, "window", l.Window, option.Interval)
 		b.Source = option.Setting{Option: "window", Text: string(l.Window)}
-		if b.Aligned, err = option.ParseConstant("window_start", l.startOfWindows(), option.Is(windowStartClock, windowStartClock, windowStartFirst)); err != nil {
-			return err
-		}
+		b.Aligned = readConstant(&l.reader, "window_start", l.startOfWindows(), option.Is(windowStartClock, windowStartClock, windowStartFirst))
 	}
-	return l.addBucket(b, string(l.Cost), string(l.Factor))
+	return l.addBucket(b, l.Cost, l.Factor)
 }
 
 // setWarmUpBucket sets up the bucket of a limit whose rate grows after it was idle.
@@ -367,17 +349,13 @@ func (l *LimitBuilder) setWarmUpBucket() error {
 	}
 	b := &rule.Bucket{
 		Path: l.rule.Path, Counts: l.rule.Algorithm.InStore(), Aligned: true,
-		Size: value.Value[int64]{Option: "rate", Constant: r.Units},
-		Rate: value.Value[time.Duration]{Option: "rate", Constant: r.Each},
-		Drip: value.Value[int64]{Option: "rate", Constant: r.Units},
+		Size:   value.Value[int64]{Option: "rate", Constant: r.Units},
+		Rate:   value.Value[time.Duration]{Option: "rate", Constant: r.Each},
+		Drip:   value.Value[int64]{Option: "rate", Constant: r.Units},
+		WarmUp: read(&l.reader, "warm_up", l.WarmUp, option.Interval),
+		Cold:   read(&l.reader, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(bucket.DefaultColdFactor)), parseColdFactor),
 	}
-	if b.WarmUp, err = option.Parse(l.resolve, "warm_up", string(l.WarmUp), option.Interval); err != nil {
-		return err
-	}
-	if b.Cold, err = option.Parse(l.resolve, "cold_factor", cmp.Or(string(l.ColdFactor), strconv.Itoa(bucket.DefaultColdFactor)), parseColdFactor); err != nil {
-		return err
-	}
-	return l.addBucket(b, string(l.Cost), "")
+	return l.addBucket(b, l.Cost, "")
 }
 
 // parseColdFactor parses the cold_factor option.

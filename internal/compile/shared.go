@@ -65,35 +65,24 @@ func NewShared(app *config.App, process *state.Process) (s *Shared, err error) {
 		counted:  process.Process,
 		app:      app,
 	}
-	if s.OnError, err = option.ParseConstant("on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError); err != nil {
+	r := reader{resolve: option.OnLoad}
+	s.OnError = readConstant(&r, "on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError)
+	s.consistency = read(&r, "consistency", app.Consistency, ParseConsistency)
+	s.Metrics = readConstant(&r, "metrics", cmp.Or(app.Metrics, "on"), ParseMetrics)
+	ignored := advice.ParseIgnored(app.IgnoreAdvice)
+	if err := cmp.Or(r.err, ignored); err != nil {
 		return nil, err
 	}
-	if s.consistency, err = option.Parse(option.OnLoad, "consistency", cmp.Or(app.Consistency, "exact"), ParseConsistency); err != nil {
-		return nil, err
-	}
-	if s.Metrics, err = option.ParseConstant("metrics", cmp.Or(app.Metrics, "on"), ParseMetrics); err != nil {
-		return nil, err
-	}
-	if err := advice.ParseIgnored(app.IgnoreAdvice); err != nil {
-		return nil, err
-	}
-	if err := s.setMemory(app.Memory); err != nil {
-		return nil, fmt.Errorf("memory: %w", err)
-	}
-	return s, nil
-}
-
-// setMemory reads the options of the memory block, if there is one.
-func (s *Shared) setMemory(m *config.Memory) (err error) {
-	if m != nil && m.MaxKeys != "" {
-		if s.MaxKeys, err = option.Parse(option.OnLoad, "max_keys", string(m.MaxKeys), ParseMaxKeys); err != nil {
-			return err
+	if m := app.Memory; m != nil {
+		s.MaxKeys = cmp.Or(read(&r, "max_keys", m.MaxKeys, ParseMaxKeys), s.MaxKeys)
+		if m.Persist != "" {
+			s.Persist = read(&r, "persist", m.Persist, persist.ParsePath)
 		}
 	}
-	if m != nil && m.Persist != "" {
-		s.Persist, err = option.Parse(option.OnLoad, "persist", m.Persist, persist.ParsePath)
+	if r.err != nil {
+		return nil, fmt.Errorf("memory: %w", r.err)
 	}
-	return err
+	return s, nil
 }
 
 // ParseMaxKeys reads a number of buckets.
