@@ -86,11 +86,14 @@ func (k Kind) IsCertain() bool { return k.level == certain }
 // OnLoad reports whether what is of a kind is reported when a config is loaded too.
 func (k Kind) OnLoad() bool { return k.level != hint }
 
+// UseKinds describes names of kinds.
+const UseKinds = "what caddy rate-limit check has in brackets, such as path_form"
+
 // ParseIgnored returns an error unless all words are names of kinds.
 func ParseIgnored(words []string) error {
 	for _, word := range words {
 		if !slices.ContainsFunc(Kinds, func(k Kind) bool { return k.name == word }) {
-			return option.Bad("ignore_advice", word, "what caddy rate-limit check has in brackets, such as path_form")
+			return option.Bad("ignore_advice", word, UseKinds)
 		}
 	}
 	return nil

@@ -19,8 +19,8 @@ const minLeasable = 8
 // UseConsistency describes valid consistencies.
 const UseConsistency = "exact, or lease or eventual with a duration from 1ms to 1m, such as lease 100ms"
 
-// ParseConsistency parses the consistency option.
-func ParseConsistency(text string) (c limiter.Consistency, use string) {
+// parseConsistency parses the consistency option.
+func parseConsistency(text string) (c limiter.Consistency, use string) {
 	words := strings.Fields(text)
 	if len(words) == 1 && words[0] == "exact" {
 		return c, ""
@@ -48,7 +48,7 @@ func (l *LimitBuilder) setConsistency() error {
 		l.consistency = l.parent.consistency
 	}
 	if l.Consistency != "" {
-		l.consistency = read(&l.reader, "consistency", l.Consistency, ParseConsistency)
+		l.consistency = read(&l.reader, "consistency", l.Consistency, parseConsistency)
 	}
 	reason := l.mustBeExact()
 	for _, b := range l.rule.Buckets {

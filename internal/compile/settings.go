@@ -50,12 +50,14 @@ func (s *Settings) set(b *config.Block, resolve option.Resolver) (err error) {
 	return r.err
 }
 
+// UseHeaders describes the words of the headers option.
+const UseHeaders = "x-ratelimit, github, ratelimit-11, or off alone"
+
 // NewFamilies parses the headers option.
 func NewFamilies(words []string) (outcome.Families, error) {
 	if len(words) == 0 {
 		return outcome.XRateLimit, nil
 	}
-	const use = "x-ratelimit, github, ratelimit-11, or off alone"
 	var set outcome.Families
 	for i, word := range words {
 		var family outcome.Families
@@ -68,10 +70,10 @@ func NewFamilies(words []string) (outcome.Families, error) {
 			family = outcome.IETF
 		case "off":
 			if len(words) > 1 {
-				return 0, option.Bad("headers", strings.Join(words, " "), use)
+				return 0, option.Bad("headers", strings.Join(words, " "), UseHeaders)
 			}
 		default:
-			return 0, option.Bad("headers", word, use)
+			return 0, option.Bad("headers", word, UseHeaders)
 		}
 		switch {
 		case slices.Contains(words[:i], word):

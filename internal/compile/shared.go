@@ -34,13 +34,42 @@ type Shared struct {
 	speeds   refpool.Refs[string, *pace.Speed]   // the same
 	loads    refpool.Refs[state.LoadID, *adaptive.Controllers]
 
+	AppSettings
+	counted *telemetry.Process
+	app     *config.App
+}
+
+// AppSettings are the options of the app, except redis.
+type AppSettings struct {
 	MaxKeys     int    // for all limits together
 	Persist     string // the path of the file for the buckets in this process; empty if there is none
 	OnError     rule.OnError
-	consistency limiter.Consistency // by default
 	Metrics     bool
-	counted     *telemetry.Process
-	app         *config.App
+	consistency limiter.Consistency // by default
+}
+
+// NewAppSettings reads the options of the app. defaultPath is the file for buckets by default.
+func NewAppSettings(app *config.App, resolve option.Resolver, defaultPath string) (AppSettings, error) {
+	r := reader{resolve: resolve}
+	memory := cmp.Or(app.Memory, new(config.Memory))
+	s := AppSettings{
+		OnError:     readConstant(&r, "on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError),
+		Metrics:     readConstant(&r, "metrics", cmp.Or(app.Metrics, "on"), parseMetrics),
+		consistency: read(&r, "consistency", app.Consistency, parseConsistency),
+		Persist:     defaultPath,
+	}
+	wrong := advice.ParseIgnored(app.IgnoreAdvice)
+	if err := cmp.Or(r.err, wrong); err != nil {
+		return s, err
+	}
+	s.MaxKeys = cmp.Or(read(&r, "max_keys", memory.MaxKeys, ParseMaxKeys), limiter.DefaultMaxKeys)
+	if memory.Persist != "" {
+		s.Persist = read(&r, "persist", memory.Persist, persist.ParsePath)
+	}
+	if r.err != nil {
+		return s, fmt.Errorf("memory: %w", r.err)
+	}
+	return s, nil
 }
 
 // Location tells where an option of a limit is written, or the limit if it does not have it, for
@@ -60,36 +89,18 @@ func NewShared(app *config.App, process *state.Process) (s *Shared, err error) {
 		waiting:  process.Waiting.NewRefs(),
 		speeds:   process.Speeds.NewRefs(),
 		loads:    process.Loads.NewRefs(),
-		MaxKeys:  limiter.DefaultMaxKeys,
-		Persist:  persist.DefaultPath(process.DataDir()),
 		counted:  process.Process,
 		app:      app,
 	}
-	r := reader{resolve: option.OnLoad}
-	s.OnError = readConstant(&r, "on_error", cmp.Or(app.OnError, string(rule.OnErrorFallback)), rule.ParseOnError)
-	s.consistency = read(&r, "consistency", app.Consistency, ParseConsistency)
-	s.Metrics = readConstant(&r, "metrics", cmp.Or(app.Metrics, "on"), ParseMetrics)
-	ignored := advice.ParseIgnored(app.IgnoreAdvice)
-	if err := cmp.Or(r.err, ignored); err != nil {
-		return nil, err
-	}
-	if m := app.Memory; m != nil {
-		s.MaxKeys = cmp.Or(read(&r, "max_keys", m.MaxKeys, ParseMaxKeys), s.MaxKeys)
-		if m.Persist != "" {
-			s.Persist = read(&r, "persist", m.Persist, persist.ParsePath)
-		}
-	}
-	if r.err != nil {
-		return nil, fmt.Errorf("memory: %w", r.err)
-	}
-	return s, nil
+	s.AppSettings, err = NewAppSettings(app, option.OnLoad, persist.DefaultPath(process.DataDir()))
+	return s, err
 }
 
 // ParseMaxKeys reads a number of buckets.
 var ParseMaxKeys = option.Integer(1, 1_000_000_000)
 
-// ParseMetrics parses the metrics option.
-var ParseMetrics = option.Is("on", "on", "off")
+// parseMetrics parses the metrics option.
+var parseMetrics = option.Is("on", "on", "off")
 
 // Release releases what the limits share.
 func (a *Shared) Release() {

@@ -60,14 +60,16 @@ func JSONName(f reflect.StructField) string {
 	return name
 }
 
-// OptionsOf returns the options that are texts, of the struct that of points to, or the options that
-// are on or off, by name.
-func OptionsOf[T string | bool](of any) map[string]*T {
+// OptionsOf returns those options of the struct that of points to which are texts, on or off, or lists, by
+// their names in a Caddyfile.
+func OptionsOf[T string | bool | List](of any) map[string]*T {
 	options := make(map[string]*T)
 	v := reflect.ValueOf(of).Elem()
 	for i := range v.NumField() {
-		if f := v.Type().Field(i); JSONName(f) != "" && f.Type.Kind() == reflect.TypeFor[T]().Kind() {
-			options[JSONName(f)] = v.Field(i).Addr().Convert(reflect.TypeFor[*T]()).Interface().(*T)
+		for _, name := range caddyfileNames(v.Type().Field(i)) {
+			if p := v.Field(i).Addr(); p.CanConvert(reflect.TypeFor[*T]()) {
+				options[name] = p.Convert(reflect.TypeFor[*T]()).Interface().(*T)
+			}
 		}
 	}
 	return options

@@ -3,6 +3,7 @@
 package directive
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -22,7 +23,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/usage"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
 )
@@ -113,39 +113,6 @@ func (p *limitParser) parse(l *config.Limit, b *config.Block, head caddyfile.Tok
 // parsers returns what parses the options of l, by their names.
 func (p *limitParser) parsers(l *config.Limit) map[string]func() error {
 	parsers := fieldParsers(p.Dispenser, l)
-	delete(parsers, "name")
-	for name, to := range map[string]*config.Rate{"rate": &l.Rate, "speed": &l.Speed} {
-		one := parsers[name]
-		parsers[name] = func() error {
-			if p.CountRemainingArgs() < 2 || inOneLine(nextArgs(p.Dispenser)) {
-				return one()
-			}
-			*to = config.Rate(strings.Join(p.RemainingArgs(), " ")) // whose error has the ways to write one
-			return nil
-		}
-	}
-	actualCost := parsers["actual_cost"]
-	parsers["actual_cost"] = func() error {
-		if p.CountRemainingArgs() < 2 || !usage.IsCost(nextArgs(p.Dispenser)[0]) {
-			return actualCost()
-		}
-		l.ActualCost = strings.Join(p.RemainingArgs(), " ")
-		return nil
-	}
-	parsers["period"] = func() error {
-		args := p.RemainingArgs()
-		if l.Period = strings.Join(args, " "); len(args) != 1 && len(args) != 2 {
-			return p.WrapErr(option.Bad("period", l.Period, "a unit and at most a time zone, such as month Europe/Berlin"))
-		}
-		return nil
-	}
-	parsers["consistency"] = func() (err error) { l.Consistency, err = parseConsistencyArgs(p.Dispenser); return err }
-	parsers["ban"] = func() error {
-		if l.Ban = p.RemainingArgs(); len(l.Ban) == 0 {
-			return p.Err("ban: nothing given; use " + compile.UseBans)
-		}
-		return nil
-	}
 	parsers["concurrency"] = func() error { return p.parseConcurrency(l) }
 	parsers["count"] = func() (err error) { l.Count, err = parseCount(p.Dispenser); return err }
 	parsers["match"] = func() (err error) { l.MatcherSetsRaw, err = parseMatch(p.Helper); return err }
@@ -157,13 +124,6 @@ func (p *limitParser) parsers(l *config.Limit) map[string]func() error {
 func (p *limitParser) blockParsers(b *config.Block) map[string]func() error {
 	parsers := fieldParsers(p.Dispenser, b)
 	maps.Copy(parsers, zoneParsers(p.Helper, &b.Zones))
-	parsers["headers"] = func() error {
-		if b.Headers = p.RemainingArgs(); len(b.Headers) == 0 {
-			return p.Err("headers: nothing given; use x-ratelimit, github, ratelimit-11, or off alone")
-		}
-		return nil
-	}
-	parsers["ignore_advice"] = func() (err error) { b.IgnoreAdvice, err = parseIgnored(p.Dispenser); return err }
 	return parsers
 }
 
@@ -183,13 +143,15 @@ func (p *limitParser) parseNested(l *config.Limit) error {
 // secrets are the options whose values must not be in errors.
 var secrets = []string{"username", "password", "sentinel_username", "sentinel_password", "key_secret"}
 
-// parseArgument parses the one argument of an option.
+// parseArgument parses the one argument of an option, or the words of one that takes several.
 func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	name := d.Val()
 	args := d.RemainingArgs()
 	switch {
 	case len(args) == 1 && args[0] != "":
 		return args[0], nil
+	case len(args) > 1 && takesWords(name, args):
+		return strings.Join(args, " "), nil
 	case len(args) > 1 && (slices.Contains(secrets, name) ||
 		slices.ContainsFunc(args, func(arg string) bool { return slices.Contains(secrets, arg) })):
 		return "", d.Errf("%s: %d words given; use one, in quotes if it has spaces", name, len(args))
@@ -198,9 +160,22 @@ func parseArgument(d *caddyfile.Dispenser) (string, error) {
 	case inOneLine(args):
 		return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value, and "+ownLine))
 	case strings.Join(args, "") == "":
-		return "", d.WrapErr(option.Bad(name, "", "one value, or set the {$VARIABLE} that stands there"))
+		return "", d.WrapErr(option.Bad(name, "", cmp.Or(useEmpty[name], "one value, or set the {$VARIABLE} that stands there")))
 	}
 	return "", d.WrapErr(option.Bad(name, strings.Join(args, " "), "one value"))
+}
+
+// takesWords reports whether an option takes so many arguments as one text.
+func takesWords(name string, args []string) bool {
+	switch name {
+	case "period", "consistency":
+		return true
+	case "rate", "speed": // whose errors have the ways to write one
+		return !inOneLine(args)
+	case "actual_cost":
+		return usage.IsCost(args[0])
+	}
+	return false
 }
 
 // parseMatch parses an option that is a matcher: a matcher token as of a
@@ -290,17 +265,6 @@ func parseCount(d *caddyfile.Dispenser) (*option.Responses, error) {
 	return m, nil
 }
 
-// parseIgnored parses an option of kinds of advice.
-func parseIgnored(d *caddyfile.Dispenser) (kinds []string, err error) {
-	if kinds = d.RemainingArgs(); len(kinds) == 0 {
-		return nil, d.Err("ignore_advice: nothing given; use what caddy rate-limit check has in brackets, such as path_form")
-	}
-	if err := advice.ParseIgnored(kinds); err != nil {
-		return nil, d.WrapErr(err)
-	}
-	return kinds, nil
-}
-
 // ParseApp parses the global option.
 func ParseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
@@ -314,20 +278,12 @@ func ParseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	parsers := fieldParsers(d, app)
 	parsers["redis"] = func() error { app.Redis = new(config.Redis); return parseRedis(d, app.Redis) }
 	parsers["memory"] = func() error { app.Memory = new(config.Memory); return parseMemory(d, app.Memory) }
-	parsers["on_error"] = valueParser(d, &app.OnError, rule.ParseOnError)
-	parsers["metrics"] = valueParser(d, &app.Metrics, compile.ParseMetrics)
-	parsers["consistency"] = func() (err error) {
-		if app.Consistency, err = parseConsistencyArgs(d); err != nil || option.IsTemplate(app.Consistency) {
-			return err
-		}
-		if _, err = option.ParseConstant("consistency", app.Consistency, compile.ParseConsistency); err != nil {
-			err = d.WrapErr(err)
-		}
-		return err
-	}
-	parsers["ignore_advice"] = func() (err error) { app.IgnoreAdvice, err = parseIgnored(d); return err }
-	if err := readBlock(d, GlobalScope, d.Token()).parse(d, parsers); err != nil {
+	written := readBlock(d, GlobalScope, d.Token())
+	if err := written.parse(d, parsers); err != nil {
 		return nil, err
+	}
+	if _, err := compile.NewAppSettings(app, option.Later, ""); err != nil && !errors.Is(err, option.ErrUnresolved) {
+		return nil, written.located(err)
 	}
 	return httpcaddyfile.App{Name: "rate_limit", Value: caddyconfig.JSON(app, nil)}, nil
 }
@@ -417,8 +373,8 @@ func parseTLS(d *caddyfile.Dispenser, t *reverseproxy.TLSConfig) (err error) {
 	return err
 }
 
-// fieldParsers returns what parses those options that are texts, or on or off, of the struct that of
-// points to, by their names.
+// fieldParsers returns what parses those options that are texts, on or off, or lists, of the struct that
+// of points to, by their names.
 func fieldParsers(d *caddyfile.Dispenser, of any) map[string]func() error {
 	parsers := make(map[string]func() error)
 	for name, text := range config.OptionsOf[string](of) {
@@ -427,7 +383,20 @@ func fieldParsers(d *caddyfile.Dispenser, of any) map[string]func() error {
 	for name, flag := range config.OptionsOf[bool](of) {
 		parsers[name] = func() (err error) { *flag, err = parseFlag(d); return err }
 	}
+	for name, list := range config.OptionsOf[config.List](of) {
+		parsers[name] = func() error {
+			if *list = d.RemainingArgs(); len(*list) == 0 {
+				return d.WrapErr(option.Bad(name, "", useEmpty[name]))
+			}
+			return nil
+		}
+	}
 	return parsers
+}
+
+// useEmpty describes the words of options that take several.
+var useEmpty = map[string]string{
+	"ban": compile.UseBans, "consistency": compile.UseConsistency, "headers": compile.UseHeaders, "ignore_advice": advice.UseKinds,
 }
 
 // parseFlag parses an option without arguments.
@@ -438,37 +407,18 @@ func parseFlag(d *caddyfile.Dispenser) (bool, error) {
 	return true, nil
 }
 
-// valueParser returns what parses an option that is one word, and always the same.
-func valueParser[T any, S ~string](d *caddyfile.Dispenser, into *S, parse option.Parser[T]) func() error {
+// numberParser returns what parses a number or duration. It is not validated if it has placeholders, which are
+// resolved when the config is loaded.
+func numberParser[T any, S ~string](d *caddyfile.Dispenser, into *S, parse option.Parser[T]) func() error {
 	return func() error {
 		name := d.Val()
 		text, err := parseArgument(d)
-		if err != nil {
+		if *into = S(text); err != nil || option.IsTemplate(text) {
 			return err
 		}
-		if _, err := option.ParseConstant(name, text, parse); err != nil {
-			return d.WrapErr(err)
+		if _, use := parse(text); use != "" {
+			return d.WrapErr(option.Bad(name, text, use))
 		}
-		*into = S(text)
 		return nil
 	}
-}
-
-// numberParser is valueParser for a number or duration. It is not validated if it has placeholders, which are
-// resolved when the config is loaded.
-func numberParser[T any, S ~string](d *caddyfile.Dispenser, into *S, parse option.Parser[T]) func() error {
-	return valueParser(d, into, func(text string) (v T, use string) {
-		if option.IsTemplate(text) {
-			return v, ""
-		}
-		return parse(text)
-	})
-}
-
-// parseConsistencyArgs returns the arguments of consistency.
-func parseConsistencyArgs(d *caddyfile.Dispenser) (string, error) {
-	if args := d.RemainingArgs(); len(args) > 0 {
-		return strings.Join(args, " "), nil
-	}
-	return "", d.Err("consistency: nothing given; use " + compile.UseConsistency)
 }
