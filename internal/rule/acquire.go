@@ -52,7 +52,7 @@ func (q *Request) acquire() (err error) {
 	}
 	for i := range q.loads {
 		if e := &q.loads[i]; e.Decided && err == nil {
-			e.Policy.Counters.Count(q.stripe, &e.Query, &e.Decision, false, shed, false)
+			q.countEntry(e, shed, false)
 		}
 	}
 	return err

@@ -120,22 +120,29 @@ func (q *Request) count() {
 		if charged {
 			e.Charged = e.Query.Cost
 		}
-		e.Policy.Counters.Count(q.stripe, &e.Query, d, e.Banned > 0 && !e.Began, denied, charged)
+		q.countEntry(e, denied, charged)
 		if e.Banned > 0 {
 			q.noteBan(e)
 		}
 		if d.Borrowed && !d.Pool {
 			e.Policy.Counters.Add(q.stripe, telemetry.Borrowed, 1)
 		}
-		if q.reads && !e.ByAddress() && e.Limit.Key.IsUnclear(e.Query.Key) {
-			e.Policy.Counters.Add(q.stripe, telemetry.Unclear, 1)
-			if d.Denied {
-				e.Limit.Reporter.UnclearFull()
-			}
+	}
+}
+
+// countEntry counts what one limit decided, given whether the request is denied by any limit, and whether this one
+// charged it.
+func (q *Request) countEntry(e *Entry, denied, charged bool) {
+	d := &e.Decision
+	e.Policy.Counters.Count(q.stripe, &e.Query, d, e.Banned > 0 && !e.Began, denied, charged)
+	if q.reads && !e.ByAddress() && e.Limit.Key.IsUnclear(e.Query.Key) {
+		e.Policy.Counters.Add(q.stripe, telemetry.Unclear, 1)
+		if d.Denied {
+			e.Limit.Reporter.UnclearFull()
 		}
-		if top := e.Policy.Top; top != nil {
-			top.Record(e.Query.Key, e.ByAddress(), d.Denied)
-		}
+	}
+	if top := e.Policy.Top; top != nil {
+		top.Record(e.Query.Key, e.ByAddress(), d.Denied)
 	}
 }
 

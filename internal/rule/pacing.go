@@ -18,10 +18,8 @@ func (q *Request) pace(s limiter.Store) *pace.Response {
 		e := &q.paced[i]
 		p.Add(e.Limit.Pace, e.Query, q.fairBy(e))
 		size := e.Query.Limit.Size
-		e.Policy.Counters.Count(q.stripe, &e.Query, &limiter.Decision{Size: size, Remaining: size}, false, false, false)
-		if top := e.Policy.Top; top != nil {
-			top.Record(e.Query.Key, e.ByAddress(), false)
-		}
+		e.Decision = limiter.Decision{Size: size, Remaining: size}
+		q.countEntry(e, false, false)
 	}
 	return p
 }

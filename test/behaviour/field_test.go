@@ -68,6 +68,24 @@ func TestFieldKey(t *testing.T) {
 	}
 }
 
+// TestUnclearIsCounted guards that requests of which a field in the key is unclear are counted, and others not, at
+// limits of all kinds: those that a store decides, those that follow the load and those that pace the response.
+func TestUnclearIsCounted(t *testing.T) {
+	const key = "{\nkey {http.rate_limit.field.email}\n"
+	s := sitetest.Start(t, "rate_limit {\nlimit rate "+key+"rate 5/h\n}\nlimit auto "+key+"concurrency auto\n}\nlimit speed "+key+"speed 1MB/s\n}\n}\nrespond ok")
+	for _, body := range []string{"email=carol", "email=carol&email=dave", "email=erin&email=frank", "name=x"} {
+		if status, _ := submit(t, s, "/", formType, body); status != http.StatusOK {
+			t.Fatalf("%s: got %d", body, status)
+		}
+	}
+	m := collected(t, s.Process)
+	for _, limit := range []string{"rate", "auto", "speed"} {
+		if got := m[`unclear_total{limit="`+limit+`"}`]; got != "2" {
+			t.Errorf("%s: got %q, want two requests", limit, got)
+		}
+	}
+}
+
 // TestFieldsInSeveralBlocks guards that a block sees the fields behind one without any and behind one that has read
 // them, that read_body is the length of its block, and that later handlers see them.
 func TestFieldsInSeveralBlocks(t *testing.T) {
