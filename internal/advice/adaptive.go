@@ -19,8 +19,8 @@ func (c *collector) unprotected(limits []*rule.Limit) {
 			continue
 		}
 		varies := false
-		for _, part := range b.Limit.Key.Template() {
-			varies = varies || part.Placeholder && !upstreams[part.Text]
+		for _, name := range b.Limit.Key.Names() {
+			varies = varies || !upstreams[name]
 		}
 		if !varies {
 			return

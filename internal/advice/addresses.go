@@ -22,7 +22,7 @@ func (c *collector) addresses(h *rule.Handler, around *routes.Around) {
 	server := c.HTTP.Servers[around.Server()]
 	byAddress := false
 	for b := range rule.Buckets(h.Limits) {
-		byAddress = byAddress || !b.Off && b.Limit.Key.Template().Has(placeholder.ClientIP)
+		byAddress = byAddress || !b.Off && b.Limit.Key.Has(placeholder.ClientIP)
 	}
 	switch {
 	case server == nil || !byAddress:

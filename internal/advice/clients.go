@@ -24,9 +24,9 @@ func (c *collector) keys(h *rule.Handler, around *routes.Around) {
 		if b.Off {
 			continue
 		}
-		k := b.Limit.Key.Template()
+		k := b.Limit.Key
 		c.chosen(b, k, around)
-		if shared := !slices.ContainsFunc(k, func(p key.Part) bool { return p.Placeholder }); shared && b.Limit.Bans != nil {
+		if len(k.Names()) == 0 && b.Limit.Bans != nil {
 			c.limit(b.Path, advise(BanOfAll,
 				"It bans its key, which all requests share: one client that is denied keeps everybody out.",
 				"Use a key that distinguishes clients, such as {client_ip}, or no ban."))
@@ -49,7 +49,7 @@ func (c *collector) keys(h *rule.Handler, around *routes.Around) {
 }
 
 // chosen advises on a key that clients choose, or that is empty without authentication.
-func (c *collector) chosen(b rule.LocatedBucket, k key.Template, around *routes.Around) {
+func (c *collector) chosen(b rule.LocatedBucket, k *key.Key, around *routes.Around) {
 	flawed := func(name string) bool { return name == "" || c.flawed[[2]string{b.Path, name}] }
 	if name := k.User(); !flawed(name) && around.Authentication() == "" && !around.Plugins() && !around.Sets(name) {
 		c.limit(b.Path, advise(KeyWithoutUser,
@@ -77,7 +77,7 @@ func (c *collector) bounded(around *routes.Around) bool {
 			return false
 		}
 		for b := range rule.Buckets(m.Compiled().Limits) {
-			if !b.Off && !b.Free() && alwaysMet(b) && Bounds(b.Limit.Key.Template(), other) && !NumbersChosen(b.Bucket, other) {
+			if !b.Off && !b.Free() && alwaysMet(b) && Bounds(b.Limit.Key, other) && !NumbersChosen(b.Bucket, other) {
 				return true
 			}
 		}

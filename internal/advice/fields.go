@@ -27,7 +27,7 @@ func (c *collector) submitted(h *rule.Handler, _ *routes.Around) {
 				}
 			}
 		}
-		fields := b.Limit.Key.Template().Fields()
+		fields := b.Limit.Key.Fields()
 		if len(fields) > 0 && b.Limit.DryRun && c.exempts(b.Path) && !slices.ContainsFunc(fields, func(name string) bool { return leavesOut(b.Limit, "{"+name+"}", "") }) {
 			c.limit(b.Path, advise(UnclearExempt,
 				"It exempts requests from another limit, and all whose {"+fields[0]+"} is unclear have one key: a login of an attacker's own exempts guesses at others.",

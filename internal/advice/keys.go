@@ -109,22 +109,22 @@ var missing = []struct {
 }
 
 // OnKey returns advice on a key, as far as it and the handlers around its limit show.
-func OnKey(k key.Template, around *routes.Around) (found []Advice) {
-	for _, name := range k.Placeholders() {
+func OnKey(k *key.Key, around *routes.Around) (found []Advice) {
+	for _, name := range k.Names() {
 		if a, ok := onPlaceholder(name, around); ok {
 			found = append(found, a.of("key", name))
 		}
 	}
-	for i, part := range k {
+	for i, part := range k.Parts {
 		if part.Placeholder || i == 0 || !prefixLength.MatchString(part.Text) {
 			continue
 		}
-		if of := k[i-1]; of.Placeholder && (placeholder.Addresses[of.Text] != "" || strings.HasPrefix(of.Text, headerPrefix)) {
+		if of := k.Parts[i-1]; of.Placeholder && (placeholder.Addresses[of.Text] != "" || strings.HasPrefix(of.Text, headerPrefix)) {
 			found = append(found, onPrefix(of.Text, part.Text))
 		}
 	}
-	if len(k) == 1 && !k[0].Placeholder {
-		found = append(found, onConstant(k[0].Text)...)
+	if len(k.Parts) == 1 && !k.Parts[0].Placeholder {
+		found = append(found, onConstant(k.Parts[0].Text)...)
 	}
 	return found
 }
@@ -168,8 +168,8 @@ func onConstant(text string) []Advice {
 // Chosen returns the first placeholder of a key whose value clients can choose from arbitrarily
 // many, or "", and the one that it is made from, which may be itself. No client chooses what a
 // handler before the limit replaces.
-func Chosen(k key.Template, around *routes.Around) (name, source string) {
-	for _, name := range k.Placeholders() {
+func Chosen(k *key.Key, around *routes.Around) (name, source string) {
+	for _, name := range k.Names() {
 		if source := chosenIn(name, around, placeholder.IsChosen); source != "" {
 			return name, source
 		}
@@ -178,7 +178,7 @@ func Chosen(k key.Template, around *routes.Around) (name, source string) {
 }
 
 // Bounds reports whether a client with many requests always gets the same bucket.
-func Bounds(k key.Template, around *routes.Around) bool {
+func Bounds(k *key.Key, around *routes.Around) bool {
 	chosen, _ := Chosen(k, around)
 	return chosen == "" && !slices.ContainsFunc(OnKey(k, new(routes.Around)), func(a Advice) bool { return a.unshared })
 }

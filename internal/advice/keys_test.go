@@ -15,7 +15,7 @@ import (
 )
 
 // templateOf returns a template as in a Caddyfile.
-func templateOf(t *testing.T, text string) key.Template {
+func templateOf(t *testing.T, text string) *key.Key {
 	t.Helper()
 	segment := caddyfile.Segment{{Text: text}}
 	shorthands().ApplyToSegment(&segment)
@@ -23,7 +23,7 @@ func templateOf(t *testing.T, text string) key.Template {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return k.Template()
+	return k
 }
 
 // TestDocumentedFlaws guards that each key in the table of docs/keys.md is reported, with the

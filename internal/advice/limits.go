@@ -74,7 +74,7 @@ func (c *collector) limits(limits []*rule.Limit, parent *rule.Limit, around *rou
 			for _, a := range onLimit(l, around) {
 				c.limit(l.Path, a)
 			}
-			for _, a := range OnKey(l.Key.Template(), around) {
+			for _, a := range OnKey(l.Key, around) {
 				if a.Placeholder != "" && a.Placeholder == uncountedUser(l, around) {
 					continue // no order of the directives would help
 				}
@@ -164,7 +164,7 @@ func onUnauthorized(l *rule.Limit, around *routes.Around) []Advice {
 			Remedy:  "Use {client_ip}, or {http.rate_limit.basic_user} for the unverified name, and put the limit before the authentication.",
 		}}
 	}
-	if by := around.Authentication(); by != "" && countsUnauthorized(l, true) && l.Key.Template().User() == "" {
+	if by := around.Authentication(); by != "" && countsUnauthorized(l, true) && l.Key.User() == "" {
 		return []Advice{{
 			Kind:    Uncounted,
 			Problem: "It counts the status 401, and the " + by + " directive before it answers wrong passwords, so they do not count.",
@@ -181,7 +181,7 @@ func uncountedUser(l *rule.Limit, around *routes.Around) string {
 	if !countsUnauthorized(l, !behind) {
 		return ""
 	}
-	return l.Key.Template().User()
+	return l.Key.User()
 }
 
 // countsUnauthorized reports whether only some responses count, and those to wrong passwords do,

@@ -70,7 +70,7 @@ func (c *collector) sites() {
 			return // whichever of the blocks says that it is meant
 		}
 		for b := range rule.Buckets(h.Limits) {
-			if b.Off || b.Limit.Zone != nil || len(hosts) == 0 || !bareName(b) || b.Limit.Key.Template().Has("http.request.host") {
+			if b.Off || b.Limit.Zone != nil || len(hosts) == 0 || !bareName(b) || b.Limit.Key.Has("http.request.host") {
 				continue
 			}
 			for _, others := range earlier[b.Path] {

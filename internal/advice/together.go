@@ -71,7 +71,7 @@ type conditionedBucket struct {
 // conditioned returns the buckets of limits.
 func conditioned(limits []*rule.Limit) (all []conditionedBucket) {
 	for b := range rule.Buckets(limits) {
-		of := conditionedBucket{LocatedBucket: b, key: b.Limit.Key.Template().Placeholders()}
+		of := conditionedBucket{LocatedBucket: b, key: b.Limit.Key.Names()}
 		for _, l := range append(slices.Clip(b.Around), b.Limit) {
 			if len(l.Match) > 0 {
 				text, _ := json.Marshal(l.Match)

@@ -23,7 +23,7 @@ import (
 // Key is a parsed key template, which determines the bucket of a request.
 type Key struct {
 	Source     string // the template as it was written
-	parts      []part
+	Parts      []Part
 	Prefixes   clientip.Prefixes
 	Fixed      bool // whether its value stays the same throughout a request
 	mayBeEmpty bool // whether an empty value is a key like others
@@ -31,11 +31,11 @@ type Key struct {
 	Submitted  bool // whether any of these is a field of what clients submit
 }
 
-// part is a piece of a key's template: literal text or a placeholder.
-type part struct {
-	text        string // the literal, or the placeholder's name without braces
-	placeholder bool
-	address     bool // whether its value is an address, of which the prefix counts
+// Part is a piece of a key's template: literal text or a placeholder.
+type Part struct {
+	Text        string // the literal, or the placeholder's full name without braces
+	Placeholder bool
+	Address     bool // whether its value is an address, of which the prefix counts
 	unverified  bool // whether its value is not verified in early data
 	fixed       bool // whether its value stays the same throughout a request
 	submitted   bool // whether it is a field of what clients submit
@@ -67,14 +67,14 @@ func Parse(name, template string, prefixes clientip.Prefixes) (*Key, error) {
 			if err != nil {
 				return nil, option.Bad(name, template, "{"+field.Prefix+"X} with "+err.Error())
 			}
-			k.parts, k.Submitted = append(k.parts, p), k.Submitted || p.submitted
+			k.Parts, k.Submitted = append(k.Parts, p), k.Submitted || p.submitted
 		}
 		if literal != "" {
-			k.parts = append(k.parts, part{text: literal, fixed: true})
+			k.Parts = append(k.Parts, Part{Text: literal, fixed: true})
 		}
 	}
-	k.several = len(k.placeholders()) > 1
-	k.Fixed = !slices.ContainsFunc(k.parts, func(p part) bool { return !p.fixed })
+	k.several = len(k.Placeholders()) > 1
+	k.Fixed = !slices.ContainsFunc(k.Parts, func(p Part) bool { return !p.fixed })
 	return k, nil
 }
 
@@ -90,29 +90,29 @@ func ParseZone(template string, prefixes clientip.Prefixes) (*Key, error) {
 }
 
 // newPlaceholder returns the part of a key that is a placeholder.
-func newPlaceholder(name string) (p part, err error) {
-	p = part{text: name, placeholder: true}
+func newPlaceholder(name string) (p Part, err error) {
+	p = Part{Text: name, Placeholder: true}
 	if full := placeholder.Addresses[name]; full != "" {
-		p.text, p.address = full, true
+		p.Text, p.Address = full, true
 	}
-	p.unverified = p.address || strings.HasPrefix(p.text, "http.request.remote")
+	p.unverified = p.Address || strings.HasPrefix(p.Text, "http.request.remote")
 	// Values of the request itself do not change. Others may: a matcher can set
 	// them, as path_regexp sets its captures, and some change with time.
-	p.submitted = strings.HasPrefix(p.text, field.Prefix)
-	p.fixed = p.text == placeholder.ClientIP || p.text == placeholder.BasicUser || p.submitted ||
-		strings.HasPrefix(p.text, "http.request.") && !strings.HasPrefix(p.text, "http.request.duration")
+	p.submitted = strings.HasPrefix(p.Text, field.Prefix)
+	p.fixed = p.Text == placeholder.ClientIP || p.Text == placeholder.BasicUser || p.submitted ||
+		strings.HasPrefix(p.Text, "http.request.") && !strings.HasPrefix(p.Text, "http.request.duration")
 	if p.submitted {
-		p.spelling, err = spellingOfField(p.text)
+		p.spelling, err = spellingOfField(p.Text)
 	} else {
-		p.spelling = spellingOf(p.text)
+		p.spelling = spellingOf(p.Text)
 	}
 	return p, err
 }
 
 // value returns the value of a placeholder in keys, which is "" if the client has no
 // address.
-func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
-	if p.text == placeholder.ClientIP { // faster than the replacer
+func (p *Part) value(r *http.Request, repl *caddy.Replacer) string {
+	if p.Text == placeholder.ClientIP { // faster than the replacer
 		if address, ok := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ok {
 			return dropSocketAddress(address)
 		}
@@ -120,8 +120,8 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 	if p.read != nil {
 		return p.canonical(p.read(r, repl))
 	}
-	v, _ := repl.GetString(p.text)
-	if p.address {
+	v, _ := repl.GetString(p.Text)
+	if p.Address {
 		return dropSocketAddress(v)
 	}
 	return p.canonical(v)
@@ -130,7 +130,7 @@ func (p *part) value(r *http.Request, repl *caddy.Replacer) string {
 // canonical returns a value of p, however it was written, as it is in keys. White space
 // around any value does not count, as it may come from a header field by a variable, the
 // capture of a matcher, or a cookie.
-func (p *part) canonical(v string) string {
+func (p *Part) canonical(v string) string {
 	v = textproto.TrimString(v)
 	if p.spelled != nil && v != "" {
 		v = p.spelled(v)
@@ -147,18 +147,6 @@ func dropSocketAddress(address string) string {
 	return address
 }
 
-// String returns the template with the full names of all placeholders.
-func (k *Key) String() string { return k.Template().String() }
-
-// Template returns the template as those see it that do not expand it.
-func (k *Key) Template() Template {
-	shown := make(Template, len(k.parts))
-	for i, p := range k.parts {
-		shown[i] = Part{Text: p.text, Placeholder: p.placeholder}
-	}
-	return shown
-}
-
 // IsUnclear reports whether text is the key of requests for which a field of what clients submit is unclear.
 func (k *Key) IsUnclear(text string) bool {
 	if !k.Submitted {
@@ -168,7 +156,7 @@ func (k *Key) IsUnclear(text string) bool {
 	if value, ok := k.cut(text); ok && !k.several {
 		values = []string{value}
 	}
-	for i, p := range k.placeholders() {
+	for i, p := range k.Placeholders() {
 		if p.submitted && i < len(values) && values[i] == field.Unclear {
 			return true
 		}
@@ -186,10 +174,10 @@ var ErrEarlyData = errors.New("TLS handshake not complete, the client's address 
 // If there are several placeholders, the key is their values, joined by commas, and so
 // without what is between them in the template.
 func (k *Key) Of(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
-	if len(k.parts) == 1 {
-		p := &k.parts[0]
-		if !p.placeholder {
-			return k.Prefixes.Of(p.text), true, nil
+	if len(k.Parts) == 1 {
+		p := &k.Parts[0]
+		if !p.Placeholder {
+			return k.Prefixes.Of(p.Text), true, nil
 		}
 		if p.unverified && earlyData(r) {
 			return "", false, ErrEarlyData
@@ -199,11 +187,11 @@ func (k *Key) Of(r *http.Request, repl *caddy.Replacer) (string, bool, error) {
 	}
 	var text []byte
 	placeholders, given := 0, k.mayBeEmpty
-	for i := range k.parts {
-		p := &k.parts[i]
-		if !p.placeholder {
+	for i := range k.Parts {
+		p := &k.Parts[i]
+		if !p.Placeholder {
 			if !k.several {
-				text = append(text, p.text...)
+				text = append(text, p.Text...)
 			}
 			continue
 		}

@@ -66,11 +66,11 @@ func keyText(key string, k *Key) string {
 		return key
 	}
 	values, text := Split(key), ""
-	for _, p := range k.parts {
-		if p.placeholder {
+	for _, p := range k.Parts {
+		if p.Placeholder {
 			text, values = text+values[0], values[1:]
 		} else {
-			text += p.text
+			text += p.Text
 		}
 	}
 	return text
@@ -325,9 +325,9 @@ func FuzzKey(f *testing.F) {
 		}
 		spelled := func(v string) string { return k.Prefixes.Of(textproto.TrimString(v)) }
 		uses := make(map[string]bool)
-		for _, p := range k.parts {
-			if p.placeholder {
-				uses[p.text] = true
+		for _, p := range k.Parts {
+			if p.Placeholder {
+				uses[p.Text] = true
 			}
 		}
 		type expanded struct {
@@ -362,7 +362,7 @@ func FuzzKey(f *testing.F) {
 		if (!uses["a"] || same(a1, a2)) && (!uses["b"] || same(b1, b2)) {
 			return
 		}
-		if _, err := netip.ParseAddr(one.text); err == nil && len(k.placeholders()) == 1 {
+		if _, err := netip.ParseAddr(one.text); err == nil && len(k.Placeholders()) == 1 {
 			return // one address, written in two ways
 		}
 		t.Fatalf("%q: {a: %q, b: %q} and {a: %q, b: %q} both have the key %q",
@@ -395,7 +395,7 @@ func TestValuesReadDirectly(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want, _ := repl.GetString(p.text)
+			want, _ := repl.GetString(p.Text)
 			want, _, _ = strings.Cut(want, ",")
 			if got := p.value(r, repl); got != want {
 				t.Errorf("%s: {%s} is %q, want %q", name, placeholder, got, want)

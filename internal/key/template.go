@@ -8,19 +8,10 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 )
 
-// Template is the template of a key, in pieces.
-type Template []Part
-
-// Part is a piece of a template: literal text, or a placeholder by its full name.
-type Part struct {
-	Text        string
-	Placeholder bool
-}
-
-// String returns the template.
-func (k Template) String() string {
+// String returns the template with the full names of all placeholders.
+func (k *Key) String() string {
 	var text strings.Builder
-	for _, p := range k {
+	for _, p := range k.Parts {
 		if p.Placeholder {
 			text.WriteString("{" + p.Text + "}")
 		} else {
@@ -30,23 +21,31 @@ func (k Template) String() string {
 	return text.String()
 }
 
-// Has reports whether a placeholder is part of the key.
-func (k Template) Has(name string) bool { return slices.Contains(k, Part{name, true}) }
-
-// Placeholders returns the placeholders of the key.
-func (k Template) Placeholders() (names []string) {
-	for _, p := range k {
+// Placeholders returns the parts of the template that are placeholders.
+func (k *Key) Placeholders() (found []Part) {
+	for _, p := range k.Parts {
 		if p.Placeholder {
-			names = append(names, p.Text)
+			found = append(found, p)
 		}
+	}
+	return found
+}
+
+// Names returns the names of the placeholders.
+func (k *Key) Names() (names []string) {
+	for _, p := range k.Placeholders() {
+		names = append(names, p.Text)
 	}
 	return names
 }
 
+// Has reports whether a placeholder is part of the key.
+func (k *Key) Has(name string) bool { return slices.Contains(k.Names(), name) }
+
 // User returns the first placeholder of the key that only has a value behind
 // authentication, or "".
-func (k Template) User() string {
-	for _, name := range k.Placeholders() {
+func (k *Key) User() string {
+	for _, name := range k.Names() {
 		if strings.HasPrefix(name, "http.auth.user.") {
 			return name
 		}
@@ -55,8 +54,8 @@ func (k Template) User() string {
 }
 
 // Headers returns the header fields that the key is made from.
-func (k Template) Headers() (names []string) {
-	for _, name := range k.Placeholders() {
+func (k *Key) Headers() (names []string) {
+	for _, name := range k.Names() {
 		if header, ok := strings.CutPrefix(name, headerPrefix); ok {
 			names = append(names, textproto.CanonicalMIMEHeaderKey(header))
 		}
@@ -71,8 +70,8 @@ func (k Template) Headers() (names []string) {
 }
 
 // Fields returns the placeholders of the key that are fields of what clients submit, which no log has.
-func (k Template) Fields() (names []string) {
-	for _, name := range k.Placeholders() {
+func (k *Key) Fields() (names []string) {
+	for _, name := range k.Names() {
 		if strings.HasPrefix(name, placeholder.OfField) {
 			names = append(names, name)
 		}

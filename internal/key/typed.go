@@ -8,8 +8,8 @@ import (
 // Values returns the values of k's placeholders: of addresses the given one, and of
 // the others theirs in their order.
 func (k *Key) Values(address string, others []string) (all []string) {
-	for _, p := range k.placeholders() {
-		if p.address {
+	for _, p := range k.Placeholders() {
+		if p.Address {
 			all = append(all, address)
 		} else {
 			all, others = append(all, others[0]), others[1:]
@@ -22,7 +22,7 @@ func (k *Key) Values(address string, others []string) (all []string) {
 // or as the values of the placeholders. Neither is needed if the key has no
 // placeholders.
 func (k *Key) Typed(text *string, values []string) (string, error) {
-	placeholders := k.placeholders()
+	placeholders := k.Placeholders()
 	n := len(placeholders)
 	if k.several && text != nil {
 		values = Split(*text)
@@ -48,16 +48,16 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 	}
 	given := n == 0
 	for i, p := range placeholders {
-		if !p.address {
+		if !p.Address {
 			values[i] = k.Prefixes.Of(p.canonical(values[i]))
 		}
 		given = given || values[i] != ""
-		if !p.address || values[i] == "" {
+		if !p.Address || values[i] == "" {
 			continue
 		}
 		address, err := k.Prefixes.Parse(values[i])
 		if err != nil {
-			return "", fmt.Errorf("key: not valid; use an IP address for {%s}, or a prefix of %d bits of IPv4 or %d of IPv6", p.text, k.Prefixes.IPv4, k.Prefixes.IPv6)
+			return "", fmt.Errorf("key: not valid; use an IP address for {%s}, or a prefix of %d bits of IPv4 or %d of IPv6", p.Text, k.Prefixes.IPv4, k.Prefixes.IPv6)
 		}
 		values[i] = address
 	}
@@ -70,14 +70,14 @@ func (k *Key) Typed(text *string, values []string) (string, error) {
 // TypedAddress returns the key of requests that have no key of their own: their
 // client's address, which an operator has typed.
 func (k *Key) TypedAddress(text string) (string, error) {
-	placeholders := k.placeholders()
+	placeholders := k.Placeholders()
 	if len(placeholders) == 0 {
 		return "", fmt.Errorf("address: not valid here; use none, as all requests have the key %s", k)
 	}
 	if text == "" {
 		return "", nil
 	}
-	if len(k.parts) == 1 && placeholders[0].address {
+	if len(k.Parts) == 1 && placeholders[0].Address {
 		return "", fmt.Errorf("address: not valid here; use key, which is an address in this limit")
 	}
 	address, err := k.Prefixes.Parse(text)
@@ -87,44 +87,20 @@ func (k *Key) TypedAddress(text string) (string, error) {
 	return address, nil
 }
 
-// placeholders returns the parts of the template that are placeholders.
-func (k *Key) placeholders() (found []part) {
-	for _, p := range k.parts {
-		if p.placeholder {
-			found = append(found, p)
-		}
-	}
-	return found
-}
-
-// Placeholder is a placeholder in the template of a key.
-type Placeholder struct {
-	Name    string // its full name, without braces
-	Address bool   // whether its value is an address, of which the prefix counts
-}
-
-// Placeholders returns the placeholders in the template.
-func (k *Key) Placeholders() (all []Placeholder) {
-	for _, p := range k.placeholders() {
-		all = append(all, Placeholder{p.text, p.address})
-	}
-	return all
-}
-
 // cut returns the value of the only placeholder in text, and whether the template can
 // expand to text.
 func (k *Key) cut(text string) (value string, ok bool) {
 	before := true
-	for _, p := range k.parts {
+	for _, p := range k.Parts {
 		switch {
-		case p.placeholder:
+		case p.Placeholder:
 			before = false
 		case before:
-			if text, ok = strings.CutPrefix(text, p.text); !ok {
+			if text, ok = strings.CutPrefix(text, p.Text); !ok {
 				return "", false
 			}
 		default:
-			if text, ok = strings.CutSuffix(text, p.text); !ok {
+			if text, ok = strings.CutSuffix(text, p.Text); !ok {
 				return "", false
 			}
 		}
@@ -142,11 +118,11 @@ func (k *Key) join(values []string) string {
 		}
 		return string(text)
 	}
-	for _, p := range k.parts {
-		if p.placeholder {
+	for _, p := range k.Parts {
+		if p.Placeholder {
 			text = append(text, values[0]...)
 		} else {
-			text = append(text, p.text...)
+			text = append(text, p.Text...)
 		}
 	}
 	return k.Prefixes.Of(string(text))

@@ -50,10 +50,10 @@ func TestTypedKeyIsExpandedKey(t *testing.T) {
 						t.Fatal(err)
 					}
 					var typed []string
-					for _, p := range k.placeholders() {
+					for _, p := range k.Placeholders() {
 						typed = append(typed, map[string]string{
 							placeholder.ClientIP: ip, "http.request.header.A": a, "http.request.header.B": b,
-						}[p.text])
+						}[p.Text])
 					}
 					sent := slices.Clone(typed)
 					got, err := k.Typed(nil, typed)

@@ -19,36 +19,32 @@ import (
 
 // ban bans a key and answers with the ban that it has then.
 func (s server) ban(w http.ResponseWriter, r *http.Request) error {
-	body, err := readBody(w, r, useBan)
-	if err != nil {
-		return err
-	}
-	query, d, err := parseBan(body)
-	if err != nil {
-		return err
-	}
-	return writeBan(w, func() (adminjson.Ban, error) { return s.newest().ban(r.Context(), query, d) })
-}
-
-// unban ends a ban and answers with what it was.
-func (s server) unban(w http.ResponseWriter, r *http.Request) error {
-	query, err := readQuery(w, r)
+	query, err := readQuery(w, r, useBan, "duration")
 	if err != nil {
 		return err
 	}
 	if query.Limit == "" {
 		return errNoBanLimit
 	}
-	return writeBan(w, func() (adminjson.Ban, error) { return s.newest().unban(r.Context(), query) })
-}
-
-// writeBan writes the answer of ban and unban.
-func writeBan(w http.ResponseWriter, do func() (adminjson.Ban, error)) error {
-	answer, err := do()
+	d, err := parseDuration(query.Duration)
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, statusOf(answer.Error), answer)
+	answer, err := s.newest().ban(r.Context(), query.BucketQuery, d)
+	return writeAnswer(w, answer, answer.Error, err)
+}
+
+// unban ends a ban and answers with what it was.
+func (s server) unban(w http.ResponseWriter, r *http.Request) error {
+	query, err := readQuery(w, r, useBody)
+	if err != nil {
+		return err
+	}
+	if query.Limit == "" {
+		return errNoBanLimit
+	}
+	answer, err := s.newest().unban(r.Context(), query.BucketQuery)
+	return writeAnswer(w, answer, answer.Error, err)
 }
 
 // bans answers with the bans that there are.
@@ -59,10 +55,7 @@ func (s server) bans(w http.ResponseWriter, r *http.Request) error {
 		return badRequest("query: not valid; use at most a limit, such as ?limit=login")
 	}
 	answer, err := s.newest().bans(r.Context(), values.Get("limit"))
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, statusOf(answer.Error), answer)
+	return writeAnswer(w, answer, answer.Error, err)
 }
 
 // ban bans the requested key, for a time from now on.

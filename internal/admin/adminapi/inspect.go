@@ -26,22 +26,16 @@ func (s server) reset(w http.ResponseWriter, r *http.Request) error { return s.i
 
 // inspect looks at the bucket of a limit or the buckets of all limits, or empties them.
 func (s server) inspect(w http.ResponseWriter, r *http.Request, reset bool) error {
-	query, err := readQuery(w, r)
+	query, err := readQuery(w, r, useBody)
 	if err != nil {
 		return err
 	}
 	if query.Limit == "" {
-		answer, err := s.newest().inspectAll(r.Context(), query, reset)
-		if err != nil {
-			return err
-		}
-		return writeJSON(w, statusOf(answer.Error), answer)
+		answer, err := s.newest().inspectAll(r.Context(), query.BucketQuery, reset)
+		return writeAnswer(w, answer, answer.Error, err)
 	}
-	answer, err := s.newest().inspect(r.Context(), query, reset)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, statusOf(answer.Error), answer)
+	answer, err := s.newest().inspect(r.Context(), query.BucketQuery, reset)
+	return writeAnswer(w, answer, answer.Error, err)
 }
 
 // inspect looks at the requested bucket, or empties it, and returns what it holds, or

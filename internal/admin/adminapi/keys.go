@@ -17,7 +17,7 @@ func requestsFor(query *adminjson.BucketQuery, limit string, k *key.Key) (all []
 	for _, p := range placeholders {
 		if !p.Address || query.Address == nil {
 			others++
-			missing = append(missing, "{"+p.Name+"}")
+			missing = append(missing, "{"+p.Text+"}")
 		}
 	}
 	given := query.Values

@@ -26,10 +26,10 @@ func FuzzBucketRequest(f *testing.F) {
 		keys = append(keys, k)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		query, err := parseQuery(body)
+		query, err := parseQuery(body, useBody)
 		if err == nil {
 			for _, k := range keys {
-				_, err = keyOf(&query, k)
+				_, err = keyOf(&query.BucketQuery, k)
 				checkAdminError(t, err)
 			}
 			return

@@ -25,17 +25,17 @@ const maxBody = 64 << 10
 // useBody says in errors what to send.
 const useBody = `an object such as {"limit": "api", "key": "203.0.113.7"}, or {"address": "203.0.113.7"} for all limits`
 
-// readQuery reads the body of a request about one bucket. Its errors do not
-// show what the body has, which may be a key: Caddy logs them.
-func readQuery(w http.ResponseWriter, r *http.Request) (adminjson.BucketQuery, error) {
-	body, err := readBody(w, r, useBody)
+// readQuery reads the body of a request about one bucket, which may have more fields. use says in errors what
+// to send. Errors do not show what the body has, which may be a key: Caddy logs them.
+func readQuery(w http.ResponseWriter, r *http.Request, use string, more ...string) (query adminjson.BanQuery, err error) {
+	body, err := readBody(w, r, use)
 	if err != nil {
-		return adminjson.BucketQuery{}, err
+		return query, err
 	}
-	return parseQuery(body)
+	return parseQuery(body, use, more...)
 }
 
-// readBody reads a body. use says in errors what to send.
+// readBody reads a body.
 func readBody(w http.ResponseWriter, r *http.Request, use string) ([]byte, error) {
 	if r.URL.RawQuery != "" {
 		return nil, badRequest("query: not valid here; use a body with %s", use)
@@ -61,43 +61,20 @@ const useBan = `an object such as {"limit": "login", "key": "203.0.113.7", "dura
 // errNoBanLimit rejects a request about a ban of no limit.
 var errNoBanLimit = badRequest("limit: none given; use the path of a limit with ban, such as \"login\"")
 
-// parseBan parses the body of a request to ban a key.
-func parseBan(body []byte) (query adminjson.BucketQuery, d time.Duration, err error) {
-	sent, err := readFields(body, useBan, "limit", "key", "address", "duration")
-	if err != nil {
-		return query, 0, err
+// parseDuration parses the duration of a ban.
+func parseDuration(text string) (time.Duration, error) {
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < time.Second || d > maxBan {
+		return 0, badRequest(`duration: not valid; use a text from "1s" to "%dd", such as "10m"`, maxBan/(24*time.Hour))
 	}
-	if query, err = queryOf(sent); err != nil {
-		return query, 0, err
-	}
-	if query.Limit == "" {
-		return query, 0, errNoBanLimit
-	}
-	var text string
-	if !jsonString(sent["duration"], &text) {
-		text = ""
-	}
-	if d, err = caddy.ParseDuration(text); err != nil || d < time.Second || d > maxBan {
-		return query, 0, badRequest(`duration: not valid; use a text from "1s" to "%dd", such as "10m"`, maxBan/(24*time.Hour))
-	}
-	return query, d, nil
+	return d, nil
 }
 
 // maxBan is the longest ban.
 const maxBan = 6000 * 24 * time.Hour
 
-// parseQuery parses a body.
-func parseQuery(body []byte) (adminjson.BucketQuery, error) {
-	sent, err := readFields(body, useBody, "limit", "key", "address")
-	if err != nil {
-		return adminjson.BucketQuery{}, err
-	}
-	return queryOf(sent)
-}
-
 // readFields returns the fields of a body, which may have each of the known ones once, in
-// just this case: encoding/json would take the last of several. use says in errors what to
-// send.
+// just this case: encoding/json would take the last of several.
 func readFields(body []byte, use string, known ...string) (map[string]json.RawMessage, error) {
 	switch {
 	case !json.Valid(body):
@@ -130,8 +107,12 @@ func readFields(body []byte, use string, known ...string) (map[string]json.RawMe
 	return sent, nil
 }
 
-// queryOf returns what the fields of a body request.
-func queryOf(sent map[string]json.RawMessage) (query adminjson.BucketQuery, err error) {
+// parseQuery parses a body.
+func parseQuery(body []byte, use string, more ...string) (query adminjson.BanQuery, err error) {
+	sent, err := readFields(body, use, append([]string{"limit", "key", "address"}, more...)...)
+	if err != nil {
+		return query, err
+	}
 	limit, key, address := sent["limit"], sent["key"], sent["address"]
 	switch {
 	case limit == nil && key == nil && address == nil:
@@ -139,26 +120,21 @@ func queryOf(sent map[string]json.RawMessage) (query adminjson.BucketQuery, err 
 	case limit != nil && key != nil && address != nil:
 		return query, badRequest("address: can't be combined with limit and key; use one of key and address")
 	}
-	if limit != nil && (!jsonString(limit, &query.Limit) || query.Limit == "") {
+	query.Duration, _ = jsonString(sent["duration"])
+	if query.Limit, _ = jsonString(limit); limit != nil && query.Limit == "" {
 		return query, badRequest(`limit: not valid; use the path of a limit as text, such as "api" or "api/search"`)
 	}
 	if key != nil {
-		if key[0] == '[' {
-			err = jsonKeys(key, &query.Values)
-		} else {
-			query.Key = new(string)
-			err = jsonKey(key, query.Key)
-		}
-		if err != nil {
+		if err := setKey(&query.BucketQuery, key); err != nil {
 			return query, badRequest("key: %w", err)
 		}
 	}
 	if address != nil {
-		query.Address = new(string)
-		if !jsonString(address, query.Address) {
+		text, isString := jsonString(address)
+		switch query.Address = &text; {
+		case !isString:
 			return query, badRequest(`address: not valid; use the address of a client as text, such as "203.0.113.7", or "" for all that have none`)
-		}
-		if limit == nil && !isAddress(*query.Address) {
+		case limit == nil && !isAddress(text):
 			return query, badRequest(`address: not valid; use an IP address or a prefix, such as "203.0.113.7", or "" for all that have none`)
 		}
 	}
@@ -172,35 +148,36 @@ func isAddress(text string) bool {
 	return text == "" || notAddress == nil || notPrefix == nil
 }
 
-// jsonString decodes a string, if it is one.
-func jsonString(raw json.RawMessage, into *string) bool {
-	return len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, into) == nil
+// jsonString returns a string, if that is what raw is.
+func jsonString(raw json.RawMessage) (text string, ok bool) {
+	ok = len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil
+	return text, ok
 }
 
 // errNotKey is the error for what can't be a key.
 var errNotKey = errors.New("not valid; use a text, or an array of texts, one for each placeholder in the limit's key")
 
-// jsonKey decodes the text of a key.
-func jsonKey(raw json.RawMessage, into *string) (err error) {
-	var text string
-	if !jsonString(raw, &text) {
-		return errNotKey
-	}
-	*into, err = keytext.Parse(text)
-	return err
-}
-
-// jsonKeys decodes an array of them.
-func jsonKeys(raw json.RawMessage, into *[]string) error {
-	var elements []json.RawMessage
-	if err := json.Unmarshal(raw, &elements); err != nil {
-		return err
-	}
-	*into = make([]string, len(elements))
-	for i, element := range elements {
-		if err := jsonKey(element, &(*into)[i]); err != nil {
+// setKey sets the key of a query, or the values that make it up.
+func setKey(query *adminjson.BucketQuery, raw json.RawMessage) (err error) {
+	texts, several := []json.RawMessage{raw}, raw[0] == '['
+	if several {
+		texts = nil // or the first would be written over raw
+		if err := json.Unmarshal(raw, &texts); err != nil {
 			return err
 		}
+	}
+	values := make([]string, len(texts))
+	for i := range texts {
+		text, isString := jsonString(texts[i])
+		if !isString {
+			return errNotKey
+		}
+		if values[i], err = keytext.Parse(text); err != nil {
+			return err
+		}
+	}
+	if query.Values = values; !several {
+		query.Key, query.Values = &values[0], nil
 	}
 	return nil
 }

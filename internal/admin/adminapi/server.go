@@ -40,14 +40,6 @@ type server struct {
 	newest  func() *Config
 }
 
-// statusOf returns the status of an answer, given why Redis did not answer.
-func statusOf(unavailable string) int {
-	if unavailable != "" {
-		return http.StatusServiceUnavailable
-	}
-	return http.StatusOK
-}
-
 // allow returns a handler for requests of one method, or also HEAD if it is GET.
 func allow(method string, serve caddy.AdminHandlerFunc) caddy.AdminHandler {
 	allowed := method
@@ -63,11 +55,18 @@ func allow(method string, serve caddy.AdminHandlerFunc) caddy.AdminHandler {
 	})
 }
 
-// writeJSON writes the answer to a request.
-func writeJSON(w http.ResponseWriter, status int, answer any) error {
+// writeAnswer writes the answer to a request unless there is an error. unavailable says why Redis did not answer.
+func writeAnswer(w http.ResponseWriter, answer any, unavailable string, err error) error {
+	if err != nil {
+		return err
+	}
 	text, err := json.Marshal(answer)
 	if err != nil {
 		return err
+	}
+	status := http.StatusOK
+	if unavailable != "" {
+		status = http.StatusServiceUnavailable
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")

@@ -16,12 +16,12 @@ import (
 
 // status answers with the state of the store and the counts of the limits.
 func (s server) status(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, s.newest().status(s.counted))
+	return writeAnswer(w, s.newest().status(s.counted), "", nil)
 }
 
 // limits answers with all limits.
 func (s server) limits(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, adminjson.Limits{Limits: s.newest().limits(s.counted)})
+	return writeAnswer(w, adminjson.Limits{Limits: s.newest().limits(s.counted)}, "", nil)
 }
 
 // status returns the state of the store and the counts of the limits.

@@ -29,7 +29,7 @@ func (s server) top(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if q.watch == 0 {
-		return writeJSON(w, http.StatusOK, topOf(b, q))
+		return writeAnswer(w, topOf(b, q), "", nil)
 	}
 	return stream(w, r, b, q)
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminapi"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/admin/adminjson"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/key"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -33,9 +32,6 @@ func readRedis(text []byte) (Redis, error) {
 
 // Limit is a bucket of a limit, and its position.
 type Limit struct{ rule.LocatedBucket }
-
-// Key returns the template of the key.
-func (l *Limit) Key() key.Template { return l.Limit.Key.Template() }
 
 // Sizes returns the size in force and the one that is written, which a factor divides; 0 if
 // they depend on the request.

@@ -65,7 +65,7 @@ type replayedLimit struct {
 func newReplayedLimit(of *offline.Limit, opt Options) *replayedLimit {
 	numbers, limit := of.Numbers(), of.Limit
 	l := &replayedLimit{
-		path: of.Path, bucket: of.Name, key: of.Key().String(), headers: of.Key().Headers(), fields: of.Key().Fields(), numbers: numbers.String(),
+		path: of.Path, bucket: of.Name, key: of.Limit.Key.String(), headers: of.Limit.Key.Headers(), fields: of.Limit.Key.Fields(), numbers: numbers.String(),
 		algorithm: numbers.Algorithm, hasSize: limit.Algorithm.HasSize(), hasWindow: limit.Algorithm.HasWindow(),
 		leasable: of.Leasable, exact: numbers.Consistency == "", dryRun: limit.DryRun, settlement: limit.Settlement,
 		factor: factor(of.Factor.Constant),

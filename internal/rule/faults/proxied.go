@@ -28,9 +28,9 @@ const (
 )
 
 // begin begins the watch if the key is an address.
-func (w *proxyWatch) begin(k key.Template) {
-	for _, p := range k {
-		if p.Placeholder && p.Text != placeholder.ClientIP && p.Text != placeholder.RemoteHost {
+func (w *proxyWatch) begin(k *key.Key) {
+	for _, name := range k.Names() {
+		if name != placeholder.ClientIP && name != placeholder.RemoteHost {
 			return // which may distinguish visitors
 		}
 	}

@@ -32,7 +32,7 @@ type Reporter struct {
 // Begin has it log, about the limit of a path with a key.
 func (r *Reporter) Begin(logger *zap.Logger, path string, k *key.Key) {
 	r.Logger, r.Limit, r.Key = logger, path, k
-	r.proxies.begin(k.Template())
+	r.proxies.begin(k)
 }
 
 // NoKey logs, once, that the client's address is used instead of the key, or
