@@ -467,37 +467,40 @@ func parseAddress(repl *caddy.Replacer, text, port string) (address, error) {
 		}
 		return address{form: formHostPort, server: resolved}, nil
 	}
+	a, ok := parseURL(resolved, port)
+	if !ok {
+		return address{}, bad
+	}
+	return a, nil
+}
+
+// parseURL parses the address of a server that is a URL.
+func parseURL(resolved, port string) (a address, ok bool) {
 	u, err := url.Parse(resolved)
 	if err != nil || u.RawQuery != "" || u.Fragment != "" {
-		return address{}, bad
+		return a, false
 	}
 	opt, err := redis.ParseURL(resolved)
 	if err != nil || opt.DB < 0 || opt.DB > limiter.RedisMaxDB {
-		return address{}, bad
+		return a, false
 	}
-	a := address{server: opt.Addr, username: opt.Username, password: opt.Password, db: opt.DB}
+	a = address{server: opt.Addr, username: opt.Username, password: opt.Password, db: opt.DB}
 	switch u.Scheme {
 	case "unix":
 		a.form = formUnix
-		if u.Host != "" || !redisaddr.IsSocket(a.server) {
-			return address{}, bad
-		}
-		return a, nil
+		return a, u.Host == "" && redisaddr.IsSocket(a.server)
 	case "redis":
 		a.form = formRedis
 	case "rediss":
 		a.form = formRediss
 	default:
-		return address{}, bad
+		return a, false
 	}
 	if host, _, _ := net.SplitHostPort(a.server); u.Port() == "" {
 		a.server = net.JoinHostPort(host, port)
 	}
 	// Without a host, the client would use localhost.
-	if u.Hostname() == "" || !redisaddr.IsHostPort(a.server) {
-		return address{}, bad
-	}
-	return a, nil
+	return a, u.Hostname() != "" && redisaddr.IsHostPort(a.server)
 }
 
 // resolveAddress resolves the placeholders in an address. The values of those in a

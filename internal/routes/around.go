@@ -286,6 +286,11 @@ func (w *walker) handler(h caddyhttp.MiddlewareHandler, p path) path {
 		p.changes++
 	}
 	p.paths = p.paths.behind(h)
+	return w.nested(h, p)
+}
+
+// nested walks over the routes of a handler, and returns the path behind it.
+func (w *walker) nested(h caddyhttp.MiddlewareHandler, p path) path {
 	nested := In(h, w.named)
 	goesOn := slices.ContainsFunc(nested, func(n Nested) bool { return n.Kind == OnError || n.Kind == OnResponse })
 	before := p

@@ -50,13 +50,7 @@ func (c *checker) checkRedis(ctx context.Context) {
 		return
 	}
 
-	client := redis.NewUniversalClient(&redis.UniversalOptions{
-		Addrs: opt.Addresses, DB: opt.DB, Username: opt.Username, Password: opt.Password,
-		MasterName: opt.MasterName, SentinelUsername: opt.SentinelUsername, SentinelPassword: opt.SentinelPassword,
-		TLSConfig: opt.TLS, IsClusterMode: opt.Cluster,
-		DialTimeout: timeout, ReadTimeout: timeout, WriteTimeout: timeout, MaxRetries: -1,
-		DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
+	client := newClient(&opt)
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, 3*timeout)
 	defer cancel()
@@ -77,6 +71,17 @@ func (c *checker) checkRedis(ctx context.Context) {
 	if failed != nil {
 		c.advise("redis", "A request could not be decided: "+why+".", remedy(reason, &opt))
 	}
+}
+
+// newClient returns a client for what the limits do not call.
+func newClient(opt *limiter.RedisOptions) redis.UniversalClient {
+	return redis.NewUniversalClient(&redis.UniversalOptions{
+		Addrs: opt.Addresses, DB: opt.DB, Username: opt.Username, Password: opt.Password,
+		MasterName: opt.MasterName, SentinelUsername: opt.SentinelUsername, SentinelPassword: opt.SentinelPassword,
+		TLSConfig: opt.TLS, IsClusterMode: opt.Cluster,
+		DialTimeout: opt.Timeout, ReadTimeout: opt.Timeout, WriteTimeout: opt.Timeout, MaxRetries: -1,
+		DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
 }
 
 // modeOf returns the mode of a server: "standalone", "cluster" or "sentinel", or "" if it does not

@@ -50,30 +50,7 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 	terminal.Printf(w, "Requests: %d admitted, %d denied, %d undecided, %d refused, %d in early data.",
 		a.Requests["admitted"], a.Requests["denied"], a.Requests["undecided"], a.Requests["refused"], a.Requests["early_data"])
 	if a.Store == "redis" {
-		servers := terminal.NewTable("SERVER", "STATE", "IN USE", "IDLE", "CALLS", "REQUESTS", "FAILURES")
-		for i := range a.Servers {
-			s := &a.Servers[i]
-			state, failures := keytext.Safe(s.State), uint64(0)
-			if s.Down != nil {
-				state += " for " + terminal.Briefly(time.Duration(*s.Down))
-			}
-			if s.Reason != "" {
-				state += ": " + keytext.Safe(s.Reason)
-			}
-			up := s.State == limiter.ServerUp
-			if !up {
-				err = ErrProblems
-			}
-			for _, n := range s.Failures {
-				failures += n
-			}
-			servers.Add(!up, keytext.Safe(s.Address), state, s.Connections["in_use"], s.Connections["idle"], s.Calls, s.Requests, failures)
-		}
-		fmt.Fprintln(w)
-		servers.Print(w)
-		if err != nil {
-			terminal.Printf(w, "While a server is not up, on_error applies to its requests: %s, unless their handler sets another.", keytext.Safe(a.OnError))
-		}
+		err = printServers(w, a)
 	}
 	fmt.Fprintln(w)
 	printCounts(w, a)
@@ -83,14 +60,48 @@ func printStatus(w io.Writer, a *adminjson.Status) (err error) {
 	}
 	if len(a.Waiting) > 0 {
 		fmt.Fprintln(w)
-		waiting := terminal.NewTable("LIMIT", "WAITING", "CLIENTS", "LONGEST")
-		for _, l := range a.Waiting {
-			waiting.Add(false, keytext.Safe(l.Path), l.Requests, l.Clients, l.Longest)
-		}
-		waiting.Print(w)
-		terminal.Printf(w, "Waiting: requests that wait by max_delay now. Clients: those with a request in a queue. Longest: the most requests that one of them has there.")
+		printWaiting(w, a.Waiting)
 	}
 	return err
+}
+
+// printServers prints the state of Redis servers. It returns ErrProblems if one is not up.
+func printServers(w io.Writer, a *adminjson.Status) (err error) {
+	servers := terminal.NewTable("SERVER", "STATE", "IN USE", "IDLE", "CALLS", "REQUESTS", "FAILURES")
+	for i := range a.Servers {
+		s := &a.Servers[i]
+		state, failures := keytext.Safe(s.State), uint64(0)
+		if s.Down != nil {
+			state += " for " + terminal.Briefly(time.Duration(*s.Down))
+		}
+		if s.Reason != "" {
+			state += ": " + keytext.Safe(s.Reason)
+		}
+		up := s.State == limiter.ServerUp
+		if !up {
+			err = ErrProblems
+		}
+		for _, n := range s.Failures {
+			failures += n
+		}
+		servers.Add(!up, keytext.Safe(s.Address), state, s.Connections["in_use"], s.Connections["idle"], s.Calls, s.Requests, failures)
+	}
+	fmt.Fprintln(w)
+	servers.Print(w)
+	if err != nil {
+		terminal.Printf(w, "While a server is not up, on_error applies to its requests: %s, unless their handler sets another.", keytext.Safe(a.OnError))
+	}
+	return err
+}
+
+// printWaiting prints the requests that wait.
+func printWaiting(w io.Writer, limits []adminjson.Waiting) {
+	table := terminal.NewTable("LIMIT", "WAITING", "CLIENTS", "LONGEST")
+	for _, l := range limits {
+		table.Add(false, keytext.Safe(l.Path), l.Requests, l.Clients, l.Longest)
+	}
+	table.Print(w)
+	terminal.Printf(w, "Waiting: requests that wait by max_delay now. Clients: those with a request in a queue. Longest: the most requests that one of them has there.")
 }
 
 // printLoad prints what the limits do that follow the load.

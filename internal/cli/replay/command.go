@@ -29,12 +29,8 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 )
 
-// Command returns the command replay.
-func Command() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "replay [--config FILE] [--compare FILE] LOG...",
-		Short: "Shows what limits would have done with the requests of access logs",
-		Long: `
+// explanation is what help says about the command.
+const explanation = `
 Shows what the limits of a config would have done with the requests of access logs:
 how many requests each limit would have denied, of how many keys, and which size
 would deny no more than a few of them.
@@ -68,7 +64,14 @@ A replay knows only what is in the log:
     429.
 
 Press Ctrl-C for the results so far. The exit status is 0 if requests were replayed,
-and 1 if none could be, or for bad input.`,
+and 1 if none could be, or for bad input.`
+
+// Command returns the command replay.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "replay [--config FILE] [--compare FILE] LOG...",
+		Short: "Shows what limits would have done with the requests of access logs",
+		Long:  explanation,
 		Example: `  caddy rate-limit replay /var/log/caddy/access*.log*
   caddy rate-limit replay --config Caddyfile --compare Caddyfile.new --html report.html access.log
   caddy rate-limit replay --target 0.1% --json access.log.gz`,
@@ -137,20 +140,33 @@ func flagsOfReplay(cmd *cobra.Command) (f replayFlags, err error) {
 	return f, nil
 }
 
+// load loads the configs. closeAll closes those that were loaded.
+func (f *replayFlags) load() (configs []*offline.Config, closeAll func(), err error) {
+	closeAll = func() {
+		for _, c := range configs {
+			c.Close()
+		}
+	}
+	for _, file := range f.configs {
+		c, err := offline.Load(file, f.adapter)
+		if err != nil {
+			return configs, closeAll, err
+		}
+		configs = append(configs, c)
+	}
+	return configs, closeAll, nil
+}
+
 // runReplay runs the command.
 func runReplay(cmd *cobra.Command, logs []string) error {
 	flags, err := flagsOfReplay(cmd)
 	if err != nil {
 		return err
 	}
-	configs := make([]*offline.Config, 0, len(flags.configs))
-	for _, file := range flags.configs {
-		d, err := offline.Load(file, flags.adapter)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		configs = append(configs, d)
+	configs, closeAll, err := flags.load()
+	defer closeAll()
+	if err != nil {
+		return err
 	}
 	log, err := accesslog.Open(logs, flags.format)
 	if err != nil {
@@ -165,11 +181,7 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 		defer page.Close()
 	}
 
-	ctx := cmd.Context()
-	if ctx == nil {
-		ctx = context.Background()
-	}
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(cmp.Or(cmd.Context(), context.Background()), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	collectLessOften()
 	session := NewSession(log, configs, flags.options)
@@ -184,11 +196,10 @@ func runReplay(cmd *cobra.Command, logs []string) error {
 			return fmt.Errorf("html: %w", err)
 		}
 	}
-	w := cmd.OutOrStdout()
 	if flags.asJSON {
-		err = terminal.PrintJSON(w, session.answer(r, &flags))
+		err = terminal.PrintJSON(cmd.OutOrStdout(), session.answer(r, &flags))
 	} else {
-		printReplay(w, r, &flags)
+		printReplay(cmd.OutOrStdout(), r, &flags)
 	}
 	if err == nil && r.Used == 0 {
 		err = errors.New("no line of the logs could be replayed")

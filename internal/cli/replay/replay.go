@@ -225,30 +225,15 @@ func (p *replay) visit(h *offline.Handler, r *http.Request) bool {
 		p.reject(settle.Response{})
 		return false
 	}
-	if p.time(q); len(q.Entries()) == 0 {
-		return true
-	}
-	if p.withhold(q) == len(q.Entries()) {
+	if p.time(q); p.withhold(q) == len(q.Entries()) {
 		return true
 	}
 	if err := q.Decide(p.store, rule.How{Accounting: h.Accounting}); err != nil {
 		p.refused = true
 		return false
 	}
-	buckets, decided := make([]limiter.Bucket, 0, len(q.Entries())), make([]*rule.Entry, 0, len(q.Entries()))
 	before := len(p.held)
-	for i := range q.Entries() {
-		e := &q.Entries()[i]
-		if !e.Decided {
-			continue
-		}
-		if held := q.Held(i); held != nil {
-			p.held = append(p.held, heldUnits{limit: p.of[e.Bucket], held: held, index: len(buckets)})
-		}
-		q := e.Query
-		q.Borrows, q.Pool = false, false // each on its own
-		buckets, decided = append(buckets, q), append(decided, e)
-	}
+	buckets, decided := p.decided(q)
 	levels, err := p.roomy.fill(buckets)
 	for i := range p.held[before:] {
 		p.held[before+i].roomy = p.roomy.held
@@ -258,7 +243,35 @@ func (p *replay) visit(h *offline.Handler, r *http.Request) bool {
 		p.reject(settle.Response{})
 		return false
 	}
-	denied, leased := false, true
+	denied := p.meet(buckets, decided, levels)
+	if denied {
+		p.rejected, p.rejection = before, settle.Response{Status: http.StatusTooManyRequests}
+	}
+	return !denied
+}
+
+// decided returns the entries that were decided and their buckets, each as if it were on its own, and adds what
+// they hold.
+func (p *replay) decided(q *rule.Request) (buckets []limiter.Bucket, decided []*rule.Entry) {
+	for i := range q.Entries() {
+		e := &q.Entries()[i]
+		if !e.Decided {
+			continue
+		}
+		if held := q.Held(i); held != nil {
+			p.held = append(p.held, heldUnits{limit: p.of[e.Bucket], held: held, index: len(buckets)})
+		}
+		q := e.Query
+		q.Borrows, q.Pool = false, false
+		buckets, decided = append(buckets, q), append(decided, e)
+	}
+	return buckets, decided
+}
+
+// meet counts, at each limit, what was decided on a request, given the levels of its buckets, and reports whether it
+// is denied.
+func (p *replay) meet(buckets []limiter.Bucket, decided []*rule.Entry, levels []level) (denied bool) {
+	leased := true
 	for i, e := range decided {
 		l := p.of[e.Bucket]
 		d := e.Decision.Denied
@@ -279,10 +292,7 @@ func (p *replay) visit(h *offline.Handler, r *http.Request) bool {
 			}
 		}
 	}
-	if denied {
-		p.rejected, p.rejection = before, settle.Response{Status: http.StatusTooManyRequests}
-	}
-	return !denied
+	return denied
 }
 
 // decided counts what was special about a decision.

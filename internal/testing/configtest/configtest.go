@@ -130,7 +130,11 @@ func WantError(t *testing.T, err error, want string) {
 // many modules of ours there are.
 func CheckStoredAgain(t *testing.T, config []byte) (found int) {
 	t.Helper()
-	check := func(id string, raw map[string]any) {
+	var all map[string]any
+	if err := json.Unmarshal(config, &all); err != nil {
+		t.Fatal(err)
+	}
+	eachModule(all, func(id string, raw map[string]any) {
 		found++
 		registered, err := caddy.GetModule(id)
 		if err != nil {
@@ -155,35 +159,31 @@ func CheckStoredAgain(t *testing.T, config []byte) (found int) {
 		if !reflect.DeepEqual(again, raw) {
 			t.Errorf("stored again got\n%s\nwant\n%s", stored, text)
 		}
-	}
-	var search func(any)
-	search = func(value any) {
-		switch value := value.(type) {
-		case []any:
-			for _, v := range value {
-				search(v)
+	})
+	return found
+}
+
+// eachModule calls check for each module of ours in a configuration.
+func eachModule(value any, check func(id string, raw map[string]any)) {
+	switch value := value.(type) {
+	case []any:
+		for _, v := range value {
+			eachModule(v, check)
+		}
+	case map[string]any:
+		if value["handler"] == "rate_limit" {
+			delete(value, "handler") // Caddy's own
+			check("http.handlers.rate_limit", value)
+			return
+		}
+		for name, v := range value {
+			if app, ok := v.(map[string]any); ok && name == "rate_limit" {
+				check("rate_limit", app)
+				continue
 			}
-		case map[string]any:
-			if value["handler"] == "rate_limit" {
-				delete(value, "handler") // Caddy's own
-				check("http.handlers.rate_limit", value)
-				return
-			}
-			for name, v := range value {
-				if app, ok := v.(map[string]any); ok && name == "rate_limit" {
-					check("rate_limit", app)
-					continue
-				}
-				search(v)
-			}
+			eachModule(v, check)
 		}
 	}
-	var all map[string]any
-	if err := json.Unmarshal(config, &all); err != nil {
-		t.Fatal(err)
-	}
-	search(all)
-	return found
 }
 
 // ReadyLimit returns a limit that is ready for requests, and what it logs.
