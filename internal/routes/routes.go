@@ -1,5 +1,10 @@
 // Package routes knows which of Caddy's handlers contain routes: the position of a handler, what is
 // around it and keeps requests from it, and which error routes may handle its errors.
+//
+// Two walkers go through the routes of a loaded config by In. They are two because they differ in when they run and in what
+// leads from one route to the next: errorRoutesSearch runs when a server's first denial is served, and carries where errors
+// go, which ends at the routes that handle them; walker runs when a config is loaded or checked, and carries what requests
+// have passed. The commands that load nothing cut JSON by a third one, in package offline: no module exists there yet.
 package routes
 
 import (
