@@ -54,7 +54,7 @@
 --                      that is not a bucket
 --            r         the rest of its level, or -1 - r if it has no room, or
 --                      -1 - BLOCKED - r if only units that are held or in flight take it
---          with the flag HOLDS, and to PEEK and RESET, two more
+--          with the flag HOLDS, and to PEEK, RESET and CLEAR, two more
 --            units     how many are held
 --            receipt   of the account if units of the request are held, otherwise 0; to SETTLE
 --                      and RENEW 1 if the account was there, or the replaced one, otherwise 0;
@@ -86,6 +86,7 @@ local PROBE = 6  -- see whether the server accepts writes: write the key back un
 local REMOVE = 7 -- remove buckets that a node has evicted, unless they hold more than the level that it reports
 local PEEK = 8   -- only look at the buckets
 local RESET = 9  -- empty the buckets; the reply is what they held
+local CLEAR = 10 -- empty them, except for what is held, which the reply has
 
 -- The flags of a bucket.
 local COUNTS = 1 -- count denied requests: charge them if there is room, otherwise as the algorithm says

@@ -1,6 +1,9 @@
 package limiter
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // Held has the units that one request holds, of its Buckets with Hold, until their
 // outcome is known. Its zero value is ready for use in one [Request].
@@ -12,8 +15,17 @@ type Held struct {
 
 // settling is how to settle what one bucket holds, and the most that this may charge.
 type settling struct {
-	by   func(charge int64) // nil if it holds nothing
+	by   holder // nil if it holds nothing
 	most int64
+}
+
+// holder is what a request holds of one bucket.
+type holder interface {
+	// settle releases it, and charges that many units.
+	settle(charge int64)
+
+	// clear releases it, and empties the bucket, except for what others hold.
+	clear(ctx context.Context) error
 }
 
 // Settle ends that the bucket with the given index in the Request holds units, and
@@ -31,22 +43,40 @@ type settling struct {
 //
 // Each bucket has to be settled at some time, whatever becomes of the request.
 func (h *Held) Settle(bucket int, charge int64) {
+	if s := h.release(bucket); s.by != nil {
+		s.by.settle(min(max(charge, 0), s.most))
+	}
+}
+
+// Clear is Settle with a charge of 0, and empties the bucket, as after a login that succeeds. What
+// other requests hold of it stays held, and what they are charged in the end is charged. It waits
+// for the server, no longer than a request would: after that the bucket is empty for all processes.
+//
+// The error wraps [ErrUnavailable] if the server does not answer in time. Then the bucket is empty in
+// this process, and the server may still have what it held. A shared bucket, see Bucket.ShareKey, is
+// not emptied: others' units are in it.
+func (h *Held) Clear(ctx context.Context, bucket int) error {
+	if s := h.release(bucket); s.by != nil {
+		return s.by.clear(ctx)
+	}
+	return nil
+}
+
+// release returns how to settle what a bucket holds, which from then on it does not.
+func (h *Held) release(bucket int) (s settling) {
 	h.mu.Lock()
-	var settle settling
+	defer h.mu.Unlock()
 	if bucket < len(h.settle) {
-		settle, h.settle[bucket] = h.settle[bucket], settling{}
+		s, h.settle[bucket] = h.settle[bucket], settling{}
 	}
-	h.mu.Unlock()
-	if settle.by != nil {
-		settle.by(min(max(charge, 0), settle.most))
-	}
+	return s
 }
 
 // hold records how to settle what the i-th of some buckets holds. More than its cost, or twice
 // its size, it can't be charged: with that an empty bucket has a debt of its size. What is larger
 // would only make sums of charges too large to be sent. A limit that counts what is held is
 // charged nothing: a charge would deny the request that comes in the same microsecond.
-func (h *Held) hold(i int, buckets []Bucket, settle func(charge int64)) {
+func (h *Held) hold(i int, buckets []Bucket, by holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.settle == nil {
@@ -56,11 +86,33 @@ func (h *Held) hold(i int, buckets []Bucket, settle func(charge int64)) {
 	if !b.Limit.of().CountsHeld() {
 		most = max(b.Cost, 2*b.Limit.Size)
 	}
-	h.settle[i] = settling{settle, most}
+	h.settle[i] = settling{by, most}
 }
 
-// charger is a store that charges n units of b, whether there is room for them or not.
-type charger interface{ chargeLater(b Bucket, n int64) }
+// charger is a store that can settle what holds nothing.
+type charger interface {
+	// chargeLater charges n units of b, whether there is room for them or not.
+	chargeLater(b Bucket, n int64)
+
+	// clear empties b's bucket, except for what requests hold.
+	clear(ctx context.Context, b Bucket) error
+}
+
+// deferred is a bucket that is only charged in the end.
+type deferred struct {
+	in charger
+	Bucket
+}
+
+// settle implements holder.
+func (d *deferred) settle(charge int64) {
+	if charge > 0 {
+		d.in.chargeLater(d.Bucket, min(charge, MaxUnits))
+	}
+}
+
+// clear implements holder.
+func (d *deferred) clear(ctx context.Context) error { return d.in.clear(ctx, d.Bucket) }
 
 // deferCharges has req.Held charge the buckets that hold nothing of the request, on which these
 // are the decisions, in the store that made them.
@@ -72,11 +124,7 @@ func (req *Request) deferCharges(decisions []Decision, in charger) {
 		if d := &decisions[i]; req.Buckets[i].later && !d.Denied && d.Borrowed == d.Pool {
 			b := req.Buckets[i]
 			b.Watches, b.Borrows, b.Pool = 0, false, false
-			req.Held.hold(i, req.Buckets, func(n int64) {
-				if n > 0 {
-					in.chargeLater(b, min(n, MaxUnits))
-				}
-			})
+			req.Held.hold(i, req.Buckets, &deferred{in, b})
 		}
 	}
 }

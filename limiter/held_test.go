@@ -203,11 +203,15 @@ func TestHeldUnits(t *testing.T) {
 				0, 0, 0, 1, 500, b.Limit.of().Rate() - 1, b.Limit.of().Rate(), lapse.Microseconds() - 1, lapse.Microseconds(), 3 * lapse.Microseconds(),
 			}).Draw(t, "gap"))
 			const plain = 255
-			what := rapid.SampledFrom([]byte{plain, plain, 0, 0, 0, whatSettle, whatSettle, whatSettle, whatRenew}).Draw(t, "what")
+			what := rapid.SampledFrom([]byte{plain, plain, 0, 0, 0, whatSettle, whatSettle, whatSettle, whatRenew, whatClear}).Draw(t, "what")
 			b.Cost = rapid.Int64Range(1, b.Limit.Size).Draw(t, "cost")
 			req := Request{Buckets: []Bucket{b}}
 			q := v.query(req, 0)
-			if what != plain {
+			switch what {
+			case plain:
+			case whatClear:
+				q = v.query(req, whatClear)
+			default:
 				q = v.query(toHold(req), what)
 				h := q.buckets[0].held
 				h.process = rapid.Int64Range(1, 3).Draw(t, "process")
@@ -253,6 +257,9 @@ func TestHeldUnits(t *testing.T) {
 					want.receipt = 1
 				}
 				seen[map[bool]string{true: "settled", false: "not held"}[ok]]++
+			case what == whatClear:
+				model.Level = bucket.Level{Clear: v.now}
+				seen["cleared"]++
 			case model.isLate(h.process, h.number):
 				want.receipt = -1
 				seen["late"]++
@@ -291,7 +298,7 @@ func TestHeldUnits(t *testing.T) {
 			}
 		}
 	})
-	for _, what := range []string{"denied", "blocked", "charged", "settled", "not held", "renewed", "late"} {
+	for _, what := range []string{"denied", "blocked", "charged", "settled", "not held", "renewed", "late", "cleared"} {
 		if seen[what] < 100 {
 			t.Errorf("%v: the test covers too little", seen)
 		}

@@ -70,8 +70,8 @@ func heldNow(t rapid.TB, store Store, b Bucket) int64 {
 
 // TestHold guards requests whose cost is known at their end, against a plain model: they
 // are admitted if they fit next to what was charged and what others hold, and are charged
-// at their end, by what they cost then. Those that hold nothing are admitted while there is
-// room for any, and charged anyway. Both stores decide alike, and renewals keep what
+// at their end, by what they cost then, or empty the bucket. Those that hold nothing are admitted
+// while there is room for any, and charged anyway. Both stores decide alike, and renewals keep what
 // is held however long requests take.
 func TestHold(t *testing.T) {
 	t.Parallel()
@@ -110,7 +110,15 @@ func TestHold(t *testing.T) {
 				running = append(running[:i], running[i+1:]...)
 				cost := h[0].cost
 				charge := rapid.SampledFrom([]int64{0, cost, cost, cost + 1, cost + 2, 10 * size}).Draw(t, "charge")
+				clears := rapid.IntRange(0, 4).Draw(t, "clears: 0") == 0
 				for i := range stores {
+					if clears {
+						if err := h[i].held.Clear(context.Background(), 0); err != nil {
+							t.Fatal(err)
+						}
+						charge, s = 0, bucket.Level{Clear: v.now}
+						seen["cleared"]++
+					}
 					h[i].held.Settle(0, charge)
 					h[i].held.Settle(0, charge) // which does nothing
 				}
@@ -171,7 +179,7 @@ func TestHold(t *testing.T) {
 			h[1].held.Settle(0, 0)
 		}
 	})
-	for _, what := range []string{"denied", "charged", "let go", "charged, and nothing was held"} {
+	for _, what := range []string{"denied", "charged", "let go", "cleared", "charged, and nothing was held"} {
 		if seen[what] < 100 {
 			t.Errorf("%v: the test covers too little", seen)
 		}

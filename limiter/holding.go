@@ -1,6 +1,10 @@
 package limiter
 
-import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+import (
+	"context"
+
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
+)
 
 // anyHeld reports whether there may be requests that hold units: here, or in servers if
 // their store has been replaced by m.
@@ -10,9 +14,32 @@ func (m *Memory) anyHeld() bool {
 
 // hold has h settle what p's bucket, the i-th of req, now holds.
 func (m *Memory) hold(req Request, i int, p *location) {
-	b := req.Buckets[i]
-	m.holding.add(p.hash, b.Cost)
-	req.Held.hold(i, req.Buckets, func(charge int64) { m.settleHeld(b, charge) })
+	h := &heldHere{m, req.Buckets[i]}
+	m.holding.add(p.hash, h.Cost)
+	req.Held.hold(i, req.Buckets, h)
+}
+
+// heldHere is a bucket of which a request holds its cost in a Memory.
+type heldHere struct {
+	memory *Memory
+	Bucket
+}
+
+// settle implements holder.
+func (h *heldHere) settle(charge int64) { h.memory.settleHeld(h.Bucket, charge) }
+
+// clear implements holder.
+func (h *heldHere) clear(ctx context.Context) error {
+	h.settle(0)
+	return h.memory.clear(ctx, h.Bucket)
+}
+
+// clear implements charger.
+func (m *Memory) clear(_ context.Context, b Bucket) error {
+	if !b.shared {
+		m.empty(&b)
+	}
+	return nil
 }
 
 // chargeLater implements charger.

@@ -115,9 +115,17 @@ end
 
 local write, describe -- see below
 
+-- empty empties a log.
+local function empty(log)
+  log.text, log.from, log.count, log.total, log.sum, log.base, log.whole = BLANK, 0, 0, 0, 0, 0, true
+  log.newest, log.more = nil, nil
+end
+
 -- fresh returns an empty log.
 local function fresh(key)
-  return {write = write, describe = describe, key = key, text = BLANK, from = 0, count = 0, total = 0, sum = 0, base = 0, whole = true}
+  local log = {write = write, describe = describe, empty = empty, key = key}
+  empty(log)
+  return log
 end
 
 -- load reads the whole of a log, whose string will then be written again, with the entries

@@ -39,7 +39,7 @@ func drawOperated(t *rapid.T) Limit {
 // drawOperation draws one of the script's operations on a group of buckets with the given
 // limits. receipts are some of held units.
 func drawOperation(t *rapid.T, limits []Limit, receipts []int64) operation {
-	op := operation{what: rapid.ByteRange(0, whatReset).Draw(t, "operation")}
+	op := operation{what: rapid.ByteRange(0, whatClear).Draw(t, "operation")}
 	decides := op.what <= byte(AccountingEach)
 	tells := op.what == whatRemove || rapid.Bool().Draw(t, "tells")
 	for _, l := range limits {
@@ -180,7 +180,7 @@ func TestAnswersAreStored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := [whatReset + 1]struct{ all, reported, changed int }{}
+	seen := [whatClear + 1]struct{ all, reported, changed int }{}
 	checkTraces(t, few(6), func(t *rapid.T) {
 		v.flush(t)
 		limits := rapid.SliceOfN(rapid.Custom(drawOperated), 1, 4).Draw(t, "limits")
@@ -220,6 +220,11 @@ func TestAnswersAreStored(t *testing.T) {
 				case whatReset:
 					if answer := answers[i]; !sameLevel(&answer, &was) || !empty {
 						fail(fmt.Sprintf("nothing, and an answer of what was found, got\n%+v", answer))
+					}
+					continue
+				case whatClear:
+					if answer := answers[i]; is.Clear != 0 || is.held != was.held || !sameLevel(&answer, &is) {
+						fail(fmt.Sprintf("what is held, got\n%+v", answer))
 					}
 					continue
 				case whatPeek:
@@ -362,7 +367,7 @@ func TestBatchesAreCallsOneByOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := [whatReset + 1][8]int{}
+	seen := [whatClear + 1][8]int{}
 	var batches, runs, mixed, leased, late, lent, watched int
 	checkTraces(t, few(14), func(t *rapid.T) {
 		v.flush(t)

@@ -88,7 +88,7 @@ func (q *query) repliesOf(i int) int {
 	switch {
 	case q.what == whatRemove:
 		return 0
-	case q.buckets[i].held != nil || q.what == whatLease || q.what == whatPeek || q.what == whatReset:
+	case q.buckets[i].held != nil || q.what == whatLease || q.what >= whatPeek:
 		return 4
 	}
 	return 2
@@ -188,6 +188,7 @@ const (
 	whatRemove = 7 // see removals
 	whatPeek   = 8
 	whatReset  = 9
+	whatClear  = 10
 )
 
 // entriesReplies is the number of integers in a reply that are a entriesLevel.

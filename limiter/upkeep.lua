@@ -63,6 +63,13 @@ elseif what == REMOVE then -- if the stored level would add nothing to the repor
     end
   end
 
+elseif what == CLEAR then
+  clear, rest, changed = now, 0, record and record[1]
+  resets = not changed and (value or entries)
+  if entries then
+    entries.empty(entries)
+  end
+
 elseif what >= PEEK then
   changed = false
   resets = what == RESET and (value or entries)
