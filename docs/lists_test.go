@@ -111,7 +111,7 @@ func fieldsOf(t *testing.T, file, name string) (fields []field) {
 var sections = map[string]string{
 	"key": "keys.md", "algorithm": "algorithms.md", "count_denied": "algorithms.md#counting-denied-requests",
 	"rate": "#rate", "ipv4_prefix": "keys.md#addresses", "ipv6_prefix": "keys.md#addresses",
-	"count": "policies.md#count", "actual_cost": "policies.md#actual_cost", "hold": "policies.md#hold",
+	"count": "policies.md#count", "clear": "policies.md#clear", "actual_cost": "policies.md#actual_cost", "hold": "policies.md#hold",
 	"concurrency": "policies.md#concurrency", "dry_run": "policies.md#dry_run", "soft": "policies.md#soft",
 	"max_delay": "policies.md#max_delay", "ban": "policies.md#ban", "borrow": "policies.md#borrow-and-pool",
 	"pool": "policies.md#borrow-and-pool", "status": "policies.md#status-and-body", "body": "policies.md#status-and-body",

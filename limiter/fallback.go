@@ -169,6 +169,9 @@ func (f *fallback) answered(q *query, outcomes []outcome) {
 
 // join is answered with the lock held.
 func (f *fallback) join(q *query, outcomes []outcome) {
+	if q.what == whatClear { // what was answered before was run before, and what is in flight was not
+		f.memory.drain(&q.buckets[0].location)
+	}
 	if q.stage == ended { // the levels here already include what it may have been charged
 		return
 	}

@@ -57,10 +57,22 @@ func (m *Memory) levelOf(b *Bucket) (bucket.Ahead, *bucket.EntriesLevel) {
 
 // empty empties b's bucket and returns what it held.
 func (m *Memory) empty(b *Bucket) (bucket.Ahead, *bucket.EntriesLevel) {
-	return m.visit(b, func(p *location, now int64) {
-		p.table.slots[p.table.find(p.hash)].Level = bucket.Level{Clear: max(now, 1)} // as if it had drained just now
-		m.dropEntries(p.partition, p.hash)
-	})
+	return m.visit(b, m.emptyAt)
+}
+
+// emptyAt empties the bucket at p, which exists, and whose table is locked.
+func (m *Memory) emptyAt(p *location, now int64) {
+	p.table.slots[p.table.find(p.hash)].Level = bucket.Level{Clear: max(now, 1)} // as if it had drained just now
+	m.dropEntries(p.partition, p.hash)
+}
+
+// drain empties the bucket at p, if there is one.
+func (m *Memory) drain(p *location) {
+	m.lock(p)
+	defer p.table.mu.Unlock()
+	if p.table.has(p.hash) {
+		m.emptyAt(p, m.clock().Microseconds())
+	}
 }
 
 // visit returns the level of b's bucket, and the one of its log if it has one. If the

@@ -123,6 +123,7 @@ func On(config Config) []Advice {
 	c.each(c.keys)
 	c.each(c.numbers)
 	c.each(c.submitted)
+	c.each(c.cleared)
 	c.each(c.cut)
 	c.each(c.unavailable)
 	c.module = nil

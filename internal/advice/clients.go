@@ -88,6 +88,17 @@ func (c *collector) bounded(around *routes.Around) bool {
 // exemptsConnections reports whether a limit, or the routes to it, leave out requests by
 // remote_ip.
 func exemptsConnections(b rule.LocatedBucket, around *routes.Around) bool {
+	return slices.ContainsFunc(slices.Concat(setsOf(b, around)...), func(m any) bool {
+		not, ok := m.(*caddyhttp.MatchNot)
+		return ok && slices.ContainsFunc(slices.Concat(not.MatcherSets...), func(m any) bool {
+			_, ok := m.(*caddyhttp.MatchRemoteIP)
+			return ok
+		})
+	})
+}
+
+// setsOf returns the matchers of a limit, and of the limits and routes around it.
+func setsOf(b rule.LocatedBucket, around *routes.Around) caddyhttp.MatcherSets {
 	sets := slices.Clone(b.Limit.Matchers)
 	for _, outer := range b.Around {
 		sets = append(sets, outer.Matchers...)
@@ -95,13 +106,7 @@ func exemptsConnections(b rule.LocatedBucket, around *routes.Around) bool {
 	for _, rt := range around.Routes() {
 		sets = append(sets, rt.MatcherSets...)
 	}
-	return slices.ContainsFunc(slices.Concat(sets...), func(m any) bool {
-		not, ok := m.(*caddyhttp.MatchNot)
-		return ok && slices.ContainsFunc(slices.Concat(not.MatcherSets...), func(m any) bool {
-			_, ok := m.(*caddyhttp.MatchRemoteIP)
-			return ok
-		})
-	})
+	return sets
 }
 
 // numbers advises on numbers that may well be meant.

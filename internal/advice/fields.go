@@ -1,6 +1,7 @@
 package advice
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 
@@ -67,4 +68,39 @@ func onlyMatcher(set caddyhttp.MatcherSet) any {
 		return nil
 	}
 	return set[0]
+}
+
+// cleared advises on limits that a success clears which says nothing of whose guesses these were.
+func (c *collector) cleared(h *rule.Handler, around *routes.Around) {
+	for b := range rule.Buckets(h.Limits) {
+		by, k := b.Limit.Settlement.Clear, b.Limit.Key.Template()
+		switch {
+		case by == nil || !b.IsMain() || b.Off:
+		case !slices.ContainsFunc(k.Placeholders(), namesAccount):
+			c.limit(b.Path, advise(ClearedByOthers,
+				"A success clears it, and its key names no account: whoever has one logs in after each few guesses at others.",
+				"Use the account as its key, such as {http.rate_limit.field.user}, and another limit, without clear, by {client_ip}."))
+		case len(k.Fields()) > 0 && len(by.Headers) == 0 && by.MatchStatus(http.StatusOK) && !slices.ContainsFunc(slices.Concat(setsOf(b, around)...), isMethod):
+			c.limit(b.Path, advise(ClearedByOthers,
+				"A success clears it, also of a request that shows the form: with the account in its query, it clears guesses at that account.",
+				"Match the requests that have a password, such as method POST, beside their path."))
+		}
+	}
+}
+
+// namesAccount reports whether a placeholder may say which account it is.
+func namesAccount(name string) bool {
+	return placeholder.Addresses[name] == "" && !placeholder.IsGlobal(name) &&
+		!strings.HasPrefix(name, "http.request.host") && !strings.HasPrefix(name, "http.request.uri.path")
+}
+
+// isMethod reports whether a matcher has methods, without GET, or may have.
+func isMethod(m any) bool {
+	switch m := m.(type) {
+	case *caddyhttp.MatchMethod:
+		return !slices.Contains(*m, http.MethodGet)
+	case *caddyhttp.MatchExpression:
+		return true
+	}
+	return false
 }

@@ -32,6 +32,7 @@ var (
 	MethodUnknown     = newKind("method_unknown", hint)
 	FieldMatched      = newKind("field_matched", hint)
 	UnclearExempt     = newKind("unclear_exempt", hint)
+	ClearedByOthers   = newKind("cleared_by_others", perhaps)
 	NeverCounts       = newKind("never_counts", certain)
 	PathForm          = newKind("path_form", hint)
 	Uncounted         = newKind("uncounted", certain)

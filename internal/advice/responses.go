@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/request/placeholder"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/routes"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule/settle"
@@ -15,16 +16,22 @@ func onResponses(s *settle.Terms, around *routes.Around) (found []Advice) {
 	add := func(problem, remedy string) {
 		found = append(found, Advice{Kind: NeverCounts, Problem: problem, Remedy: remedy})
 	}
-	if s.Count != nil {
-		fields := fieldsOf(s.Count.Headers)
+	for _, of := range []struct {
+		option, does string
+		responses    *option.Responses
+	}{{"count", "It counts", s.Count}, {"clear", "It is cleared by", s.Clear}} {
+		if of.responses == nil {
+			continue
+		}
+		fields := fieldsOf(of.responses.Headers)
 		slices.Sort(fields)
 		for _, field := range fields {
 			by := around.Removes(field)
 			switch {
 			case !isToken(field):
-				add(fmt.Sprintf("It counts responses with the field %s, which none has: it is no name of a field.", field), "Write count header "+fieldMeant(field)+".")
-			case s.Count.Headers[field] != nil && by != "":
-				add(fmt.Sprintf("It counts responses with the field %s, which %s removes before they get here.", field, by),
+				add(fmt.Sprintf("%s responses with the field %s, which none has: it is no name of a field.", of.does, field), "Write "+of.option+" header "+fieldMeant(field)+".")
+			case of.responses.Headers[field] != nil && by != "":
+				add(fmt.Sprintf("%s responses with the field %s, which %s removes before they get here.", of.does, field, by),
 					"Remove the field by the directive header, before the limit, as in header -"+field+".")
 			}
 		}

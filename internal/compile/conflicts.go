@@ -19,6 +19,7 @@ var conflicts = []conflict{
 	{"count_denied", "concurrency", "remove it: denied requests are not in progress"},
 	{"hold", "concurrency", "remove it: requests in progress are held in any case"},
 	{"count", "concurrency", "use a limit of its own for it: requests in progress count whatever their responses are"},
+	{"clear", "concurrency", "use a limit of its own for it: requests in progress count until they end"},
 	{"actual_cost", "concurrency", "use a limit of its own for it: requests in progress count whatever they cost"},
 
 	{"cost", "concurrency auto", "remove it: each request counts once"},
@@ -32,6 +33,7 @@ var conflicts = []conflict{
 
 	{"cost", "speed", "remove it: a response costs its bytes"},
 	{"count", "speed", "use match: responses are paced whatever they are"},
+	{"clear", "speed", "use a limit of its own for it: a speed denies no request"},
 	{"actual_cost", "speed", "use a limit of its own for it: a response costs its bytes"},
 	{"count_denied", "speed", "use a limit of its own for it: a speed denies no request"},
 	{"status", "speed", "remove it: a speed denies no request"},
@@ -42,11 +44,17 @@ var conflicts = []conflict{
 	{"pool", "speed", "use a second speed with key all, and fair_by"},
 
 	{"count", "cost 0", "remove one of them: what costs 0 is charged nothing, whatever its response is"},
+	{"clear", "cost 0", "remove one of them: what costs 0 fills nothing"},
 	{"actual_cost", "cost 0", "remove cost, and use hold off to hold nothing: what costs 0 is charged nothing, whatever it has cost"},
 
 	{"hold", "count_denied", "use ban instead of count_denied: denied requests cost nothing where nothing is held"},
 
+	{"clear", "hold", "remove hold: a bucket is cleared by requests that hold units of it"},
+	{"clear", "borrow", "use one of them: what was borrowed is in the pool, which others have filled too"},
+	{"clear", "pool", "remove clear: others have filled the pool too"},
+
 	{"max_delay", "count", "use a limit of its own for it"},
+	{"max_delay", "clear", "use a limit of its own for it"},
 	{"max_delay", "actual_cost", "use a limit of its own for it"},
 
 	{"ban", "concurrency", "remove it: a client with too many requests in progress may go on when they end"},
@@ -67,6 +75,7 @@ var conflicts = []conflict{
 
 	{"consistency", "concurrency", "use exact: requests in progress are counted by all instances together"},
 	{"consistency", "count", "use exact: requests are charged by their responses"},
+	{"consistency", "clear", "use exact: a bucket that is cleared is empty for all instances at once"},
 	{"consistency", "actual_cost", "use exact: requests are charged by their responses"},
 	{"consistency", "ban", "use exact: a ban holds for all instances at once"},
 	{"consistency", "borrow", "use exact: a pool has one level for all that borrow from it"},

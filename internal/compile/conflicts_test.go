@@ -56,7 +56,7 @@ func TestClashesAreErrors(t *testing.T) {
 		"consistency": "consistency eventual 1s", "when_full": "when_full share",
 		"when_full share": "when_full share", "min_interval": "max 5; duration 1s; min_interval 1s",
 		"concurrency auto": "concurrency auto", "cost": "cost 2", "factor": "factor 2", "max_keys": "max_keys 9", "track_top": "track_top 9",
-		"limit": "limit within {; size 1; }", "hold": "count status 401; hold off", "cost 0": "cost 0", "speed": "speed 1MB/s", "status": "status 503",
+		"limit": "limit within {; size 1; }", "hold": "count status 401; hold off", "clear": "clear status 2xx", "cost 0": "cost 0", "speed": "speed 1MB/s", "status": "status 503",
 	}
 	for _, c := range compile.Conflicts {
 		t.Run(c.Option+" with "+c.With, func(t *testing.T) {

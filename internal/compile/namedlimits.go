@@ -62,7 +62,7 @@ func (all NamedLimits) Add(l *LimitBuilder, at Location) error {
 
 // chargeOptions say what requests are charged, which does not matter to a limit that charges
 // none: it has its name to show what the others have left.
-var chargeOptions = []string{"count", "actual_cost", "hold"}
+var chargeOptions = []string{"count", "clear", "actual_cost", "hold"}
 
 // knows reports whether an option has its value already: while a Caddyfile is adapted, one with
 // {env.*} and others has not.

@@ -12,7 +12,7 @@ import (
 
 // setSettlement sets what requests are charged in the end.
 func (l *LimitBuilder) setSettlement() (err error) {
-	s := settle.Terms{InProgress: l.Concurrency != "", Count: l.Count, ActualCost: l.ActualCost}
+	s := settle.Terms{InProgress: l.Concurrency != "", Count: l.Count, Clear: l.Clear, ActualCost: l.ActualCost}
 	switch {
 	case usage.IsCost(l.ActualCost):
 		if s.Usage, err = l.usage.Parse(l.ActualCost); err != nil {
@@ -21,15 +21,11 @@ func (l *LimitBuilder) setSettlement() (err error) {
 	case l.ActualCost != "" && l.ActualCost != settle.ActualBytes && l.ActualCost != settle.ActualDuration && !option.IsTemplate(l.ActualCost):
 		return option.Bad("actual_cost", l.ActualCost, "tokens, json and paths, bytes, duration, or a placeholder such as {http.response.header.X-Cost}")
 	}
-	if l.Count != nil {
-		for _, code := range slices.Concat(l.Count.StatusCode, l.Count.NotStatusCode) {
-			if code < 1 || code > 5 && code < 100 || code > 599 {
-				return option.Bad("count", strconv.Itoa(code), useStatusCodes)
-			}
-		}
-		if l.Count.IsEmpty() {
-			return option.Bad("count", "", "status codes or header fields of the responses that count")
-		}
+	if err = checkResponses("count", l.Count); err == nil {
+		err = checkResponses("clear", l.Clear)
+	}
+	if err != nil {
+		return err
 	}
 	l.rule.Settlement = s
 	if l.Hold == "" {
@@ -40,6 +36,22 @@ func (l *LimitBuilder) setSettlement() (err error) {
 	}
 	if l.rule.Settlement.HoldOff = readConstant(&l.reader, "hold", l.Hold, option.Is("off", "on", "off")); !l.rule.Settlement.HoldOff {
 		l.rule.Hold = "" // as by default
+	}
+	return nil
+}
+
+// checkResponses returns an error if the given option can't have r.
+func checkResponses(name string, r *option.Responses) error {
+	if r == nil {
+		return nil
+	}
+	for _, code := range slices.Concat(r.StatusCode, r.NotStatusCode) {
+		if code < 1 || code > 5 && code < 100 || code > 599 {
+			return option.Bad(name, strconv.Itoa(code), useStatusCodes)
+		}
+	}
+	if r.IsEmpty() {
+		return option.Bad(name, "", "status codes or header fields of the responses that "+name)
 	}
 	return nil
 }

@@ -100,6 +100,11 @@ type Limit struct {
 	// and by header field or trailer. Default: all.
 	Count *option.Responses `json:"count,omitempty" bucket:"any"`
 
+	// Which responses empty the bucket of their key, in the words of `count`, such as `status 2xx`: a
+	// login that succeeds forgets wrong passwords before it. What other requests hold stays held. Match
+	// only requests that can't succeed without the password, by `POST` and their path. Default: none.
+	Clear *option.Responses `json:"clear,omitempty" bucket:"any"`
+
 	// What a request has cost, known at the end of its response, which it is charged in place of its
 	// `cost`: `tokens` of a language model; `json` and paths of numbers in the body, such as `json
 	// usage.prompt_tokens*0.15 usage.completion_tokens*0.6`; `bytes`; `duration`, in milliseconds; or

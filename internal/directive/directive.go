@@ -114,7 +114,8 @@ func (p *limitParser) parse(l *config.Limit, b *config.Block, head caddyfile.Tok
 func (p *limitParser) parsers(l *config.Limit) map[string]func() error {
 	parsers := fieldParsers(p.Dispenser, l)
 	parsers["concurrency"] = func() error { return p.parseConcurrency(l) }
-	parsers["count"] = func() (err error) { l.Count, err = parseCount(p.Dispenser); return err }
+	parsers["count"] = func() (err error) { l.Count, err = parseResponses(p.Dispenser, "count"); return err }
+	parsers["clear"] = func() (err error) { l.Clear, err = parseResponses(p.Dispenser, "clear"); return err }
 	parsers["match"] = func() (err error) { l.MatcherSetsRaw, err = parseMatch(p.Helper); return err }
 	parsers["limit"] = func() error { return p.parseNested(l) }
 	return parsers
@@ -229,15 +230,15 @@ func parseMatch(helper httpcaddyfile.Helper) (caddyhttp.RawMatcherSets, error) {
 	return caddyhttp.RawMatcherSets{set}, nil
 }
 
-// parseCount parses the responses that count: one criterion in a line, or several in a
-// block.
-func parseCount(d *caddyfile.Dispenser) (*option.Responses, error) {
+// parseResponses parses the responses that an option with the given name has: one criterion in a line,
+// or several in a block.
+func parseResponses(d *caddyfile.Dispenser, name string) (*option.Responses, error) {
 	m := new(option.Responses)
 	for nesting := d.Nesting(); d.NextArg() || d.NextBlock(nesting); {
 		codes := &m.StatusCode
 		if d.Val() == "not" {
 			if codes = &m.NotStatusCode; !d.NextArg() || d.Val() != "status" {
-				return nil, d.Err("count: not is only for a status; use not status <code...>")
+				return nil, d.Err(name + ": not is only for a status; use not status <code...>")
 			}
 		}
 		switch what := d.Val(); what {
@@ -245,7 +246,7 @@ func parseCount(d *caddyfile.Dispenser) (*option.Responses, error) {
 			for _, text := range d.RemainingArgs() {
 				code, use := compile.ParseStatusCode(text)
 				if use != "" {
-					return nil, d.WrapErr(option.Bad("count", text, use))
+					return nil, d.WrapErr(option.Bad(name, text, use))
 				}
 				*codes = append(*codes, code)
 			}
@@ -256,11 +257,11 @@ func parseCount(d *caddyfile.Dispenser) (*option.Responses, error) {
 			}
 			m.Headers = http.Header(fields)
 		default:
-			return nil, d.WrapErr(option.Bad("count", what, "status <code...>, not status <code...> or header <field>, or several in a block"))
+			return nil, d.WrapErr(option.Bad(name, what, "status <code...>, not status <code...> or header <field>, or several in a block"))
 		}
 	}
 	if m.IsEmpty() {
-		return nil, d.Err("count: nothing given; use status <code...> or header <field>, or both in a block")
+		return nil, d.Err(name + ": nothing given; use status <code...> or header <field>, or both in a block")
 	}
 	return m, nil
 }

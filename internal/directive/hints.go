@@ -79,6 +79,7 @@ var Hints = []hint{
 	{inLimits, "ban <durations...>", `"ban <all...>"`},
 	{inLimits, "count status <codes...>", `"count status <all...>"`},
 	{inLimits, "count not status <codes...>", `"count not status <all...>"`},
+	{inLimits, "clear status <codes...>", `"clear status <all...>"`},
 	{inLimits, "count <codes...>", `"count status <all...>"`},
 	{[]*Scope{BlockScope}, "headers <families...>", `"headers <all...>"`},
 	{inBlocks, "match path <regexp>", `"match path_regexp <regexp>"`},

@@ -148,7 +148,14 @@ func dropSocketAddress(address string) string {
 }
 
 // IsUnclear reports whether text is the key of requests for which a field of what clients submit is unclear.
-func (k *Key) IsUnclear(text string) bool {
+func (k *Key) IsUnclear(text string) bool { return k.hasSubmitted(text, field.Unclear) }
+
+// HasFields reports whether text is the key of requests for which each field of what clients submit that
+// it has is there, and clear.
+func (k *Key) HasFields(text string) bool { return !k.hasSubmitted(text, field.Unclear, "") }
+
+// hasSubmitted reports whether a field of what clients submit is one of those values in the key text.
+func (k *Key) hasSubmitted(text string, those ...string) bool {
 	if !k.Submitted {
 		return false
 	}
@@ -157,7 +164,7 @@ func (k *Key) IsUnclear(text string) bool {
 		values = []string{value}
 	}
 	for i, p := range k.Placeholders() {
-		if p.submitted && i < len(values) && values[i] == field.Unclear {
+		if p.submitted && i < len(values) && slices.Contains(those, values[i]) {
 			return true
 		}
 	}

@@ -120,7 +120,7 @@ func (q *Request) hold(held *limiter.Held) {
 	for j, of := range q.about {
 		if d := &q.answers[j]; q.asked[j].Hold && !d.Denied && d.Borrowed == d.Pool {
 			e := &q.entries[of.from]
-			h := settle.Holding{Terms: &e.Limit.Settlement, Held: held, Index: j, Cost: e.Estimate, Entry: of.from}
+			h := settle.Holding{Terms: &e.Limit.Settlement, Held: held, Index: j, Cost: e.Estimate, Entry: of.from, Own: e.hasOwnKey()}
 			if e.Limit.waitsForSlot() {
 				h.Slots = e.Limit.Waiting.NewSlots(e.queue(0), q.fairBy(e), h.Cost, d.By == limiter.DecidedByRedis)
 				h.Slots.Count(true)

@@ -21,6 +21,7 @@ import (
 type Options struct {
 	CountDenied bool              `json:"count_denied,omitempty"`
 	Count       *option.Responses `json:"count,omitempty"`
+	Clear       *option.Responses `json:"clear,omitempty"`
 	ActualCost  string            `json:"actual_cost,omitempty"`
 	Hold        string            `json:"hold,omitempty" default:"on"` // whether requests hold units until they are charged
 

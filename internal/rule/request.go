@@ -97,6 +97,11 @@ func (e *Entry) Denies() bool { return e.Decided && e.Decision.Denied && !e.Deci
 // ByAddress reports whether the client's address replaces the key.
 func (e *Entry) ByAddress() bool { return e.Query.Name == e.AddressName }
 
+// hasOwnKey reports whether the key tells whose bucket it is, where that matters.
+func (e *Entry) hasOwnKey() bool {
+	return e.Limit.Settlement.Clear != nil && !e.ByAddress() && e.Limit.Key.HasFields(e.Query.Key)
+}
+
 // Size returns the size of the limit for the request.
 func (e *Entry) Size() int64 { return e.Query.Limit.Size - e.extra.units() }
 
@@ -221,7 +226,7 @@ func (q *Request) Held(i int) *settle.Logged {
 	if !e.Query.Hold {
 		return nil
 	}
-	h := settle.Holding{Terms: &e.Limit.Settlement, Cost: e.Estimate}
+	h := settle.Holding{Terms: &e.Limit.Settlement, Cost: e.Estimate, Own: e.hasOwnKey()}
 	for _, own := range q.holdings {
 		if own.Entry == i {
 			h = own

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"container/heap"
+	"context"
 	"net/http"
 	"slices"
 	"time"
@@ -23,6 +24,7 @@ type heldUnits struct {
 	index  int // of the bucket in roomy
 	end    time.Duration
 	charge int64
+	clears bool // whether its response empties the bucket instead
 }
 
 // inProgress is a heap of what requests hold, by their end.
@@ -46,6 +48,11 @@ func (p *replay) goTo(now time.Duration) {
 	for len(p.inProgress) > 0 && p.inProgress[0].end <= now {
 		p.now = p.inProgress[0].end
 		h := heap.Pop(&p.inProgress).(heldUnits)
+		if h.clears {
+			h.held.Clear(context.Background())
+			_ = h.roomy.Clear(context.Background(), h.index) // which is in memory
+			continue
+		}
 		h.held.Settle(h.charge)
 		h.roomy.Settle(h.index, h.charge)
 	}
@@ -100,6 +107,7 @@ const statusClientLeft = 499
 // to charge.
 func (p *replay) settleAfter(d time.Duration, h *heldUnits, r *settle.Response) (known bool) {
 	h.charge, known = h.held.Charge(r)
+	h.clears = h.held.Clears(r)
 	h.end = p.now + d
 	heap.Push(&p.inProgress, *h)
 	return known

@@ -10,26 +10,26 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// Responses are those that count.
+// Responses are some of all, such as those that count.
 type Responses struct {
 	caddyhttp.ResponseMatcher
 
-	// The status codes, such as 304, and classes (in JSON 3) of responses that do not count.
+	// The status codes, such as 304, and classes (in JSON 3) of other responses.
 	NotStatusCode []int `json:"not_status_code,omitempty"`
 }
 
-// IsEmpty reports whether nothing says which responses count.
+// IsEmpty reports whether nothing says which responses they are.
 func (r *Responses) IsEmpty() bool {
 	return len(r.StatusCode) == 0 && len(r.NotStatusCode) == 0 && len(r.Headers) == 0
 }
 
-// MatchStatus reports whether a response with that status can count.
+// MatchStatus reports whether a response with that status can be one of them.
 func (r *Responses) MatchStatus(status int) bool {
 	only, not := caddyhttp.ResponseMatcher{StatusCode: r.StatusCode}, caddyhttp.ResponseMatcher{StatusCode: r.NotStatusCode}
 	return only.Match(status, nil) && (len(r.NotStatusCode) == 0 || !not.Match(status, nil))
 }
 
-// Match reports whether a response counts.
+// Match reports whether a response is one of them.
 func (r *Responses) Match(status int, header http.Header) bool {
 	return r.MatchStatus(status) && r.ResponseMatcher.Match(status, header)
 }

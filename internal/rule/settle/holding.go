@@ -1,6 +1,7 @@
 package settle
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/textproto"
@@ -27,6 +28,7 @@ type Holding struct {
 	Outcome *outcome.Outcome // which shows what is charged; nil until it has the decision
 	Entry   int              // there; before that in the request
 
+	Own    bool // whether its key is the request's own: all that it names has a value, which is clear
 	counts bool // whether the header of its response has decided that it counts
 }
 
@@ -36,6 +38,11 @@ func (h *Holding) Settle(charge int64) {
 		return
 	}
 	h.Held.Settle(h.Index, charge)
+	h.settled(charge)
+}
+
+// settled notes that it is settled, by that charge.
+func (h *Holding) settled(charge int64) {
 	h.Held = nil
 	if h.Outcome != nil {
 		h.Outcome.Charge(h.Entry, charge)
@@ -43,17 +50,38 @@ func (h *Holding) Settle(charge int64) {
 	h.Slots.Free()
 }
 
+// clears empties the bucket if a response with that status and header says so, and reports whether it
+// does. It waits for that, so that the client's next request finds the bucket empty wherever it gets.
+// Without a key of its own the request does not say whose bucket it is.
+func (h *Holding) clears(ctx context.Context, status int, header http.Header) bool {
+	if h.Held == nil || !h.Own || !matches(h.Terms.Clear, status, header) {
+		return false
+	}
+	h.Clear(ctx)
+	return true
+}
+
+// Clear settles it by no charge, and empties the bucket.
+func (h *Holding) Clear(ctx context.Context) {
+	if h.Held != nil {
+		_ = h.Held.Clear(ctx, h.Index) // a store that does not answer is logged
+		h.settled(0)
+	}
+}
+
 // byHeader returns what the request is charged, if the status and the header of its
 // response decide that.
 func (h *Holding) byHeader(status int, header http.Header) (charge int64, decided bool) {
-	switch s := h.Terms; {
+	s := h.Terms
+	decided = !awaitsTrailer(s.Clear, status, header)
+	switch {
 	case s.Count == nil:
 		return 0, false
-	case s.matches(status, header):
+	case matches(s.Count, status, header):
 		h.counts = true
-		return h.Cost, s.ActualCost == ""
+		return h.Cost, decided && s.ActualCost == ""
 	default:
-		return 0, !s.awaitsTrailer(status, header)
+		return 0, decided && !awaitsTrailer(s.Count, status, header)
 	}
 }
 
@@ -100,7 +128,7 @@ func (h *Holding) atEnd(r *http.Request, res *response) (charge int64, why strin
 		switch {
 		case state == upgraded, state == broken && s.lacksTrailer(res.header):
 			state = unknown
-		case state > upgraded && !s.matches(res.status, res.header):
+		case state > upgraded && !matches(s.Count, res.status, res.header):
 			return 0, "", true
 		}
 	}
@@ -172,8 +200,8 @@ func (res *response) sentWhole() bool {
 // Unpassed returns what the request is charged if it is not passed on: there is no response
 // that could count.
 func (h *Holding) Unpassed() int64 {
-	if s := h.Terms; s.ActualCost != "" && s.Count == nil {
-		return h.Cost
+	if s := h.Terms; s.InProgress || s.Count != nil {
+		return 0
 	}
-	return 0
+	return h.Cost
 }

@@ -21,6 +21,11 @@ type Logged struct {
 	Request *http.Request
 }
 
+// Clears reports whether the response empties the bucket. Logs have trailers among the fields.
+func (h *Logged) Clears(r *Response) bool {
+	return h.Own && !r.Unknown && r.Status != 0 && matches(h.Terms.Clear, r.Status, r.Header)
+}
+
 // Charge returns what the request is charged by its response, and whether the log shows that: if
 // not, the estimated cost is charged.
 func (h *Logged) Charge(r *Response) (charge int64, known bool) {

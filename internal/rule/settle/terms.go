@@ -34,6 +34,7 @@ const StatusClientLeft = 499
 type Terms struct {
 	InProgress bool              // not at all, as only requests in progress count
 	Count      *option.Responses // the responses that count; nil if all do
+	Clear      *option.Responses // the responses that empty the bucket; nil if none do
 	ActualCost string            // as it is configured; empty for the cost
 	Usage      *usage.Cost       // the actual cost if the response's body says it, or nil
 	HoldOff    bool              // whether nothing is held meanwhile, so that a request is admitted if there is room for any
@@ -44,28 +45,33 @@ type Terms struct {
 }
 
 // Holds reports whether requests hold units, or nothing in place of them, and are settled.
-func (s *Terms) Holds() bool { return s.InProgress || s.Count != nil || s.ActualCost != "" }
+func (s *Terms) Holds() bool {
+	return s.InProgress || s.Count != nil || s.Clear != nil || s.ActualCost != ""
+}
 
 // ReadsHeader reports whether it takes header fields of the response.
 func (s *Terms) ReadsHeader() bool {
-	return s.Count != nil && len(s.Count.Headers) > 0 || strings.Contains(s.ActualCost, "{")
+	return readsHeader(s.Count) || readsHeader(s.Clear) || strings.Contains(s.ActualCost, "{")
 }
 
-// matches reports whether a response counts by its status and its fields.
-func (s *Terms) matches(status int, header http.Header) bool {
-	return s.Count.Match(status, key.TrimFields(header, s.Count.Headers))
+// readsHeader reports whether some responses, if not nil, are told by their fields.
+func readsHeader(by *option.Responses) bool { return by != nil && len(by.Headers) > 0 }
+
+// matches reports whether a response is one of some, if not nil, by its status and its fields.
+func matches(by *option.Responses, status int, header http.Header) bool {
+	return by != nil && by.Match(status, key.TrimFields(header, by.Headers))
 }
 
 // awaitsTrailer reports whether a response with that status and header may have a trailer by
-// which it counts. One of gRPC need not announce it.
-func (s *Terms) awaitsTrailer(status int, header http.Header) bool {
-	if len(s.Count.Headers) == 0 || !s.Count.MatchStatus(status) {
+// which it is one of some. One of gRPC need not announce it.
+func awaitsTrailer(by *option.Responses, status int, header http.Header) bool {
+	if !readsHeader(by) || !by.MatchStatus(status) {
 		return false
 	}
 	if strings.HasPrefix(strings.ToLower(header.Get("Content-Type")), "application/grpc") {
 		return true
 	}
-	for name := range s.Count.Headers {
+	for name := range by.Headers {
 		if httpguts.HeaderValuesContainsToken(header["Trailer"], name) {
 			return true
 		}

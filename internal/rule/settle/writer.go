@@ -72,6 +72,9 @@ func (s *settler) begin(status int) {
 func (s *settler) beginBody() {
 	for i := range s.holdings {
 		h := &s.holdings[i]
+		if h.clears(s.request.Context(), s.status, s.Header()) {
+			continue
+		}
 		if charge, decided := h.byHeader(s.status, s.Header()); decided {
 			h.Settle(charge)
 		}
@@ -167,8 +170,8 @@ func (s *settler) end(err error, panicked bool) {
 	}
 	for i := range s.holdings {
 		h := &s.holdings[i]
-		if h.Held == nil {
-			continue // its header has decided
+		if h.Held == nil || s.state > upgraded && h.clears(s.request.Context(), s.status, s.header) {
+			continue // its header has decided, or its trailer does
 		}
 		charge, why, known := h.atEnd(s.request, &s.response)
 		if !known {
