@@ -1,10 +1,6 @@
 package limiter
 
-import (
-	"context"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
-)
+import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
 // anyHeld reports whether there may be requests that hold units: here, or in servers if
 // their store has been replaced by m.
@@ -27,20 +23,6 @@ type heldHere struct {
 
 // settle implements holder.
 func (h *heldHere) settle(charge int64) { h.memory.settleHeld(h.Bucket, charge) }
-
-// clear implements holder.
-func (h *heldHere) clear(ctx context.Context) error {
-	h.settle(0)
-	return h.memory.clear(ctx, h.Bucket)
-}
-
-// clear implements charger.
-func (m *Memory) clear(_ context.Context, b Bucket) error {
-	if !b.shared {
-		m.empty(&b)
-	}
-	return nil
-}
 
 // chargeLater implements charger.
 func (m *Memory) chargeLater(b Bucket, n int64) {

@@ -109,29 +109,6 @@ func (r *Redis) forget(b *Bucket, x *emptying) {
 	r.reports.forget(b, x)
 }
 
-// clear implements charger. What is in doubt, since its call was not answered, may be charged after it.
-func (r *servers) clear(ctx context.Context, b Bucket) (err error) {
-	if b.shared {
-		return nil
-	}
-	b.reservedAs, b.Hold, b.Pool, b.Borrows, b.Watches, b.Cost = 0, false, false, false, 0, 0
-	q := r.query(Request{Buckets: []Bucket{b}}, whatClear)
-	q.stage = ended
-	if end, now := r.deadline(ctx); now.Before(end.At) {
-		_, _, err = r.call(end, q, nil)
-	} else {
-		err = errLate
-	}
-	if err != nil {
-		r.fallback.empty(&b, nil)
-		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
-	} else {
-		q.release()
-	}
-	r.denyCache.forget(&b, r.clock().Microseconds())
-	return err
-}
-
 // inspect has a server peek at one bucket, or reset it, and returns what it held.
 func (r *Redis) inspect(ctx context.Context, b Bucket, what byte) (Level, error) {
 	end, now := r.deadline(ctx)

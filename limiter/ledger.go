@@ -1,7 +1,5 @@
 package limiter
 
-import "context"
-
 // reserve returns req with what is needed to hold units of each bucket with Hold.
 func (r *servers) reserve(req Request, w *scratch) Request {
 	w.buckets = append(w.buckets[:0], req.Buckets...)
@@ -158,9 +156,3 @@ func (r *servers) hand(req Request, outcomes []outcome) {
 
 // settle implements holder.
 func (k *reservation) settle(charge int64) { k.store.ledger.end(k, charge) }
-
-// clear implements holder. The server has been sent what this process was charged before by then.
-func (k *reservation) clear(ctx context.Context) error {
-	k.settle(0)
-	return k.store.clear(ctx, k.bucket)
-}

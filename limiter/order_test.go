@@ -22,7 +22,7 @@ var order = strings.Fields(`
 	doc limit consistency request decision siphash prepare outcome level store held limiter
 	table partition heldunits original memory entries forget levels sweep logs share holding take visit save load
 	event clock keys redisoptions denycache states query wire script flights accounts removals follow fallback
-	renewal ledger calls closing report lease crossslot stats redis inspect hold`)
+	renewal ledger calls closing report lease crossslot stats redis inspect clear hold`)
 
 // upward are the exceptions: what a file uses of one above it.
 var upward = []string{
