@@ -16,29 +16,29 @@ import (
 func TestClear(t *testing.T) {
 	t.Parallel()
 	const field = "key {http.rate_limit.field.user}\n"
-	rows := []struct{ name, options, sends, want string }{ // each with a user, and the status of its response
-		{"a login", "rate 5/h\ncount status 401 403\nclear status 2xx", "a401 a403 a401 a401 a200 a401 a401 a401 a401 a401 a401", "401 403 401 401 200 401 401 401 401 401 429"},
-		{"the last guess", "rate 2/h\ncount status 401\nclear status 2xx", "a401 a200 a401 a200 a401 a401 a200", "401 200 401 200 401 401 429"},
+	rows := []struct{ name, options, sends, want string }{ // users, with the status of the response, and ! if it clears
+		{"a login", "rate 5/h\ncount status 401 403\nclear status 2xx", "a401 a403 a401 a401 !a200 a401 a401 a401 a401 a401 a401", "401 403 401 401 200 401 401 401 401 401 429"},
+		{"the last guess", "rate 2/h\ncount status 401\nclear status 2xx", "a401 !a200 a401 !a200 a401 a401 a200", "401 200 401 200 401 401 429"},
 		{"other statuses", "rate 2/h\ncount status 401\nclear status 303", "a401 a200 a401 a200", "401 200 401 429"},
-		{"all but some", "rate 2/h\ncount status 401\nclear not status 4xx", "a401 a303 a401 a404 a401 a404", "401 303 401 404 401 429"},
-		{"all responses count", "rate 3/h\nclear status 2xx", "a401 a404 a200 a401 a401 a401 a200", "401 404 200 401 401 401 429"},
-		{"those that count clear too", "rate 2/h\ncount status 2xx 401\nclear status 2xx", "a401 a200 a200 a200 a401 a401 a200", "401 200 200 200 401 401 429"},
+		{"all but some", "rate 2/h\ncount status 401\nclear not status 4xx", "a401 !a303 a401 a404 a401 a404", "401 303 401 404 401 429"},
+		{"all responses count", "rate 3/h\nclear status 2xx", "a401 a404 !a200 a401 a401 a401 a200", "401 404 200 401 401 401 429"},
+		{"those that count clear too", "rate 2/h\ncount status 2xx 401\nclear status 2xx", "a401 !a200 !a200 !a200 a401 a401 a200", "401 200 200 200 401 401 429"},
 		{"a field", "rate 2/h\ncount status 401\nclear header X-In yes", "a401 a+200 a401 a+200", "401 200 401 429"},
-		{"a field that is there", "rate 2/h\ncount status 401\nclear {\nheader X-In *\nstatus 2xx\n}", "a401 a200 a+200 a401 a401 a+200", "401 200 200 401 401 429"},
-		{"other keys", "rate 2/h\ncount status 401\nclear status 2xx", "a401 b401 b200 b401 b401 b401 a401 a401", "401 401 200 401 401 429 401 429"},
+		{"a field that is there", "rate 2/h\ncount status 401\nclear {\nheader X-In *\nstatus 2xx\n}", "a401 a200 !a+200 a401 a401 a+200", "401 200 200 401 401 429"},
+		{"other keys", "rate 2/h\ncount status 401\nclear status 2xx", "a401 b401 !b200 b401 b401 b401 a401 a401", "401 401 200 401 401 429 401 429"},
 		{"unclear", "rate 2/h\ncount status 401\nclear status 2xx", "?401 ?200 ?401 ?200", "401 200 401 429"},
 		{"missing", "rate 2/h\ncount status 401\nclear status 2xx", "-401 -200 -401 -200", "401 200 401 429"},
-		{"the address, if it is the key", "key {client_ip}\nrate 2/h\ncount status 401\nclear status 2xx", "-401 -200 -401 -401 -200", "401 200 401 401 429"},
-		{"missing beside another", "key {http.rate_limit.field.user},{client_ip}\nrate 2/h\ncount status 401\nclear status 2xx", "-401 -200 -401 -200 a401 a200 a401 a401 a401", "401 200 401 429 401 200 401 401 429"},
-		{"a limit around it", "rate 3/h\ncount status 401\nlimit in {\nrate 2/h\ncount status 401\nclear status 2xx\n}", "a401 a401 a200 b200", "401 401 429 200"},
-		{"a limit within", "rate 2/h\ncount status 401\nclear status 2xx\nlimit in {\nkey all\nrate 3/h\ncount status 401\n}", "a401 a200 a401 a401 a401", "401 200 401 401 429"},
-		{"denied requests count", "rate 2/h\ncount status 401\ncount_denied\nclear status 2xx", "a401 a200 a401 a401 a200", "401 200 401 401 429"},
-		{"several units", "rate 6/h\ncost 2\nactual_cost {query.cost}\ncount status 401\nclear status 2xx", "a401 a200 a401 a401 a200", "401 200 401 401 429"},
-		{"a token bucket", "algorithm token_bucket\nrate 2/h\ncount status 401\nclear status 2xx", "a401 a200 a401 a401 a200", "401 200 401 401 429"},
-		{"a window", "algorithm fixed_window\nwindow_start first\nsize 2\nwindow 1h\ncount status 401\nclear status 2xx", "a401 a200 a401 a401 a200", "401 200 401 401 429"},
-		{"a sliding window", "algorithm sliding_window\nsize 2\nwindow 240h\ncount status 401\nclear status 2xx", "a401 a200 a401 a401 a200", "401 200 401 401 429"},
-		{"a log", "algorithm sliding_log\nsize 2\nwindow 1h\ncount status 401\nclear status 2xx", "a401 a200 a401 a401 a200", "401 200 401 401 429"},
-		{"few keys", "rate 2/h\ncount status 401\nclear status 2xx\nmax_keys 100\nwhen_full share", "a401 a200 a401 a401 a200", "401 200 401 401 429"},
+		{"the address, if it is the key", "key {client_ip}\nrate 2/h\ncount status 401\nclear status 2xx", "-401 !-200 -401 -401 -200", "401 200 401 401 429"},
+		{"missing beside another", "key {http.rate_limit.field.user},{client_ip}\nrate 2/h\ncount status 401\nclear status 2xx", "-401 -200 -401 -200 a401 !a200 a401 a401 a401", "401 200 401 429 401 200 401 401 429"},
+		{"a limit around it", "rate 3/h\ncount status 401\nlimit in {\nrate 2/h\ncount status 401\nclear status 2xx\n}", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
+		{"a limit within", "rate 2/h\ncount status 401\nclear status 2xx\nlimit in {\nkey all\nrate 3/h\ncount status 401\n}", "a401 !a200 a401 a401 a401", "401 200 401 401 429"},
+		{"denied requests count", "rate 2/h\ncount status 401\ncount_denied\nclear status 2xx", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
+		{"several units", "rate 6/h\ncost 2\nactual_cost {query.cost}\ncount status 401\nclear status 2xx", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
+		{"a token bucket", "algorithm token_bucket\nrate 2/h\ncount status 401\nclear status 2xx", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
+		{"a window", "algorithm fixed_window\nwindow_start first\nsize 2\nwindow 1h\ncount status 401\nclear status 2xx", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
+		{"a sliding window", "algorithm sliding_window\nsize 2\nwindow 240h\ncount status 401\nclear status 2xx", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
+		{"a log", "algorithm sliding_log\nsize 2\nwindow 1h\ncount status 401\nclear status 2xx", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
+		{"few keys", "rate 2/h\ncount status 401\nclear status 2xx\nmax_keys 100\nwhen_full share", "a401 !a200 a401 a401 a200", "401 200 401 401 429"},
 	}
 	var site strings.Builder
 	for i, row := range rows {
@@ -48,19 +48,25 @@ func TestClear(t *testing.T) {
 		}
 		fmt.Fprintf(&site, "rate_limit /%d {\nlimit l%[1]d {\n%s%s\n}\n}\n", i, key, row.options)
 	}
-	site.WriteString("@in query in=yes\nheader @in X-In there\nrespond x {query.s}\n")
+	site.WriteString("rate_limit /sync sync {\nkey all\nrate 1000000/h\n}\n@in query in=yes\nheader @in X-In there\nrespond x {query.s}\n")
 	eachNode(t, site.String(), func(t *testing.T, urls []string) {
 		for i, row := range rows {
 			var got []string
-			for j, sent := range strings.Fields(row.sends) {
+			node := 0
+			for sent := range strings.FieldsSeq(row.sends) {
+				sent, clears := strings.CutPrefix(sent, "!")
 				user, status := sent[:len(sent)-3], sent[len(sent)-3:]
 				query := map[string]string{"?": "user=a&user=b&", "-": ""}
 				q, special := query[user]
 				if !special {
 					q = "user=" + user + "&"
 				}
-				answer, _ := sitetest.Ask(t.Context(), fmt.Sprintf("%s/%d?%scost=3&s=%s", urls[j%len(urls)], i, strings.Replace(q, "+", "&in=yes", 1), status))
+				answer, _ := sitetest.Ask(t.Context(), fmt.Sprintf("%s/%d?%scost=3&s=%s", urls[node%len(urls)], i, strings.Replace(q, "+", "&in=yes", 1), status))
 				got = append(got, fmt.Sprint(answer))
+				if !clears { // other instances see a moment later what is charged or given back
+					_, _ = sitetest.Ask(t.Context(), urls[node%len(urls)]+"/sync")
+				}
+				node++
 			}
 			if got := strings.Join(got, " "); got != row.want {
 				t.Errorf("%s: %s:\n got %s\nwant %s", row.name, row.sends, got, row.want)
