@@ -18,23 +18,23 @@ type Event struct {
 	//
 	// - `timeout`: it hangs, is too slow, or packets are lost.
 	// - `refused`, `closed`, `down`: it is down, its address refuses connections, or they break.
-	// - `backlog`: calls can't be sent or answered in time, as earlier ones are not answered or
-	//   this process is busy.
-	// - `oom`, `misconf`, `noreplicas`, `readonly`: it takes no writes: its memory or disk is
-	//   full, it has too few replicas, or is one.
-	// - `loading`, `busy`: it is loading its data, or runs somebody else's script.
+	// - `backlog`: calls can't be sent or answered in time, because earlier ones are unanswered
+	//   or this process is busy.
+	// - `oom`, `misconf`, `noreplicas`, `readonly`: it rejects writes: its memory or disk is
+	//   full, it has too few replicas, or it is a replica.
+	// - `loading`, `busy`: it is loading its data, or runs another client's script.
 	// - `noauth`, `wrongpass`, `credentials`: the user or password is wrong, or the file with it
 	//   can't be read.
 	// - `noperm`: the user may not call a command or use a key.
-	// - `tls`, `dns`: TLS fails, or its name is unknown.
-	// - `db`: it has no database of this number.
-	// - `moved`: it is a server of a cluster, which no option says.
-	// - `clusterdown`, `tryagain`, `masterdown`: a part of its cluster is down or moves.
+	// - `tls`, `dns`: TLS fails, or its host name is unknown.
+	// - `db`: it has no database with this number.
+	// - `moved`: it belongs to a cluster, but the configuration does not say so: add `cluster`.
+	// - `clusterdown`, `tryagain`, `masterdown`: part of its cluster is down or being moved.
 	// - `nomaster`: the sentinels know no server by this name.
-	// - `unsupported`: it lacks a command or an option of one.
+	// - `unsupported`: it lacks a command, or an option of a command.
 	// - `maxclients`: it has too many clients.
-	// - `reply`: something at its address sent what can't be a reply.
-	// - `corrupt`: something else has written to a key, which counts as empty.
+	// - `reply`: something at its address sent an invalid reply.
+	// - `corrupt`: another program has written to a key, which counts as empty.
 	// - `error`: anything else.
 	Reason string
 

@@ -73,10 +73,10 @@ func onlyMatcher(set caddyhttp.MatcherSet) any {
 // cleared advises on limits that a success clears which says nothing of whose guesses these were.
 func (c *collector) cleared(h *rule.Handler, around *routes.Around) {
 	for b := range rule.Buckets(h.Limits) {
-		by, k := b.Limit.Settlement.Clear, b.Limit.Key.Template()
+		by, k := b.Limit.Settlement.Clear, b.Limit.Key
 		switch {
 		case by == nil || !b.IsMain() || b.Off:
-		case !slices.ContainsFunc(k.Placeholders(), namesAccount):
+		case !slices.ContainsFunc(k.Names(), namesAccount):
 			c.limit(b.Path, advise(ClearedByOthers,
 				"A success clears it, and its key names no account: whoever has one logs in after each few guesses at others.",
 				"Use the account as its key, such as {http.rate_limit.field.user}, and another limit, without clear, by {client_ip}."))

@@ -11,18 +11,18 @@ type App struct {
 	Memory *Memory `json:"memory,omitempty"`
 
 	// What happens to requests that Redis has not decided in time: `fallback`, buckets in this process
-	// decide, from the levels that Redis last reported; `allow`; `deny`, with `503`. Default:
+	// decide, starting from the levels that Redis last reported; `allow`; `deny`, with `503`. Default:
 	// `fallback`.
 	OnError string `json:"on_error,omitempty"`
 
-	// The `consistency` of limits that have none and need not be exact. Default: `exact`.
+	// The `consistency` of limits that do not set it and need not be exact. Default: `exact`.
 	Consistency string `json:"consistency,omitempty"`
 
-	// Whether to report metrics to Prometheus, at the admin API's endpoint and by the handler
+	// Whether to report metrics to Prometheus, at the admin API's endpoint and through the handler
 	// `metrics`: `on` or `off`. Default: `on`.
 	Metrics string `json:"metrics,omitempty"`
 
-	// Kinds of advice that are not given, on any block, server or Redis. Default: none.
+	// Kinds of advice to suppress for all blocks, servers and Redis. Default: none.
 	IgnoreAdvice List `json:"ignore_advice,omitempty"`
 }
 

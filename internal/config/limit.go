@@ -12,7 +12,7 @@ import (
 // Limit is a leaky bucket for each key, such as each client address. The
 // bucket holds at most `size` units. A request adds its `cost` if it fits;
 // otherwise it is denied and adds nothing. Every `drip_rate`, `drip_size` units
-// drip out. With another `algorithm`, units are counted in another way.
+// drip out. With another `algorithm`, units are counted differently.
 //
 // Instead of `size`, `drip_rate` and `drip_size`, a limit can be defined by `max`
 // and `duration`: a bucket of size `max` that drips one unit every
@@ -24,43 +24,44 @@ import (
 //
 // `size`, `drip_rate`, `drip_size`, `window`, `cost` and `factor` may be strings with
 // placeholders, evaluated for each request. If the value for a request can't be
-// used, the request is rejected: with status 400 for `cost`, 500 for the others. Where a
-// `factor`, or a `size` beside `rate`, has no value, its default is used.
+// used, the request is rejected: with status 400 for `cost`, 500 for the others. If a
+// `factor`, or a `size` with `rate`, has no value, its default is used.
 // Each value of `drip_rate`, `drip_size` and `window` has its own buckets, so a client that
 // can choose them gets a fresh bucket with each value. Use values that clients
 // can't choose, such as variables that are set depending on the user who is logged
-// in. A warning is logged for placeholders of what clients send. `{env.*}`,
+// in. A warning is logged for placeholders that clients control. `{env.*}`,
 // `{file.*}` and `{system.*}` are resolved when the config is loaded, in any number
 // or duration.
 type Limit struct {
-	// The name of the limit, in header fields, logs and the names of its buckets: 1 to 64 letters,
-	// digits, `_`, `.` or `-`. Limits of the same name and equal numbers share their buckets, on all
-	// sites and Caddy instances; those without a name do so if their keys are equal too. A Caddyfile
-	// has none of these: they get names there, `default`, `default-2` and so on. Required for a nested
-	// limit. Default: `default`.
+	// The name of the limit, in header fields, logs and the names of its buckets: 1 to 64 letters, digits,
+	// `_`, `.` or `-`. Limits with the same name and equal numbers share their buckets, on all sites and
+	// Caddy instances; limits without a name do so if their keys are equal too. In a Caddyfile, limits
+	// without a name are called `default`, `default-2` and so on. Required for a nested limit. Default:
+	// `default`.
 	Name string `json:"name,omitempty" caddyfile:"" bucket:"none"`
 
-	// What identifies a client: text with placeholders. If none has a value, the client's address is
-	// used. Default: that of the containing limit, or `{client_ip}`, in JSON `{http.vars.client_ip}`.
+	// What identifies a client: text with placeholders. If none of them has a value, the client's address
+	// is used. Default: the key of the containing limit, or `{client_ip}`, in JSON
+	// `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty" bucket:"none"`
 
 	// How units are counted: `leaky_bucket`, `token_bucket`, `fixed_window`, `sliding_window`,
 	// `sliding_log` or `warm_up`. Default: `leaky_bucket`.
 	Algorithm string `json:"algorithm,omitempty" bucket:"any"`
 
-	// Units per duration, such as `10/s`, `60/min`, `5/12h` or `10 per minute`, evenly. It replaces
+	// Units per duration, evenly spread, such as `10/s`, `60/min`, `5/12h` or `10 per minute`. It replaces
 	// `drip_rate` and `drip_size`.
 	Rate Rate `json:"rate,omitempty" bucket:"rate warm_up"`
 
 	// Bytes of response bodies per duration, such as `2MB/s`, in place of a rate of requests: for all
 	// responses of a key together, over all its connections, in this Caddy alone. It denies nothing:
-	// what has no room waits, and clients take turns. Not counted are header fields and what clients
-	// send. New numbers hold for open responses too.
+	// responses wait until there is room, and clients take turns. Header fields, and data that clients
+	// send, do not count. New numbers apply to open responses too.
 	Speed Rate `json:"speed,omitempty" bucket:"speed"`
 
-	// The burst: how many units the bucket holds, from 1 to 2^49. With a unit, such as `10MB` or
-	// `1GiB`, if they are bytes; beside `speed` at least 16 KiB. Default: the number in `rate`, or what
-	// `speed` sends in a second.
+	// The burst: how many units the bucket holds, from 1 to 2^49. If they are bytes, it may have a unit,
+	// such as `10MB` or `1GiB`; with `speed` it must be at least 16 KiB. Default: the number in `rate`, or
+	// what `speed` sends in a second.
 	Size Number `json:"size,omitempty" bucket:"rate speed drip fixed_window sliding_window sliding_log"`
 
 	// The time from one drip to the next, in whole microseconds. Default: `1s`.
@@ -72,28 +73,27 @@ type Limit struct {
 	// The length of a window, in whole microseconds.
 	Window Duration `json:"window,omitempty" bucket:"fixed_window sliding_window sliding_log"`
 
-	// When fixed windows begin: with `clock` at multiples of their length since 1970 (UTC), with
-	// `first` at the first request after the last one has ended. Default: `clock`.
+	// When fixed windows begin: with `clock`, at multiples of their length since 1970 (UTC); with `first`,
+	// at the first request after the last window has ended. Default: `clock`.
 	WindowStart string `json:"window_start,omitempty" bucket:"fixed_window"`
 
-	// A calendar period in place of a `window`, with a time zone unless that is UTC: `minute`, `hour`,
-	// `day`, `week` (from Monday), `month` or `year`, as in `month Europe/Berlin`.
+	// A calendar period in place of a `window`: `minute`, `hour`, `day`, `week` (from Monday), `month` or
+	// `year`, optionally with a time zone, as in `month Europe/Berlin`. Default zone: UTC.
 	Period string `json:"period,omitempty" bucket:"fixed_window"`
 
-	// The time in which an idle limit reaches its full rate, and the idle time after which it is cold
-	// again.
+	// How long an idle limit takes to reach its full rate, and how long it must be idle to be cold again.
 	WarmUp Duration `json:"warm_up,omitempty" bucket:"warm_up"`
 
-	// With `warm_up`: how many times as long the intervals between requests are at first, from 1 to
+	// With `warm_up`: how many times longer the intervals between requests are at first, from 1 to
 	// 1000000. Default: 3.
 	ColdFactor Number `json:"cold_factor,omitempty" bucket:"warm_up"`
 
 	// Denied requests count too, so a client that keeps trying stays locked out. Default: off.
 	CountDenied bool `json:"count_denied,omitempty" bucket:"any"`
 
-	// How many units a request adds, or `body`: the bytes of its body by `Content-Length`. A request
-	// that costs more than the size is never admitted. One that costs 0 passes unless its key is
-	// banned, so clients must not choose the cost. Default: 1.
+	// How many units a request adds, or `body`: the bytes of its body, according to `Content-Length`. A
+	// request that costs more than the size is never admitted. A request that costs 0 passes unless its
+	// key is banned, so clients must not choose the cost. Default: 1.
 	Cost Number `json:"cost,omitempty" bucket:"any"`
 
 	// Which responses count, by status, such as `status 401 403`, `status 4xx` or `not status 304`,
@@ -105,28 +105,28 @@ type Limit struct {
 	// only requests that can't succeed without the password, by `POST` and their path. Default: none.
 	Clear *option.Responses `json:"clear,omitempty" bucket:"any"`
 
-	// What a request has cost, known at the end of its response, which it is charged in place of its
+	// The actual cost of a request, which is known at the end of its response and charged in place of its
 	// `cost`: `tokens` of a language model; `json` and paths of numbers in the body, such as `json
-	// usage.prompt_tokens*0.15 usage.completion_tokens*0.6`; `bytes`; `duration`, in milliseconds; or
-	// a placeholder with a whole number. Default: the `cost`.
+	// usage.prompt_tokens*0.15 usage.completion_tokens*0.6`; `bytes`; `duration`, in milliseconds; or a
+	// placeholder with a whole number. Default: the `cost`.
 	ActualCost string `json:"actual_cost,omitempty" bucket:"any"`
 
-	// With `off`, requests hold nothing until `count` or `actual_cost` is known, so parallel ones do
-	// not deny each other and may exceed the limit. Default: `on`.
+	// With `off`, requests hold nothing until `count` or `actual_cost` is known, so parallel requests do
+	// not deny each other, and may exceed the limit. Default: `on`.
 	Hold string `json:"hold,omitempty" bucket:"any"`
 
-	// How many requests of a key may be in progress, instead of a size and a rate; or `auto`: as many
-	// as the upstream answers in time.
+	// How many requests of a key may be in progress, in place of a size and a rate; or `auto`: as many as
+	// the upstream answers in time.
 	Concurrency Number `json:"concurrency,omitempty" bucket:"concurrency"`
 
 	// How `concurrency auto` follows the load.
 	Auto *Auto `json:"auto,omitempty" caddyfile:"" bucket:"none"`
 
-	// The limit decides and denies nothing. Default: off.
+	// The limit decides but denies nothing. Default: off.
 	DryRun bool `json:"dry_run,omitempty" bucket:"none"`
 
-	// A number with at most 6 decimals that the size is divided by, rounding up: `0.5` doubles it. `0`
-	// turns this bucket off, but not nested limits. Default: 1.
+	// A number with at most 6 decimals by which the size is divided, rounding up: `0.5` doubles the size,
+	// `2` halves it. `0` turns this bucket off, but not nested limits. Default: 1.
 	Factor Number `json:"factor,omitempty" bucket:"rate max drip concurrency fixed_window sliding_window sliding_log"`
 
 	// With `duration`: the burst, and how many requests per `duration` pass on average.
@@ -135,8 +135,8 @@ type Limit struct {
 	// The time in which `max` requests pass on average.
 	Duration Duration `json:"duration,omitempty" bucket:"max"`
 
-	// The least time between two requests, unless they cost 0. It is a second bucket, beside `max` or
-	// alone.
+	// The shortest time between two requests, unless they cost 0. It is a second bucket, in addition to
+	// `max` or alone.
 	MinInterval Duration `json:"min_interval,omitempty" bucket:"max"`
 
 	// How many bits of an IPv4 address count. Default: 32.
@@ -145,7 +145,7 @@ type Limit struct {
 	// How many bits of an IPv6 address count. A host may use any address of its /64. Default: 64.
 	IPv6Prefix Number `json:"ipv6_prefix,omitempty" bucket:"none"`
 
-	// The maximum number of keys with buckets in a process. Default: half of memory's.
+	// The maximum number of keys with buckets in a process. Default: half of `max_keys` in `memory`.
 	MaxKeys Number `json:"max_keys,omitempty" bucket:"any"`
 
 	// What happens to new keys beyond `max_keys`: with `forget` they replace nearly empty buckets;
@@ -159,47 +159,46 @@ type Limit struct {
 	Soft Number `json:"soft,omitempty" bucket:"any"`
 
 	// How long a request may wait for room, or with `concurrency` for a slot, instead of being denied.
-	// Default: none waits.
+	// Default: requests do not wait.
 	MaxDelay Duration `json:"max_delay,omitempty" bucket:"any"`
 
 	// How many requests of this limit may wait at once in a process, on all sites where it has this
 	// name. Default: 1000.
 	MaxWaiting Number `json:"max_waiting,omitempty" bucket:"any"`
 
-	// Which clients take turns while their requests wait, or their responses for `speed`, as a template
-	// like `key`; `off` for first come, first served. Default: `{client_ip}`.
+	// What identifies a client when requests wait and clients take turns, or their responses do for
+	// `speed`: a template like `key`; `off` for first come, first served. Default: `{client_ip}`.
 	FairBy string `json:"fair_by,omitempty" bucket:"any"`
 
 	// The number of counters, from 1 to 10000, for the keys with the most requests and denials, as
 	// plain text in memory, at about 1 kB each. Default: off.
 	TrackTop Number `json:"track_top,omitempty" bucket:"any"`
 
-	// For how long to ban a key that the limit denies: one to three durations from `1s`, of which the
-	// last is repeated. Default: no bans.
+	// How long to ban a key that the limit denies: one to three durations of at least `1s`, the last of
+	// which is repeated. Default: no bans.
 	Ban List `json:"ban,omitempty" bucket:"any"`
 
-	// How many denials of a key begin a ban, from 1 to 10000. Default: 1.
+	// After how many denials a key is banned, from 1 to 10000. Default: 1.
 	BanAfter Number `json:"ban_after,omitempty" bucket:"any"`
 
-	// With Redis, who decides: `exact`, Redis; `lease <duration>`, the instance from units that it has
-	// charged to Redis before; `eventual <duration>`, the instance by its own count and those of
-	// others, exchanged at that interval, from `1ms` to `1m`. Default: that of the containing limit,
-	// or the app's.
+	// With Redis, who decides: `exact`, Redis; `lease <duration>`, the instance, with units that it has
+	// charged to Redis before; `eventual <duration>`, the instance, by its own count and those of others,
+	// exchanged at that interval, from `1ms` to `1m`. Default: that of the containing limit, or the app's.
 	Consistency string `json:"consistency,omitempty" bucket:"none"`
 
-	// The limit in the same block, with `pool`, that is charged for what this one has no room for.
-	// Default: none.
+	// The limit in the same block, with `pool`, that is charged for requests for which this one has no
+	// room. Default: none.
 	Borrow string `json:"borrow,omitempty" bucket:"any"`
 
-	// The limit counts only what others borrow from it. Default: off.
+	// The limit counts only requests that other limits borrow from it. Default: off.
 	Pool bool `json:"pool,omitempty" bucket:"any"`
 
-	// Which requests the limit applies to: a named matcher, all but the requests of one (`not @name`),
-	// a path, `*` (all), matchers in one line (`method POST`), or a block of which all must match.
-	// Default: all.
+	// Which requests the limit applies to: a named matcher, all except those that one matches (`not
+	// @name`), a path, `*` (all), matchers in one line (`method POST`), or a block of matchers that must
+	// all match. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers" bucket:"none"`
 
-	// A nested limit, in addition to this one, for requests that both match. It inherits key and
+	// A nested limit, in addition to this one, for requests that both match. It inherits the key and the
 	// prefixes unless it has a key.
 	Limits NestedLimits `json:"limits,omitzero" caddyfile:"limit" bucket:"none"`
 }

@@ -37,16 +37,16 @@ import (
 // A config loads whether or not Redis can be reached. Configs with equal settings
 // share their connections.
 type Redis struct {
-	// The addresses of the servers, each as `host[:port]`, the path of a unix socket (also
-	// `unix//path`), or a URL: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, or
-	// `unix://`. Several are servers of a cluster, or with `master_name` sentinels. The default port
-	// is 6379, or 26379 of sentinels.
+	// The addresses of the servers, each as `host[:port]`, the path of a unix socket (also `unix//path`),
+	// or a URL: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, or `unix://`. Several
+	// addresses are servers of a cluster, or with `master_name` sentinels. The default port is 6379, or
+	// 26379 for sentinels.
 	Addresses List `json:"addresses,omitempty" caddyfile:""`
 
 	// The user to log in as.
 	Username string `json:"username,omitempty"`
 
-	// The password. A `{file.*}` in it or in the user is read again for each connection.
+	// The password. A `{file.*}` in the password or the user is read again for each connection.
 	Password string `json:"password,omitempty"`
 
 	// The number of the database, up to 65535. Default: 0.
@@ -68,14 +68,14 @@ type Redis struct {
 	// `handshake_timeout` and `except_ports` have no effect.
 	TLS *reverseproxy.TLSConfig `json:"tls,omitempty" caddyfile:"tls tls_client_auth tls_server_name tls_trust_pool tls_insecure_skip_verify"`
 
-	// What the names of all keys in Redis begin with: at most 128 bytes, no braces. Give each
-	// Caddyfile on one Redis its own, or name the limits. Default: `rl:`.
+	// What the names of all keys in Redis begin with: at most 128 bytes, no braces. Give each Caddyfile on
+	// one Redis its own prefix, or name the limits. Default: `rl:`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
-	// A secret to hash keys with, the same on all instances. Default: none.
+	// A secret for hashing keys, the same on all instances. Default: none.
 	KeySecret string `json:"key_secret,omitempty"`
 
-	// How long a request may wait for Redis, in all blocks together, from `1ms` to `1m`. Then
+	// How long a request may wait for Redis, in all blocks together, from `1ms` to `1m`. After that,
 	// `on_error` applies. Default: `50ms`.
 	Timeout Duration `json:"timeout,omitempty"`
 }

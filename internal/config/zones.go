@@ -17,22 +17,22 @@ import (
 // Zones are the options of mholt/caddy-ratelimit, so that a config for it can be
 // loaded as it is. All of them need `rate_limits`.
 type Zones struct {
-	// The zones by their names, instead of `limits`. A zone becomes a limit of that
-	// name. Zones are checked one after the other, those that admit most in a time
-	// first, and what one has counted stays counted if a later one denies, unless
-	// `accounting` says otherwise. No header fields are set but `Retry-After`, unless
-	// `headers` says so. A denied request is logged at INFO.
+	// The zones by name, instead of `limits`. A zone becomes a limit with that name. Zones
+	// are checked one after the other, beginning with those that admit most in a given
+	// time, and a charge by one zone stays if a later one denies, unless `accounting` says
+	// otherwise. No header fields are set except `Retry-After`, unless `headers` says so. A
+	// denied request is logged at INFO.
 	RateLimits map[string]*Zone `json:"rate_limits,omitempty" caddyfile:""`
 
 	// Whether to log the key of a denied request too. Default: false, since keys may
 	// be personal data.
 	LogKey bool `json:"log_key,omitempty"`
 
-	// Has no effect: what is out of date leaves by itself.
+	// Has no effect: outdated entries are removed automatically.
 	SweepInterval Duration `json:"sweep_interval,omitempty"`
 
-	// Has no effect: to share limits between instances, keep them in Redis, see the
-	// app's option `redis`.
+	// Has no effect: to share limits between instances, keep them in Redis; see the app's
+	// option `redis`.
 	Distributed *Distributed `json:"distributed,omitempty"`
 
 	// Has no effect, and is not loaded: to keep or share limits, keep them in Redis.
@@ -42,8 +42,8 @@ type Zones struct {
 	DisableMetrics bool `json:"disable_metrics,omitempty"`
 }
 
-// Zone is a limit as mholt/caddy-ratelimit has it: so many requests of a key in any
-// time of one window.
+// Zone is a limit as in mholt/caddy-ratelimit: a number of requests per key in any
+// time of the window's length.
 type Zone struct {
 	// Matches the requests that the zone applies to. Default: all requests.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
@@ -52,9 +52,9 @@ type Zone struct {
 	// are counted together. Default: empty.
 	Key string `json:"key,omitempty"`
 
-	// The number of requests that are admitted in a window. With 0, which is the
-	// default, none is. Above 10000 it is estimated, as by the algorithm
-	// `sliding_window`, and it is at most 16777215.
+	// The number of requests that are admitted in a window. With 0, which is the default,
+	// none are. Above 10000 it is an estimate, as with the algorithm `sliding_window`, and
+	// it is at most 16777215.
 	MaxEvents Number `json:"max_events,omitempty" caddyfile:"events"`
 
 	// The length of the window, in whole microseconds, at most 11 years. Required, unless
@@ -62,7 +62,7 @@ type Zone struct {
 	Window Duration `json:"window,omitempty"`
 
 	// The number of requests of a key that may be in progress at once, instead of
-	// `max_events` and `window`: `concurrency` of a limit. It was proposed for
+	// `max_events` and `window`, like `concurrency` of a limit. It was proposed for
 	// mholt/caddy-ratelimit in its pull request 98.
 	MaxConcurrent Number `json:"max_concurrent,omitempty"`
 
