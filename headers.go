@@ -70,14 +70,14 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v *rule.Verdict
 		closeAfterResponse(w)
 	}
 	if h.errorRoutes.MaySee(h, r, v.Status) {
-		err := errorOf(v)
+		err := returnedError(v)
 		if !denied && v.Status != http.StatusTooEarly {
 			err = errNoDecision
 		}
 		return h.handlerError(v.Status, err)
 	}
 	if c := h.logger.Check(zap.DebugLevel, "request rejected"); c != nil {
-		fields := []zap.Field{zap.Int("status", v.Status), zap.Error(errorOf(v))}
+		fields := []zap.Field{zap.Int("status", v.Status), zap.Error(returnedError(v))}
 		if denied {
 			fields = append(fields, zap.String("limit", v.Denial.Path), zap.Stringer("by", v.Denial.Decision.By))
 		}
@@ -103,8 +103,8 @@ func (h *Handler) reject(w http.ResponseWriter, r *http.Request, v *rule.Verdict
 	return nil
 }
 
-// errorOf returns why a request is rejected.
-func errorOf(v *rule.Verdict) error {
+// returnedError returns why a request is rejected.
+func returnedError(v *rule.Verdict) error {
 	if v.Denial != nil {
 		return denial{v.Denial, v.Wait}
 	}

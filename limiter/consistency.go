@@ -27,7 +27,7 @@ const (
 // all other requests. In any time T, all processes together admit at most what the limit
 // allows in T + d; in windows, no more than the limit. d is from [MinConsistency] to
 // [MaxConsistency].
-func Lease(d time.Duration) Consistency { return consistencyOf(d, 1) }
+func Lease(d time.Duration) Consistency { return newConsistency(d, 1) }
 
 // Eventual lets a process decide by what it has last heard of a bucket and what it has
 // admitted since, which it reports every d. No request waits for the server. Each process
@@ -38,10 +38,10 @@ func Lease(d time.Duration) Consistency { return consistencyOf(d, 1) }
 // exact, what this process has not reported takes room too. What is known is in
 // RedisOptions.Fallback: without one, Take returns an error. d is from [MinConsistency] to
 // [MaxConsistency].
-func Eventual(d time.Duration) Consistency { return consistencyOf(d, -1) }
+func Eventual(d time.Duration) Consistency { return newConsistency(d, -1) }
 
-// consistencyOf returns a Consistency whose time is d, or one that is out of range too.
-func consistencyOf(d time.Duration, sign int32) Consistency {
+// newConsistency returns a Consistency whose time is d, or one that is out of range too.
+func newConsistency(d time.Duration, sign int32) Consistency {
 	d = min(max(d, time.Microsecond), MaxConsistency+time.Microsecond)
 	return Consistency{sign * int32(d.Microseconds())}
 }

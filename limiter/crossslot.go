@@ -156,13 +156,13 @@ func (r *servers) decideSplit(end redisscript.Deadline, req Request, split func(
 		for _, i := range p.indexes { // the levels after settling
 			b, o := &req.Buckets[i], &outcomes[i]
 			p.unused = o.unused
-			if (denied || o.unused) && held && !o.denied && req.reservationOf(b) != nil && !b.Limit.CountDenied {
+			if (denied || o.unused) && held && !o.denied && req.newReservation(b) != nil && !b.Limit.CountDenied {
 				o.held -= b.Cost
 				if o.entries != nil { // there was room in addition to what others hold
 					o.entries.Again, o.entries.One = 0, 0
 				}
 			}
-			if b.Hold || req.reservationOf(b) == nil || !held {
+			if b.Hold || req.newReservation(b) == nil || !held {
 				continue
 			}
 			o.Ahead = b.Limit.of().AtLeast(o.After(at.Now), o.held, at).Ahead(at.Now)
@@ -250,7 +250,7 @@ func (r *servers) settle(parts []*part, as verdict) {
 	for _, p := range parts {
 		for i := range p.Buckets {
 			b := &p.Buckets[i]
-			k := p.reservationOf(b)
+			k := p.newReservation(b)
 			if k == nil || b.Hold || p.err != nil {
 				continue
 			}

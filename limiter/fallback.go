@@ -107,7 +107,7 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 		for i := range q.buckets {
 			p := &q.buckets[i]
 			if p.local = (localLevel{}); q.stage != ended {
-				p.local = f.localLevelOf(q, p)
+				p.local = f.localLevelFor(q, p)
 			}
 		}
 		if q.stage == ended {
@@ -120,9 +120,9 @@ func (f *fallback) send(to *redisscript.Server, batch []*redisscript.Call) {
 	}
 }
 
-// localLevelOf returns what q is to report of p's bucket, which it queries. q must not
+// localLevelFor returns what q is to report of p's bucket, which it queries. q must not
 // be in flight.
-func (f *fallback) localLevelOf(q *query, p *bucketQuery) localLevel {
+func (f *fallback) localLevelFor(q *query, p *bucketQuery) localLevel {
 	now := f.memory.clock().Microseconds()
 	s, dirty := f.memory.dirty(p, now)
 	fl := f.flights.of[p.hash]
@@ -344,7 +344,7 @@ func (f *fallback) decide(req Request, dst []outcome, denied bool, instead ...*q
 		case o.unused:
 			continue
 		case b.Hold && !denied && !o.denied:
-			k := req.reservationOf(b)
+			k := req.newReservation(b)
 			k.store.ledger.decidedHere(k)
 			f.hold(k, nil)
 			continue

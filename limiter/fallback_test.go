@@ -46,7 +46,7 @@ func queryOf(f *fallback, req Request) *query {
 func localLevelsFor(f *fallback, q *query) []localLevel {
 	reported := make([]localLevel, len(q.buckets))
 	for i := range q.buckets {
-		reported[i] = f.localLevelOf(q, &q.buckets[i])
+		reported[i] = f.localLevelFor(q, &q.buckets[i])
 	}
 	if slices.ContainsFunc(reported, func(k localLevel) bool { return k.dirty != clean }) {
 		return reported

@@ -135,7 +135,7 @@ func (n *ledger) ended(k *reservation, charge int64) *account {
 func (r *servers) hand(req Request, outcomes []outcome) {
 	admitted := outcomes != nil && !req.denied(outcomes)
 	for i := range req.Buckets {
-		k := req.reservationOf(&req.Buckets[i])
+		k := req.newReservation(&req.Buckets[i])
 		if k == nil {
 			continue
 		}

@@ -245,15 +245,15 @@ func (m *Memory) partition(b *Bucket, salt uint64) *partition {
 			return all[i]
 		}
 	}
-	p := m.partitionOf(b.limitID())
+	p := m.partitionFor(b.limitID())
 	if p.id.rate != otherNames { // a bucket that is only looked at never needs room, and Usage reports how much there is
 		p.usage.agree(b.MaxKeys, b.keeps())
 	}
 	return p
 }
 
-// partitionOf returns the partition of a limit.
-func (m *Memory) partitionOf(id limitID) *partition {
+// partitionFor returns the partition of a limit.
+func (m *Memory) partitionFor(id limitID) *partition {
 	if p := m.directory.Load().partition(id); p != nil {
 		return p
 	}
@@ -330,7 +330,7 @@ func (m *Memory) lock(p *location) {
 		}
 		p.table.mu.Unlock()
 		dead := p.partition
-		p.partition = m.partitionOf(dead.id)
+		p.partition = m.partitionFor(dead.id)
 		p.partition.sized(dead.largest.Load())
 		p.table = &p.partition.tables[p.hash%tables]
 	}

@@ -247,7 +247,7 @@ func TestAnswersAreStored(t *testing.T) {
 						continue
 					}
 				}
-				if op.what != whatPeek && q.repliesOf(i) == 2 || op.what == whatLease {
+				if op.what != whatPeek && q.replyCount(i) == 2 || op.what == whatLease {
 					answer.held = is.held
 				}
 				if !sameLevel(&answer, &is) {

@@ -185,7 +185,7 @@ type location struct {
 	found   bool      // whether it holds something
 	fits    bool
 	blocked bool // whether it lacks room only because of units in flight
-	spared  bool // whether a bucket that watches it has no room, or it is a pool of which nothing is borrowed
+	skipped bool // whether a bucket that watches it has no room, or it is a pool of which nothing is borrowed
 	entered bool // whether the bucket is new
 
 	made    bool             // whether the entries were made again, from the summary

@@ -58,7 +58,7 @@ func (k keys) query(req Request, what byte) *query {
 			limit: *b.Limit.of(), cost: b.Cost, dryRun: b.DryRun, borrows: b.Borrows, pool: b.Pool, watches: b.Watches,
 			key: names[from:to], maxKeys: b.MaxKeys, keeps: b.keeps(),
 		})
-		if k := req.reservationOf(b); k != nil || b.Hold || b.free() && what <= byte(AccountingEach) {
+		if k := req.newReservation(b); k != nil || b.Hold || b.free() && what <= byte(AccountingEach) {
 			q.buckets[i].held = &heldCost{charge: b.Cost, reservation: k}
 		}
 		from = to
@@ -74,7 +74,7 @@ func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 func (q *query) replies() int {
 	n := 0
 	for i := range q.buckets {
-		n += q.repliesOf(i)
+		n += q.replyCount(i)
 		if q.buckets[i].limit.KeepsEntries() && q.what != whatRemove {
 			n += entriesReplies
 		}
@@ -82,9 +82,9 @@ func (q *query) replies() int {
 	return n
 }
 
-// repliesOf returns the number of integers that there are for the i-th bucket, besides
+// replyCount returns the number of integers that there are for the i-th bucket, besides
 // the entriesReplies that follow for each log.
-func (q *query) repliesOf(i int) int {
+func (q *query) replyCount(i int) int {
 	switch {
 	case q.what == whatRemove:
 		return 0
@@ -137,7 +137,7 @@ func (q *query) wrote() bool {
 			return false
 		}
 		charged = charged || p.cost > 0 && !p.pool && p.watches == 0
-		from += q.repliesOf(i)
+		from += q.replyCount(i)
 	}
 	return charged
 }
@@ -148,8 +148,8 @@ func (q *query) release() {
 	queries.Put(q)
 }
 
-// reservationOf returns what a Redis store knows of the units that are held of b, or nil.
-func (req *Request) reservationOf(b *Bucket) *reservation {
+// newReservation returns what a Redis store knows of the units that are held of b, or nil.
+func (req *Request) newReservation(b *Bucket) *reservation {
 	if b.reservedAs == 0 {
 		return nil
 	}

@@ -128,11 +128,11 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 		}
 		t.pools.short = t.pools.short || b.lent
 		var denies bool
-		denies, p.spared = t.pools.next(b.Borrows, b.Pool, p.fits)
+		denies, p.skipped = t.pools.next(b.Borrows, b.Pool, p.fits)
 		t.admitted = t.admitted && (!denies || b.DryRun)
 		if b.Watches > 0 && !p.fits {
 			for j := firstWatched(t.req.Buckets, i); j < i; j++ {
-				t.locations[j].spared = true
+				t.locations[j].skipped = true
 			}
 		}
 	}
@@ -148,7 +148,7 @@ func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []out
 			s = b.Limit.of().AtLeast(s, p.inFlight, t.m.moment(b.Limit.of(), t.now))
 		}
 		o.Ahead = s.Ahead(t.now)
-		o.denied, o.blocked, o.unused = !p.fits || p.spared && !b.Pool, p.blocked, p.spared && b.Pool
+		o.denied, o.blocked, o.unused = !p.fits || p.skipped && !b.Pool, p.blocked, p.skipped && b.Pool
 		o.begun = t.as != nil && !p.found
 		if p.entries != nil {
 			others := p.inFlight
@@ -240,7 +240,7 @@ func (t *taking) charge(p *location, b *Bucket, i int) {
 		return
 	}
 	peek := t.as != nil && t.as.peek
-	mayCharge := p.fits && !p.spared && !peek
+	mayCharge := p.fits && !p.skipped && !peek
 	if mayCharge && b.Hold && t.admitted {
 		if t.as == nil {
 			t.m.hold(t.req, i, p)

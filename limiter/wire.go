@@ -99,7 +99,7 @@ func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err e
 	}
 	each := 0
 	for i := range q.buckets {
-		each += q.repliesOf(i)
+		each += q.replyCount(i)
 	}
 	outcomes = dst
 	reply, logs := q.Reply[:each], q.Reply[each:]
@@ -126,7 +126,7 @@ func (q *query) outcomes(dst []outcome) (outcomes []outcome, corrupt bool, err e
 		if q.what <= byte(AccountingEach) {
 			_, o.unused = pools.next(q.buckets[i].borrows, q.buckets[i].pool, !denied)
 		}
-		if n := q.repliesOf(i); n == 4 {
+		if n := q.replyCount(i); n == 4 {
 			if o.held, o.receipt = reply[2], reply[3]; o.held < 0 || o.held > bucket.Horizon || o.receipt < -1 || o.receipt > 1<<53 {
 				return dst, false, fmt.Errorf("reply of %d, %d reports of no units held", o.held, o.receipt)
 			}

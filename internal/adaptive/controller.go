@@ -112,7 +112,7 @@ func (c *Controller) Acquire(s *Slot, r *Request, now time.Time) (room bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.advance(now)
-	route := c.routeOf(r.Route, at)
+	route := c.routeFor(r.Route, at)
 	route.advance(at, c.all.rate)
 	switch {
 	case !c.all.room(r.Class, 1) && (route.present > 0 || !c.all.room(r.Class, beyondLimit)):

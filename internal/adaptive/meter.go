@@ -81,11 +81,11 @@ func (m *meter) init(o *Options, latencies int, now time.Duration) {
 		m.most[Normal] = 1
 	}
 	m.share = m.most
-	m.expired = max(-1, m.spanOf(now)-spans-1)
+	m.expired = max(-1, m.spanAt(now)-spans-1)
 }
 
-// spanOf returns the span that t is in.
-func (m *meter) spanOf(t time.Duration) int64 { return int64(t / m.span) }
+// spanAt returns the span that t is in.
+func (m *meter) spanAt(t time.Duration) int64 { return int64(t / m.span) }
 
 // room reports whether there is room for a request of a class up to a part of the limit.
 func (m *meter) room(class Class, part float64) bool {
@@ -113,7 +113,7 @@ func (m *meter) turnedAwayAbove(class Class) bool {
 
 // start counts a request that has started at some time, not long ago.
 func (m *meter) start(at time.Duration) {
-	if span := m.spanOf(at); span > m.expired {
+	if span := m.spanAt(at); span > m.expired {
 		m.inProgress++
 		m.started[span%(spans+1)]++
 		m.top = max(m.top, m.inProgress)
@@ -122,7 +122,7 @@ func (m *meter) start(at time.Duration) {
 
 // stop counts a request no more that has started at some time, and reports whether it has until then.
 func (m *meter) stop(started time.Duration) bool {
-	span := m.spanOf(started)
+	span := m.spanAt(started)
 	if span <= m.expired {
 		return false
 	}
@@ -154,7 +154,7 @@ func (m *meter) finish(started time.Duration, counted, answered bool) {
 
 // advance adds the time until now to the window. If that is due, it returns how long it was.
 func (m *meter) advance(now time.Duration) (ended time.Duration) {
-	if to := m.spanOf(now) - spans - 1; to > m.expired {
+	if to := m.spanAt(now) - spans - 1; to > m.expired {
 		for span := max(m.expired+1, to-spans); span <= to; span++ {
 			if n := m.started[span%(spans+1)]; n > 0 {
 				m.pass(time.Duration(span+spans+1) * m.span)

@@ -55,8 +55,8 @@ func (r Route) number() uint64 {
 	return (maphash.String(seed, r.Method) ^ 3*maphash.String(seed, r.Segment)) % routes
 }
 
-// routeOf returns the route of a request, and makes it if there is none.
-func (c *Controller) routeOf(r Route, at time.Duration) *route {
+// routeFor returns the route of a request, and makes it if there is none.
+func (c *Controller) routeFor(r Route, at time.Duration) *route {
 	i := r.number()
 	if c.routes[i] == nil {
 		name := r.Method + " /" + r.Segment

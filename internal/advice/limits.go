@@ -118,8 +118,8 @@ const (
 	choosesNothing chosenEffect = "with 0, all of their requests pass"
 )
 
-// numbersOf returns the numbers of a bucket.
-func numbersOf(b *rule.Bucket) []number {
+// numbersIn returns the numbers of a bucket.
+func numbersIn(b *rule.Bucket) []number {
 	return []number{
 		{b.Rate.Option, b.Rate.Template, choosesBucket},
 		{b.Drip.Option, b.Drip.Template, choosesBucket},
@@ -131,7 +131,7 @@ func numbersOf(b *rule.Bucket) []number {
 
 // onNumbers returns advice on numbers that depend on the request.
 func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
-	for _, n := range numbersOf(b) {
+	for _, n := range numbersIn(b) {
 		for _, name := range placeholder.In(n.template) {
 			if a, ok := setLaterThanNumber(n.option, name, around); ok && !slices.Contains(found, a) {
 				found = append(found, a)
@@ -152,7 +152,7 @@ func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
 
 // NumbersChosen reports whether clients can choose any number of a bucket.
 func NumbersChosen(b *rule.Bucket, around *routes.Around) bool {
-	return slices.ContainsFunc(numbersOf(b), func(n number) bool { return controlled(n.template, around) != "" })
+	return slices.ContainsFunc(numbersIn(b), func(n number) bool { return controlled(n.template, around) != "" })
 }
 
 // onUnauthorized returns advice on a limit that counts failed logins where it sees none.

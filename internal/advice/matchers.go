@@ -31,7 +31,7 @@ func onMatchers(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advi
 				}
 				continue
 			}
-			name, values := valuesOf(m)
+			name, values := matcherValues(m)
 			if f := unmatchedLine(name, values); f.Problem != "" {
 				add(f) // and each of these values is wrong
 				continue
@@ -49,8 +49,8 @@ func onMatchers(sets caddyhttp.MatcherSets, around *routes.Around) (found []Advi
 	return found
 }
 
-// valuesOf returns the name of a matcher whose values are known, and these.
-func valuesOf(matcher any) (name string, values []string) {
+// matcherValues returns the name of a matcher whose values are known, and these.
+func matcherValues(matcher any) (name string, values []string) {
 	switch m := matcher.(type) {
 	case *caddyhttp.MatchPath:
 		return "path", *m

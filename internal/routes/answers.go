@@ -164,7 +164,7 @@ func (a *Around) HasHost(host string) bool {
 	}
 	return slices.ContainsFunc(a.ways, func(w way) bool {
 		return !slices.ContainsFunc(w.steps, func(s step) bool {
-			hosts := hostsOf(s.route.MatcherSets)
+			hosts := hostsIn(s.route.MatcherSets)
 			return len(hosts) > 0 && !slices.ContainsFunc(hosts, func(own string) bool { return mayBeOneHost(own, host) })
 		})
 	})

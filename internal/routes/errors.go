@@ -42,7 +42,7 @@ func (e *ErrorRoutes) MaySee(h caddyhttp.MiddlewareHandler, r *http.Request, sta
 	}
 	found, ok := e.servers.Load(srv)
 	if !ok {
-		found, _ = e.servers.LoadOrStore(srv, errorRoutesOf(srv, h))
+		found, _ = e.servers.LoadOrStore(srv, findErrorRoutes(srv, h))
 	}
 	return found.(*errorRoutes).maySee(r, status)
 }
@@ -64,15 +64,15 @@ type errorRoute struct {
 	statuses *statuses
 }
 
-// errorRoutesOf returns the error routes of srv that may handle the errors of h.
-func errorRoutesOf(srv *caddyhttp.Server, h caddyhttp.MiddlewareHandler) *errorRoutes {
+// findErrorRoutes returns the error routes of srv that may handle the errors of h.
+func findErrorRoutes(srv *caddyhttp.Server, h caddyhttp.MiddlewareHandler) *errorRoutes {
 	s := errorRoutesSearch{server: srv, handler: h, invoked: map[invocation]destinations{}}
 	s.routes(srv.Routes, destinations{normal: toServer})
 	if srv.Errors != nil {
 		s.routes(srv.Errors.Routes, destinations{inErrorRoute: toNone})
 		for i := range srv.Errors.Routes {
 			route := &srv.Errors.Routes[i]
-			s.found.filters = append(s.found.filters, errorRoute{newRequestFilter(route.MatcherSets), statusesOf(route)})
+			s.found.filters = append(s.found.filters, errorRoute{newRequestFilter(route.MatcherSets), newStatuses(route)})
 		}
 	}
 	return &s.found

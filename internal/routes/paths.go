@@ -177,9 +177,9 @@ func onlyPaths(sets caddyhttp.MatcherSets) (patterns []string, ok bool) {
 	return patterns, len(patterns) > 0
 }
 
-// fallbackOf returns the path that a route of try_files gives to requests for what is no file,
+// fallbackFor returns the path that a route of try_files gives to requests for what is no file,
 // or "".
-func fallbackOf(rt *caddyhttp.Route) string {
+func fallbackFor(rt *caddyhttp.Route) string {
 	if len(rt.MatcherSets) != 1 || len(rt.MatcherSets[0]) != 1 || len(rt.Handlers) != 1 {
 		return ""
 	}

@@ -134,7 +134,7 @@ func (g *group) leave(rt *caddyhttp.Route, p, to, behind path) path {
 		p.paths = behind.paths
 	default:
 		p.paths = both(others.without(taken, Obstacle{Kind: unmatched}), behind.paths)
-		if fallback := fallbackOf(rt); fallback != "" {
+		if fallback := fallbackFor(rt); fallback != "" {
 			p.paths.fallback = fallback
 		}
 	}

@@ -30,7 +30,7 @@ func (a *Around) Site() (site Site) {
 		if !common {
 			continue
 		}
-		if hosts := hostsOf(s.route.MatcherSets); hosts != nil {
+		if hosts := hostsIn(s.route.MatcherSets); hosts != nil {
 			site.Hosts = hosts
 		}
 		if sets := rawMatchers(s.route.MatcherSets); sets != nil {
@@ -79,8 +79,8 @@ func rawSet(set caddyhttp.MatcherSet) caddy.ModuleMap {
 	return modules
 }
 
-// hostsOf returns the hosts that matchers match, or nil if they match all.
-func hostsOf(sets caddyhttp.MatcherSets) (hosts []string) {
+// hostsIn returns the hosts that matchers match, or nil if they match all.
+func hostsIn(sets caddyhttp.MatcherSets) (hosts []string) {
 	for _, set := range sets {
 		i := slices.IndexFunc(set, func(m any) bool { _, ok := m.(*caddyhttp.MatchHost); return ok })
 		if i < 0 {

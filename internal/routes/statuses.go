@@ -17,9 +17,9 @@ func (s *statuses) has(status int) bool { return s == nil || status < len(s) && 
 // statusCondition matches one part of the expression that `handle_errors 404 5xx` becomes.
 var statusCondition = regexp.MustCompile(`^\{http\.error\.status_code\} (?:in \[([0-9, ]+)\]|>= (\d)00 && \{http\.error\.status_code\} <= \d99)$`)
 
-// statusesOf returns the statuses that an error route handles, as far as its matchers, and those
+// newStatuses returns the statuses that an error route handles, as far as its matchers, and those
 // of routes that are all there is in it, are ones that `handle_errors` becomes.
-func statusesOf(route *caddyhttp.Route) *statuses {
+func newStatuses(route *caddyhttp.Route) *statuses {
 	var own *statuses
 	for i, set := range route.MatcherSets {
 		of := statusesOfSet(set)
@@ -41,7 +41,7 @@ func statusesOf(route *caddyhttp.Route) *statuses {
 	}
 	within := new(statuses)
 	for i := range sub.Routes {
-		of := statusesOf(&sub.Routes[i])
+		of := newStatuses(&sub.Routes[i])
 		if of == nil {
 			return nil
 		}

@@ -116,7 +116,7 @@ func (q *Request) count() {
 			continue
 		}
 		d := &e.Decision
-		charged := !d.Denied && (!denied || q.how.Accounting != Atomic || q.late) && !e.Query.Hold && d.Borrowed == d.Pool
+		charged := !d.Denied && (!denied || q.how.Accounting != Atomic || q.deniedWaiting) && !e.Query.Hold && d.Borrowed == d.Pool
 		if charged {
 			e.Charged = e.Query.Cost
 		}

@@ -193,7 +193,7 @@ func (b *Bucket) addTo(q *Request) error {
 			return q.valueError(b, http.StatusInternalServerError, err)
 		}
 		ask.Limit = limiter.Limit(numbers)
-		if ask.Cost, err = b.costOf(q); err != nil {
+		if ask.Cost, err = b.knownCost(q); err != nil {
 			return err
 		}
 	}
@@ -237,10 +237,10 @@ var errNoLength = RefusalError{
 	Err:    errors.New("the cost is the length of the body, and the request does not tell it"),
 }
 
-// costOf returns what the request costs, as far as that is known before its response: with an
+// knownCost returns what the request costs, as far as that is known before its response: with an
 // actual cost of bytes, the bytes of the response are added. To a dry run, which must not reject
 // it, a body of unknown length is one that does not fit.
-func (b *Bucket) costOf(q *Request) (int64, error) {
+func (b *Bucket) knownCost(q *Request) (int64, error) {
 	if !b.CostIsBody {
 		cost, err := b.Cost.At(q.replacer)
 		return cost, q.valueError(b, http.StatusBadRequest, err)

@@ -52,7 +52,7 @@ func (j *Jitter) longer(q *Request, e *outcome.Entry, wait time.Duration) time.D
 	h.SetSeed(j.seed)
 	_, _ = h.WriteString(e.Name)
 	_ = h.WriteByte(0)
-	_, _ = h.WriteString(q.keyOf(e.Name))
+	_, _ = h.WriteString(q.keyNamed(e.Name))
 	return j.next(h.Sum64(), wait, slotTime(e), time.Now())
 }
 

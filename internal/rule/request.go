@@ -54,14 +54,14 @@ type Request struct {
 	keyText string
 	keyOwn  bool
 
-	mayQueue  bool   // whether the request may wait for a slot
-	mayExceed bool   // whether a limit lets requests wait or pass above its size
-	left      bool   // whether its client has left while it waited
-	late      bool   // whether it was denied while it waited, after it was charged
-	reads     bool   // whether a limit names a field of what the client submits
-	direct    bool   // whether no proxy is known to have passed it on
-	network   string // of the client's address; empty until it is needed
-	stripe    uint32 // of counters; the pool keeps a Request on one core where it can
+	mayQueue      bool   // whether the request may wait for a slot
+	mayExceed     bool   // whether a limit lets requests wait or pass above its size
+	clientLeft    bool   // whether its client has left while it waited
+	deniedWaiting bool   // whether it was denied while it waited, after it was charged
+	reads         bool   // whether a limit names a field of what the client submits
+	direct        bool   // whether no proxy is known to have passed it on
+	network       string // of the client's address; empty until it is needed
+	stripe        uint32 // of counters; the pool keeps a Request on one core where it can
 }
 
 // entryRange is a range of entries, from the first to before the last.

@@ -93,15 +93,15 @@ func (h *Handler) charge(v *Verdict, q *Request, header http.Header) {
 // deny rejects the request, which decider denied, or whose client has left while it waited: then
 // no one reads the response.
 func (v *Verdict) deny(q *Request, decider *outcome.Entry, wait time.Duration) {
-	if q.left {
+	if q.clientLeft {
 		v.Status, v.Err = settle.StatusClientLeft, context.Canceled
 		return
 	}
-	v.Status, v.Denial, v.Wait, v.Key = decider.Status, decider, wait, q.keyOf(decider.Name)
+	v.Status, v.Denial, v.Wait, v.Key = decider.Status, decider, wait, q.keyNamed(decider.Name)
 }
 
-// keyOf returns the key of the bucket of a name.
-func (q *Request) keyOf(name string) string {
+// keyNamed returns the key of the bucket of a name.
+func (q *Request) keyNamed(name string) string {
 	for i := range q.entries {
 		if e := &q.entries[i]; e.Query.Name == name {
 			return e.Query.Key

@@ -25,7 +25,7 @@ func (q *Request) newWaiter(e *Entry, key wait.Key, since time.Time) *wait.Waite
 // leave ends the wait of w at e. served says whether the request has found a slot.
 func (q *Request) leave(w *wait.Waiter, e *Entry, served bool) {
 	waited, displaced := w.Leave(served)
-	if q.left = w.Left; displaced {
+	if q.clientLeft = w.Left; displaced {
 		e.Policy.Counters.Add(q.stripe, telemetry.Displaced, 1)
 	}
 	q.how.Outcome.Delayed += waited
@@ -79,7 +79,7 @@ func (q *Request) waitForSlots(full *Entry, t wait.Turn) (err error) {
 	waited, since := q.how.Outcome.Waited, time.Now()
 	decided := t != wait.Waiting
 	var in *Entry // in whose queue it waits
-	for full != nil && full != in && !q.left && time.Since(since) < time.Duration(full.Limit.MaxDelay) {
+	for full != nil && full != in && !q.clientLeft && time.Since(since) < time.Duration(full.Limit.MaxDelay) {
 		in = full
 		w := q.newWaiter(in, in.queue(0), since)
 		if !w.Join(t, in.Limit.MaxWaiting) {
@@ -163,7 +163,7 @@ func (q *Request) waitTurn(w *wait.Waiter, e *Entry) {
 	passes := w.Next()
 	if q.leave(w, e, passes); !passes {
 		q.denyQueued(e)
-		q.late = true
+		q.deniedWaiting = true
 	}
 }
 

@@ -39,7 +39,7 @@ func (l *fullLimits) due(now time.Time, usages []limiter.LimitUsage) []fullLimit
 		if u.Forgotten == before.Forgotten && u.Shared == before.Shared {
 			continue
 		}
-		path := pathOf(u.Name)
+		path := limitPath(u.Name)
 		limit := l.limits[path]
 		limit.path, limit.maxKeys, limit.memory = path, u.MaxKeys, u.Buckets < u.MaxKeys
 		limit.forgotten += u.Forgotten - before.Forgotten

@@ -241,14 +241,14 @@ func (out metricsWriter) limits(configs []*running) {
 	newest := configs[len(configs)-1]
 	usages, leases := make(map[string]limiter.LimitUsage), make(map[string]limiter.LeaseUsage)
 	for _, u := range newest.usage() {
-		sum := usages[pathOf(u.Name)]
-		usages[pathOf(u.Name)] = limiter.LimitUsage{
+		sum := usages[limitPath(u.Name)]
+		usages[limitPath(u.Name)] = limiter.LimitUsage{
 			Buckets: sum.Buckets + u.Buckets, MaxKeys: sum.MaxKeys + u.MaxKeys, Forgotten: sum.Forgotten + u.Forgotten, Shared: sum.Shared + u.Shared,
 		}
 	}
 	for _, l := range newest.leases() {
-		sum := leases[pathOf(l.Name)]
-		leases[pathOf(l.Name)] = limiter.LeaseUsage{Granted: sum.Granted + l.Granted, Used: sum.Used + l.Used}
+		sum := leases[limitPath(l.Name)]
+		leases[limitPath(l.Name)] = limiter.LeaseUsage{Granted: sum.Granted + l.Granted, Used: sum.Used + l.Used}
 	}
 	paths := slices.Sorted(maps.Keys(limits))
 	totalsOf := make([]Totals, len(paths))

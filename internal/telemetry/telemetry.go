@@ -76,9 +76,9 @@ func (c *Config) leases() []limiter.LeaseUsage {
 	return c.Redis.Leases()
 }
 
-// pathOf returns the path of the limit whose buckets have a name: the part before what distinguishes
+// limitPath returns the path of the limit whose buckets have a name: the part before what distinguishes
 // buckets of one path apart, see rule.Bucket.SetName.
-func pathOf(name string) string {
+func limitPath(name string) string {
 	path, _, _ := strings.Cut(name, "@")
 	return path
 }

@@ -223,7 +223,7 @@ func identify(b *rule.Bucket, query adminjson.BucketQuery) (at limiter.Bucket, e
 	if query.Address != nil {
 		at.Name = b.AddressName
 	}
-	at.Key, err = keyOf(&query, b.Limit.Key)
+	at.Key, err = typedKey(&query, b.Limit.Key)
 	return at, err
 }
 

@@ -49,9 +49,9 @@ func requestsFor(query *adminjson.BucketQuery, limit string, k *key.Key) (all []
 	return all, why
 }
 
-// keyOf returns the requested key, as requests have it at a limit with key k, or the
+// typedKey returns the requested key, as requests have it at a limit with key k, or the
 // address of clients without one.
-func keyOf(a *adminjson.BucketQuery, k *key.Key) (text string, err error) {
+func typedKey(a *adminjson.BucketQuery, k *key.Key) (text string, err error) {
 	if a.Address != nil {
 		text, err = k.TypedAddress(*a.Address)
 	} else {

@@ -29,7 +29,7 @@ func FuzzBucketRequest(f *testing.F) {
 		query, err := parseQuery(body, useBody)
 		if err == nil {
 			for _, k := range keys {
-				_, err = keyOf(&query.BucketQuery, k)
+				_, err = typedKey(&query.BucketQuery, k)
 				checkAdminError(t, err)
 			}
 			return

@@ -46,7 +46,7 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 	if c.Redis != nil {
 		status.Store = "redis"
 		for _, s := range counted.ServerStats(c.Redis) {
-			status.Servers = append(status.Servers, serverAnswerOf(&s, now))
+			status.Servers = append(status.Servers, newServer(&s, now))
 		}
 	}
 	var counters []*telemetry.Counters // of each path, once
@@ -56,7 +56,7 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 			seen[l.Path] = true
 			counters = append(counters, l.Policy.Counters)
 			if load := l.Limit.Load; load != nil {
-				status.Load = append(status.Load, loadAnswerOf(l.Path, load.Controllers, now))
+				status.Load = append(status.Load, newLoad(l.Path, load.Controllers, now))
 			}
 			if waiting := l.WaitingState(); waiting != nil {
 				if now := waiting(); now.Requests > 0 {
@@ -67,16 +67,16 @@ func (c *Config) status(counted *telemetry.Process) adminjson.Status {
 	}
 	counts, over := counted.Counts(counters)
 	for i := range counts {
-		status.Limits = append(status.Limits, countsAnswerOf(&counts[i]))
+		status.Limits = append(status.Limits, newCounts(&counts[i]))
 	}
 	status.RatesOver = option.Seconds(over)
 	return status
 }
 
-// countsAnswerOf returns the answer for what limits of a path have counted.
-func countsAnswerOf(c *telemetry.Counts) adminjson.Counts {
+// newCounts returns the answer for what limits of a path have counted.
+func newCounts(c *telemetry.Counts) adminjson.Counts {
 	answer := adminjson.Counts{
-		Path: c.Path, Results: resultsAnswerOf(c), Near: c.Of(telemetry.Near), Units: c.Tallies[telemetry.Units], By: make(map[string]uint64), Rates: c.Rates,
+		Path: c.Path, Results: newResults(c), Near: c.Of(telemetry.Near), Units: c.Tallies[telemetry.Units], By: make(map[string]uint64), Rates: c.Rates,
 	}
 	for by, n := range c.All() {
 		answer.By[limiter.Decider(by).String()] = n
@@ -84,9 +84,9 @@ func countsAnswerOf(c *telemetry.Counts) adminjson.Counts {
 	return answer
 }
 
-// resultsAnswerOf returns how many requests were admitted and denied and, of limits with certain
+// newResults returns how many requests were admitted and denied and, of limits with certain
 // options, what else is counted.
-func resultsAnswerOf(c *telemetry.Counts) adminjson.Results {
+func newResults(c *telemetry.Counts) adminjson.Results {
 	s, more := c.Summary(), adminjson.PolicyCounts{}
 	if c.Policies.Has(telemetry.DryRun) {
 		more.WouldDeny = new(c.Of(telemetry.WouldDeny))
@@ -102,8 +102,8 @@ func resultsAnswerOf(c *telemetry.Counts) adminjson.Results {
 	return adminjson.Results{Admitted: s.Admitted, Denied: s.Denied, Spared: s.Spared, PolicyCounts: more}
 }
 
-// serverAnswerOf returns the answer for a Redis server.
-func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
+// newServer returns the answer for a Redis server.
+func newServer(s *limiter.ServerStats, now time.Time) adminjson.Server {
 	answer := adminjson.Server{
 		Address: s.Address, State: s.State, Breaker: s.Breaker, Reason: s.Reason,
 		Connections: map[string]int{"idle": s.Idle, "in_use": s.InUse, "connecting": s.Connecting},
@@ -119,8 +119,8 @@ func serverAnswerOf(s *limiter.ServerStats, now time.Time) adminjson.Server {
 	return answer
 }
 
-// loadAnswerOf returns the answer for a limit that follows the load.
-func loadAnswerOf(path string, c *adaptive.Controllers, now time.Time) adminjson.Load {
+// newLoad returns the answer for a limit that follows the load.
+func newLoad(path string, c *adaptive.Controllers, now time.Time) adminjson.Load {
 	s := c.State(now)
 	answer := adminjson.Load{
 		Path: path, Keys: s.Keys, Limit: s.Limit, InProgress: s.InProgress, Oldest: option.Seconds(s.Oldest), Mean: option.Seconds(s.Mean),
@@ -149,7 +149,7 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 		answer.Scope = b.scope(around[b.module].Site())
 		answer.Buckets = held[b.Name] + held[b.AddressName]
 		counts := counted.Results(b.Policy.Counters)
-		answer.Results = resultsAnswerOf(&counts)
+		answer.Results = newResults(&counts)
 		limits = append(limits, answer)
 	}
 	return limits

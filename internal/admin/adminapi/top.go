@@ -29,7 +29,7 @@ func (s server) top(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if q.watch == 0 {
-		return writeAnswer(w, topOf(b, q), "", nil)
+		return writeAnswer(w, newTop(b, q), "", nil)
 	}
 	return stream(w, r, b, q)
 }
@@ -97,7 +97,7 @@ func stream(w http.ResponseWriter, r *http.Request, b *rule.Bucket, q topQuery) 
 	lines, flush := json.NewEncoder(w), http.NewResponseController(w)
 	_ = flush.SetWriteDeadline(time.Now().Add(adminjson.WatchTime + time.Second)) // for clients that do not read
 	for {
-		if err := cmp.Or(lines.Encode(topOf(b, q)), flush.Flush()); err != nil {
+		if err := cmp.Or(lines.Encode(newTop(b, q)), flush.Flush()); err != nil {
 			return nil // the client has left
 		}
 		if active.Context == nil { // Caddy is stopping
@@ -144,8 +144,8 @@ func (c *Config) tracked(path string) (*rule.Bucket, error) {
 	return nil, badRequest("limit: several limits track their keys; use %s", anyOf(paths))
 }
 
-// topOf returns the keys with the most requests at b.
-func topOf(b *rule.Bucket, q topQuery) adminjson.Top {
+// newTop returns the keys with the most requests at b.
+func newTop(b *rule.Bucket, q topQuery) adminjson.Top {
 	top := b.Policy.Top.Top(q.by, q.n)
 	answer := adminjson.Top{
 		Limit: b.Path, By: "requests", Window: option.Seconds(top.Window),

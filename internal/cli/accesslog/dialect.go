@@ -54,7 +54,7 @@ func detect(sample []byte, format Format) dialect {
 			continue
 		}
 		if d.format == Auto {
-			d.format = formatOf(line)
+			d.format = detectFormat(line)
 		}
 		if d.format != Caddy {
 			continue
@@ -65,7 +65,7 @@ func detect(sample []byte, format Format) dialect {
 		}
 		if end, ok := d.time(l.Ts); ok {
 			if d.layout == "" && l.Ts.quoted {
-				d.layout = layoutOf(l.Ts.text)
+				d.layout = detectLayout(l.Ts.text)
 			}
 			times++
 			exact = exact || end%int64(second) != 0
@@ -93,8 +93,8 @@ func detect(sample []byte, format Format) dialect {
 	return d
 }
 
-// formatOf returns the format that a line seems to have, or Auto.
-func formatOf(line []byte) Format {
+// detectFormat returns the format that a line seems to have, or Auto.
+func detectFormat(line []byte) Format {
 	if line[0] == '{' {
 		return Caddy
 	}
@@ -138,8 +138,8 @@ func (d *dialect) timeOfText(text string) (int64, bool) {
 	return 0, false
 }
 
-// layoutOf returns the first layout that text has.
-func layoutOf(text string) string {
+// detectLayout returns the first layout that text has.
+func detectLayout(text string) string {
 	i := slices.IndexFunc(layouts, func(layout string) bool {
 		_, err := time.Parse(layout, text)
 		return err == nil

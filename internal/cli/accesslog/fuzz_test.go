@@ -50,6 +50,6 @@ func FuzzUnwrap(f *testing.F) {
 		if most := 2*len(text) + 2; len(got) > most { // what is not UTF-8 becomes longer in JSON
 			t.Errorf("%d bytes became %d", len(text), len(got))
 		}
-		wrapperOf(text)
+		detectWrapper(text)
 	})
 }

@@ -170,7 +170,7 @@ func newSource(name string, format Format, bytes *atomic.Int64) (*source, error)
 		return nil, err
 	}
 	s.sample, s.sampleErr = r.chunk()
-	s.wrapper = wrapperOf(s.sample)
+	s.wrapper = detectWrapper(s.sample)
 	r.lines.wrapper = s.wrapper
 	s.sample = r.lines.unwrap(s.sample, s.sampleErr != nil)
 	s.begins = slices.Clone(s.sample[:min(len(s.sample), compared)])

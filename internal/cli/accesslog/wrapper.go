@@ -32,8 +32,8 @@ func (w wrapper) String() string {
 // The tags after the stream begin with F for the end of a line or P for a part of it.
 var criPrefix = regexp.MustCompile(`^\S+ (stdout|stderr) ([FP])\S* `)
 
-// wrapperOf returns what surrounds the lines of a log, as its first lines show.
-func wrapperOf(sample []byte) wrapper {
+// detectWrapper returns what surrounds the lines of a log, as its first lines show.
+func detectWrapper(sample []byte) wrapper {
 	for n := 0; len(sample) > 0 && n < 100; n++ {
 		var line []byte
 		line, sample, _ = bytes.Cut(sample, []byte("\n"))
@@ -48,7 +48,7 @@ func wrapperOf(sample []byte) wrapper {
 			return journalJSON
 		case criPrefix.Match(line):
 			return criText
-		case formatOf(line) != Auto:
+		case detectFormat(line) != Auto:
 			return noWrapper
 		}
 		if i := endOfPrefix(line); i > 0 && json.Valid(line[i:]) {

@@ -54,7 +54,7 @@ func (c *checker) checkRedis(ctx context.Context) {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, 3*timeout)
 	defer cancel()
-	switch mode := modeOf(ctx, client); {
+	switch mode := serverMode(ctx, client); {
 	case mode == "cluster" && !opt.Cluster: // whatever it has answered: other keys are elsewhere
 		c.advise("redis", "It is a server of a cluster, which has only a part of the keys.", remedies["moved"])
 		return
@@ -84,9 +84,9 @@ func newClient(opt *limiter.RedisOptions) redis.UniversalClient {
 	})
 }
 
-// modeOf returns the mode of a server: "standalone", "cluster" or "sentinel", or "" if it does not
+// serverMode returns the mode of a server: "standalone", "cluster" or "sentinel", or "" if it does not
 // say. HELLO needs no permission.
-func modeOf(ctx context.Context, client redis.UniversalClient) string {
+func serverMode(ctx context.Context, client redis.UniversalClient) string {
 	single, ok := client.(*redis.Client)
 	if !ok {
 		return ""

@@ -94,7 +94,7 @@ func runExplain(cmd *cobra.Command, args []string) error {
 	if n := len(args); n == 3 || n == 2 && args[0] != strings.ToUpper(args[0]) && !cmd.Flags().Changed("config") {
 		file, args = args[0], args[1:]
 	}
-	req, err := requestOf(cmd, args)
+	req, err := parseRequest(cmd, args)
 	if err != nil {
 		return err
 	}
@@ -114,8 +114,8 @@ func runExplain(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// requestOf returns the request that the arguments and flags describe.
-func requestOf(cmd *cobra.Command, args []string) (req offline.Request, err error) {
+// parseRequest returns the request that the arguments and flags describe.
+func parseRequest(cmd *cobra.Command, args []string) (req offline.Request, err error) {
 	method, target := http.MethodGet, args[len(args)-1]
 	data, _ := cmd.Flags().GetString("data")
 	if data != "" {

@@ -103,8 +103,8 @@ type replayFlags struct {
 	options       Options
 }
 
-// flagsOfReplay reads the flags.
-func flagsOfReplay(cmd *cobra.Command) (f replayFlags, err error) {
+// readFlags reads the flags.
+func readFlags(cmd *cobra.Command) (f replayFlags, err error) {
 	flags := cmd.Flags()
 	text := func(name string) string {
 		v, _ := flags.GetString(name)
@@ -159,7 +159,7 @@ func (f *replayFlags) load() (configs []*offline.Config, closeAll func(), err er
 
 // runReplay runs the command.
 func runReplay(cmd *cobra.Command, logs []string) error {
-	flags, err := flagsOfReplay(cmd)
+	flags, err := readFlags(cmd)
 	if err != nil {
 		return err
 	}

@@ -195,7 +195,7 @@ func (p *replay) prepare() (*offline.Server, *http.Request) {
 		r.RemoteAddr = net.JoinHostPort(e.RemoteIP, cmp.Or(e.RemotePort, "0"))
 	}
 	if secure || e.Host == "" && server.TLS {
-		r.TLS = &tlsOfReplay
+		r.TLS = &tlsState
 	}
 	return server, r
 }
@@ -213,8 +213,8 @@ func (p *replay) addOtherHost(host string) {
 	}
 }
 
-// tlsOfReplay is what is known of the TLS connections of logs.
-var tlsOfReplay = tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13}
+// tlsState is what is known of the TLS connections of logs.
+var tlsState = tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13}
 
 // visit implements offline.Visit.
 func (p *replay) visit(h *offline.Handler, r *http.Request) bool {

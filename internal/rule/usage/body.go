@@ -53,7 +53,7 @@ func (p *Plan) NewBody(h http.Header) *Body {
 			return b
 		}
 	}
-	codings := codingsOf(h)
+	codings := contentCodings(h)
 	switch {
 	case len(codings) == 0:
 		b.whole = true

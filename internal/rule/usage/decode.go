@@ -112,9 +112,9 @@ func unbrotli(r *bufio.Reader) (io.Reader, error) {
 	return brotli.NewReader(r), nil
 }
 
-// codingsOf returns how a body is encoded, by one coding after the other. One that changes nothing
+// contentCodings returns how a body is encoded, by one coding after the other. One that changes nothing
 // is none.
-func codingsOf(h http.Header) (codings []string) {
+func contentCodings(h http.Header) (codings []string) {
 	for coding := range strings.SplitSeq(strings.ToLower(strings.Join(h["Content-Encoding"], ",")), ",") {
 		if coding = strings.TrimSpace(coding); coding != "" && coding != "identity" {
 			codings = append(codings, coding)
