@@ -590,7 +590,7 @@ func TestConnections(t *testing.T) {
 			}
 		})
 		p := pacedBy(t.Context(), "", s)
-		c := newConn(server, p)
+		c := &conn{Conn: server, response: p}
 		all.Go(func() {
 			if _, err := c.Write(make([]byte, 1_000_000)); err == nil {
 				t.Error("all was sent")

@@ -3,6 +3,7 @@ package pace
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -21,12 +22,24 @@ type Response struct {
 	asked   []limiter.Bucket // of the limits, in order
 	answers []limiter.Decision
 
-	closed chan struct{} // when its connection is closed, which ctx does not tell; nil if it tells
-	left   error         // once its client has left while it waited
-	waited atomic.Int64  // so far, in ns
+	writing  chan struct{} // has room for the one who writes, and may wait
+	aside    atomic.Int64  // bytes that were sent beside that, and are to be charged
+	closed   chan struct{} // when nothing more is to be sent
+	hijacked bool          // whether its connection was taken over, and goes on when handlers have returned
+	left     error         // once nothing more can be; guarded by writing
+	waited   atomic.Int64  // so far, in ns
 
 	beforeWait func() (after func(), err error)
+	hasLeft    func() bool // whether its client has, where ctx may not tell; nil where it does
+	look       *time.Timer // at that; nil until it waits
 }
+
+// mostAside is how many bytes may be sent of an upgraded connection beside a write that waits: a message that
+// it is about to be closed, as a control frame of a websocket.
+const mostAside = 256
+
+// lookEvery is how often a response that waits finds out whether its client has left.
+const lookEvery = time.Second
 
 // limited is a response at one of its limits.
 type limited struct {
@@ -41,7 +54,10 @@ type limited struct {
 
 // New returns a response that is not paced yet, to the request with the given context.
 func New(ctx context.Context, store limiter.Store) *Response {
-	return &Response{ctx: ctx, store: store, beforeWait: func() (func(), error) { return func() {}, nil }}
+	return &Response{
+		ctx: ctx, store: store, beforeWait: func() (func(), error) { return func() {}, nil },
+		writing: make(chan struct{}, 1), closed: make(chan struct{}),
+	}
 }
 
 // Add adds a limit by which the response is paced, with its bucket there, and the client by which it takes
@@ -86,11 +102,85 @@ func (l *limited) leave() {
 	}
 }
 
-// end notes that nothing more is sent.
+// end ends the response, once. It does not wait for who still writes.
 func (p *Response) end() {
+	close(p.closed)
+	p.leaveAll()
+}
+
+// leaveAll leaves the queues of all limits for good, unless another one writes, who does so then.
+func (p *Response) leaveAll() {
+	select {
+	case p.writing <- struct{}{}:
+	default:
+		return
+	}
 	for i := range p.limits {
 		p.limits[i].leave()
 	}
+	p.left = net.ErrClosed
+	<-p.writing
+}
+
+// claim waits until n bytes may be written, though not yet at their speed. They go beside what another one
+// writes if they are few: Caddy writes that an upgraded connection is about to be closed, and waits for it.
+func (p *Response) claim(n int) (aside bool, err error) {
+	select {
+	case p.writing <- struct{}{}:
+		return false, nil
+	default:
+	}
+	if p.aside.Add(int64(n)) <= mostAside {
+		return true, nil
+	}
+	p.aside.Add(-int64(n))
+	select {
+	case p.writing <- struct{}{}:
+		return false, nil
+	case <-p.closed:
+		return false, net.ErrClosed
+	}
+}
+
+// release has others write.
+func (p *Response) release() {
+	<-p.writing
+	select {
+	case <-p.closed:
+		p.leaveAll()
+	default:
+	}
+}
+
+// write has b written in pieces. It may be called while another call waits.
+func (p *Response) write(b []byte, write func([]byte) (int, error)) (written int, err error) {
+	aside, err := p.claim(len(b))
+	if aside {
+		return write(b)
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer p.release()
+	for aside := int(p.aside.Swap(0)); aside > 0; {
+		n, err := p.await(aside)
+		if err != nil {
+			return 0, err
+		}
+		aside -= n
+	}
+	for len(b) > 0 {
+		n, err := p.await(len(b))
+		if err != nil {
+			return written, err
+		}
+		sent, err := write(b[:n])
+		if written += sent; err != nil {
+			return written, err
+		}
+		b = b[n:]
+	}
+	return written, nil
 }
 
 // await waits until as many bytes as it returns may be sent, at most so many, and charges them.
@@ -170,11 +260,10 @@ func (p *Response) wait(full turn, n int64, wait time.Duration) error {
 		p.in, l.waiter.response = int(full), p
 		l.queue.join(&l.waiter, n, l.numbers.Most, wait)
 		wait = 0
-		select {
-		case full = <-p.ready:
+		ready, ok := p.untilReady()
+		if ok {
+			full = ready
 			continue
-		case <-p.ctx.Done():
-		case <-p.closed:
 		}
 		if l.queue.remove(&l.waiter) {
 			for i := range p.limits {
@@ -190,4 +279,32 @@ func (p *Response) wait(full turn, n int64, wait time.Duration) error {
 		l.queue.count(&l.waiter, n, l.numbers.Most)
 	}
 	return nil
+}
+
+// untilReady waits until the response need not wait where it does, or nothing more can be sent.
+func (p *Response) untilReady() (ready turn, ok bool) {
+	var look <-chan time.Time
+	if p.hasLeft != nil {
+		if p.look == nil {
+			p.look = time.NewTimer(lookEvery)
+		}
+		p.look.Reset(lookEvery)
+		defer p.look.Stop()
+		look = p.look.C
+	}
+	for {
+		select {
+		case ready = <-p.ready:
+			return ready, true
+		case <-p.ctx.Done():
+			return 0, false
+		case <-p.closed:
+			return 0, false
+		case <-look:
+			if p.hasLeft() {
+				return 0, false
+			}
+			p.look.Reset(lookEvery)
+		}
+	}
 }

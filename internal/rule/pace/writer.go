@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
@@ -19,16 +20,16 @@ type writer struct {
 	conn     net.Conn               // of the client, until it keeps little that is not sent; nil if unknown
 	pause    func() (resume func()) // what else measures how long the response takes
 
-	free    bool // whether the response has no body that is sent
-	begun   bool // whether any of the body has been written, or the header flushed
-	written bool // whether anything was, since it was flushed
+	free    bool        // whether the response has no body that is sent
+	begun   atomic.Bool // whether any of the body has been written, or the header flushed
+	written atomic.Bool // whether anything was, since it was flushed
 }
 
 // Serve has serve write the response to r through a writer that paces it. Whatever else measures how long
 // the response takes is paused while it waits. conn is the connection of the client, if it is known.
 func (p *Response) Serve(w http.ResponseWriter, r *http.Request, conn net.Conn, pause func() (resume func()), serve func(http.ResponseWriter) error) error {
 	defer func() {
-		if p.closed == nil { // otherwise its connection goes on
+		if !p.hijacked { // otherwise its connection goes on
 			p.end()
 		}
 	}()
@@ -37,6 +38,9 @@ func (p *Response) Serve(w http.ResponseWriter, r *http.Request, conn net.Conn, 
 		free: r.Method == http.MethodHead,
 	}
 	p.beforeWait = out.beforeWait
+	if conn != nil && r.ProtoMajor == 1 { // its context does not tell while what the client has sent is unread
+		p.hasLeft = func() bool { return socket.ClientLeft(r) }
+	}
 	return serve(out)
 }
 
@@ -52,25 +56,9 @@ func (w *writer) Write(b []byte) (n int, err error) {
 		return w.ResponseWriter.Write(b)
 	}
 	return w.response.write(b, func(piece []byte) (int, error) {
-		w.begun, w.written = true, true
+		w.note(true)
 		return w.ResponseWriter.Write(piece)
 	})
-}
-
-// write has b written in pieces.
-func (p *Response) write(b []byte, write func([]byte) (int, error)) (written int, err error) {
-	for len(b) > 0 {
-		n, err := p.await(len(b))
-		if err != nil {
-			return written, err
-		}
-		sent, err := write(b[:n])
-		if written += sent; err != nil {
-			return written, err
-		}
-		b = b[n:]
-	}
-	return written, nil
 }
 
 // ReadFrom implements io.ReaderFrom, which lets files be sent without copying. A piece of a file is read
@@ -86,12 +74,16 @@ func (w *writer) ReadFrom(r io.Reader) (written int64, err error) {
 	if !ok {
 		return io.Copy(struct{ io.Writer }{w}, r)
 	}
+	if _, err := w.response.claim(mostAside + 1); err != nil {
+		return 0, err
+	}
+	defer w.response.release()
 	for part.N > 0 {
 		n, err := w.response.await(int(min(part.N, mostPiece)))
 		if err != nil {
 			return written, err
 		}
-		w.begun, w.written = true, true
+		w.note(true)
 		sent, err := w.ResponseWriterWrapper.ReadFrom(&io.LimitedReader{R: part.R, N: int64(n)})
 		part.N, written = part.N-sent, written+sent
 		if err != nil || sent < int64(n) {
@@ -110,8 +102,8 @@ func (w *writer) beforeWait() (after func(), err error) {
 		socket.KeepUnsent(w.conn, mostPiece)
 		w.conn = nil
 	}
-	if w.written || !w.begun && headerIsWhole(w.Header()) {
-		w.begun, w.written = true, false
+	if w.written.Load() || !w.begun.Load() && headerIsWhole(w.Header()) {
+		w.note(false)
 		if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return nil, err
 		}
@@ -124,6 +116,12 @@ func (w *writer) beforeWait() (after func(), err error) {
 	return func() { resume(); restore() }, nil
 }
 
+// note notes that something is written, or flushed.
+func (w *writer) note(written bool) {
+	w.begun.Store(true)
+	w.written.Store(written)
+}
+
 // headerIsWhole reports whether the server adds no field to a header that depends on the body. A type
 // without a value says that it is not to be guessed.
 func headerIsWhole(h http.Header) bool {
@@ -133,7 +131,7 @@ func headerIsWhole(h http.Header) bool {
 
 // FlushError implements flushing for http.ResponseController.
 func (w *writer) FlushError() error {
-	w.begun, w.written = true, false
+	w.note(false)
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
