@@ -245,6 +245,27 @@ func TestSpeedOfUpgrades(t *testing.T) {
 	}
 }
 
+// TestSpeedOfClientsThatLeave guards that a response ends its wait soon after its client has left, also while the
+// server has not read all that the client has sent.
+func TestSpeedOfClientsThatLeave(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs Linux")
+	}
+	t.Parallel()
+	dir := bigFile(t, 1_000_000)
+	s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit downloads {\nspeed 1/s\nsize 20kB\n}\nroot " + dir + "\nfile_server"})
+	waiting := s.BucketAt("downloads").WaitingState
+	for name, rest := range map[string]string{
+		"nothing": "\r\n", "a request": "\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", "a body": "Content-Length: 1000000\r\n\r\n" + strings.Repeat("x", 10_000),
+	} {
+		conn := sitetest.Dial(t, s.Addr)
+		fmt.Fprintf(conn, "GET /big HTTP/1.1\r\nHost: %s\r\n%s", s.Addr, rest)
+		sitetest.Eventually(t, "it waits", func() bool { return waiting().Requests == 1 })
+		conn.Close()
+		sitetest.Eventually(t, name+" is unread, and none waits", func() bool { return waiting().Requests == 0 })
+	}
+}
+
 // zeros are as many as one reads.
 type zeros struct{}
 

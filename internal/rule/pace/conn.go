@@ -20,7 +20,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	p := w.response
 	socket.KeepUnsent(c, mostPiece)
-	p.hijacked, p.beforeWait, p.hasLeft = true, func() (func(), error) { return func() {}, nil }, nil
+	p.hijacked, p.beforeWait, p.whileWait = true, func() (func(), error) { return func() {}, nil }, nil
 	p.ctx = context.WithoutCancel(p.ctx) // the handler may return
 	paced := &conn{Conn: c, response: p}
 	buffered.Writer.Reset(paced) // it is empty

@@ -30,15 +30,15 @@ type Response struct {
 	waited   atomic.Int64  // so far, in ns
 
 	beforeWait func() (after func(), err error)
-	hasLeft    func() bool // whether its client has, where ctx may not tell; nil where it does
-	look       *time.Timer // at that; nil until it waits
+	whileWait  func() (hasLeft bool) // each second; nil if there is nothing to do
+	look       *time.Timer           // for that; nil until it waits
 }
 
 // mostAside is how many bytes may be sent of an upgraded connection beside a write that waits: a message that
 // it is about to be closed, as a control frame of a websocket.
 const mostAside = 256
 
-// lookEvery is how often a response that waits finds out whether its client has left.
+// lookEvery is how often a response that waits does what is to be done meanwhile.
 const lookEvery = time.Second
 
 // limited is a response at one of its limits.
@@ -284,7 +284,7 @@ func (p *Response) wait(full turn, n int64, wait time.Duration) error {
 // untilReady waits until the response need not wait where it does, or nothing more can be sent.
 func (p *Response) untilReady() (ready turn, ok bool) {
 	var look <-chan time.Time
-	if p.hasLeft != nil {
+	if p.whileWait != nil {
 		if p.look == nil {
 			p.look = time.NewTimer(lookEvery)
 		}
@@ -301,7 +301,7 @@ func (p *Response) untilReady() (ready turn, ok bool) {
 		case <-p.closed:
 			return 0, false
 		case <-look:
-			if p.hasLeft() {
+			if p.whileWait() {
 				return 0, false
 			}
 			p.look.Reset(lookEvery)

@@ -37,10 +37,7 @@ func (p *Response) Serve(w http.ResponseWriter, r *http.Request, conn net.Conn, 
 		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, response: p, request: r, conn: conn, pause: pause,
 		free: r.Method == http.MethodHead,
 	}
-	p.beforeWait = out.beforeWait
-	if conn != nil && r.ProtoMajor == 1 { // its context does not tell while what the client has sent is unread
-		p.hasLeft = func() bool { return socket.ClientLeft(r) }
-	}
+	p.beforeWait, p.whileWait = out.beforeWait, out.whileWait
 	return serve(out)
 }
 
@@ -94,17 +91,15 @@ func (w *writer) ReadFrom(r io.Reader) (written int64, err error) {
 }
 
 // beforeWait prepares for a wait: what was written before is sent, as several small pieces would fit into
-// the buffers of the server, and so is a header that nothing would be added to, which clients, and proxies
-// before them, wait for only so long. The wait is neither its client's time, who may have to read at some
+// the buffers of the server, and so is a header that has all that the server would add. The wait is neither its client's time, who may have to read at some
 // rate, nor the upstream's.
 func (w *writer) beforeWait() (after func(), err error) {
 	if w.conn != nil {
 		socket.KeepUnsent(w.conn, mostPiece)
 		w.conn = nil
 	}
-	if w.written.Load() || !w.begun.Load() && headerIsWhole(w.Header()) {
-		w.note(false)
-		if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	if w.written.Load() || !w.begun.Load() && hasType(w.Header()) && w.Header()["Content-Length"] != nil {
+		if err := w.FlushError(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return nil, err
 		}
 	}
@@ -122,11 +117,21 @@ func (w *writer) note(written bool) {
 	w.written.Store(written)
 }
 
-// headerIsWhole reports whether the server adds no field to a header that depends on the body. A type
+// whileWait sends the header of a response that waits for long, for which clients, and proxies before them, do
+// not: though the server might have added the length of a short one. It reports whether the client has left,
+// which the request's context does not tell over HTTP/1 while something that it has sent is unread.
+func (w *writer) whileWait() (hasLeft bool) {
+	if !w.begun.Load() && hasType(w.Header()) {
+		_ = w.FlushError() // the next write fails too
+	}
+	return w.request.ProtoMajor == 1 && socket.ClientLeft(w.request)
+}
+
+// hasType reports whether a header has the type of the content, so that the server does not guess it. One
 // without a value says that it is not to be guessed.
-func headerIsWhole(h http.Header) bool {
-	_, hasType := h["Content-Type"]
-	return hasType && h["Content-Length"] != nil
+func hasType(h http.Header) bool {
+	_, has := h["Content-Type"]
+	return has
 }
 
 // FlushError implements flushing for http.ResponseController.
