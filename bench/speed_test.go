@@ -304,7 +304,7 @@ func BenchmarkSpeedAccuracy(b *testing.B) {
 	for _, speed := range []int{100_000, 5_000_000} {
 		for _, n := range []int{1, 5, 20} {
 			b.Run(fmt.Sprintf("speed=%d/connections=%d", speed, n), func(b *testing.B) {
-				addr, p := startProcess(b, fmt.Sprintf("rate_limit {\nspeed %d/s\nsize 100kB\n}\nroot %s\nfile_server", speed, bigFile(b, 1<<30)))
+				addr, p := startProcess(b, fmt.Sprintf("rate_limit {\nspeed %d/s\n}\nroot %s\nfile_server", speed, bigFile(b, 1<<30)))
 				var of []float64
 				for b.Loop() {
 					const length = 10 * time.Second
@@ -313,12 +313,12 @@ func BenchmarkSpeedAccuracy(b *testing.B) {
 					d.begin(b, n, func(int) string { return "/big" })
 					var sum atomic.Int64
 					wait := d.read(func(n int) {
-						if got, bound := float64(sum.Add(int64(n))), 100_000+time.Since(start).Seconds()*float64(speed); got > bound+64 { // less than a drip
+						if got, bound := float64(sum.Add(int64(n))), (1+time.Since(start).Seconds())*float64(speed); got > bound+64 { // less than a drip
 							wrong(b, "%.0f bytes after %v, of %.0f", got, time.Since(start), bound)
 						}
 					})
 					time.Sleep(length - time.Since(start))
-					of = append(of, float64(sum.Load())/(100_000+length.Seconds()*float64(speed)))
+					of = append(of, float64(sum.Load())/((1+length.Seconds())*float64(speed)))
 					d.end()
 					wait()
 					time.Sleep(2 * time.Second) // until the bucket has room again

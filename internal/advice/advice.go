@@ -125,6 +125,7 @@ func On(config Config) []Advice {
 	c.each(c.submitted)
 	c.each(c.cleared)
 	c.each(c.cut)
+	c.each(c.encoded)
 	c.each(c.unavailable)
 	c.module = nil
 	c.open()

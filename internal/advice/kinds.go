@@ -52,6 +52,7 @@ var (
 	OneAtOnce         = newKind("one_at_once", hint)
 	DelayUnused       = newKind("delay_unused", hint)
 	ResponseCut       = newKind("response_cut", perhaps)
+	EncodedLater      = newKind("encoded_later", perhaps)
 	Unprotected       = newKind("unprotected", perhaps)
 	ConsistencyUnused = newKind("consistency_unused", hint)
 	Unavailable       = newKind("unavailable", hint)

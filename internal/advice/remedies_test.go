@@ -51,6 +51,10 @@ func TestRemedies(t *testing.T) {
 			{Global: "servers {\ntimeouts {\nwrite 10m\n}\n}\n", Site: "rate_limit a {\nspeed 1MB/s\n}" + end},
 			{Global: "servers {\ntimeouts {\nwrite_idle 10m\n}\n}\n", Site: "rate_limit a {\nspeed 1MB/s\n}" + end},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 200"}},
+		{"bytes that are compressed later", advice.EncodedLater, "rate_limit", [2]sitetest.Config{
+			{Site: "route {\nencode\nrate_limit a {\nspeed 1MB/s\n}" + end + "\n}"},
+			{Site: "route {\nrate_limit a {\nspeed 1MB/s\n}\nencode" + end + "\n}"},
+		}, times(3, "/"), [2]string{"200 200 200", "200 200 200"}},
 		{"capture of another name", advice.KeyUnset, "path_regexp user", [2]sitetest.Config{
 			{Site: "@user path_regexp visitor ^/u/(.+)\n" + "rate_limit @user {\n" + within("a", "key {re.user.1}") + address + "}" + end},
 			{Site: "@user path_regexp user ^/u/(.+)\n" + "rate_limit @user {\n" + within("a", "key {re.user.1}") + address + "}" + end},

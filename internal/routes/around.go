@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/caddyauth"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/encode"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	caddymap "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -148,6 +149,11 @@ func (a *Around) Authentication() string {
 		return ""
 	}
 	return a.before[i].directive
+}
+
+// Encoded reports whether encode compresses what is written to the handler's responses.
+func (a *Around) Encoded() bool {
+	return slices.ContainsFunc(a.before, func(s setter) bool { return s.directive == "encode" })
 }
 
 // Arounds returns the handlers of type H of an HTTP app in the order of the config, and what is
@@ -345,6 +351,8 @@ func (w *walker) settersIn(h caddyhttp.MiddlewareHandler) (found []setter) {
 		}, sources: func(name string) []string {
 			return placeholder.In(caddy.ToString((*h)[strings.TrimPrefix(name, "http.vars.")]))
 		}}}
+	case *encode.Encode:
+		return []setter{{directive: "encode", sets: func(string) bool { return false }}}
 	case *caddymap.Handler:
 		for _, name := range h.Destinations {
 			w.mapped[name] = true
