@@ -254,13 +254,13 @@ func TestSpeedOfClientsThatLeave(t *testing.T) {
 	t.Parallel()
 	dir := bigFile(t, 1_000_000)
 	s := sitetest.StartConfig(t, sitetest.Config{Site: "rate_limit downloads {\nspeed 1/s\nsize 20kB\n}\nroot " + dir + "\nfile_server"})
-	waiting := s.BucketAt("downloads").WaitingState
+	waiting := s.BucketAt("downloads").WaitingState()
 	for name, rest := range map[string]string{
-		"nothing": "\r\n", "a request": "\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", "a body": "Content-Length: 1000000\r\n\r\n" + strings.Repeat("x", 10_000),
+		"nothing": "\r\n", "a request": "\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", "a body": "Content-Length: 1000000\r\n\r\n" + strings.Repeat("x", 300_000), // the server reads 256 KiB before it sends a header
 	} {
 		conn := sitetest.Dial(t, s.Addr)
 		fmt.Fprintf(conn, "GET /big HTTP/1.1\r\nHost: %s\r\n%s", s.Addr, rest)
-		sitetest.Eventually(t, "it waits", func() bool { return waiting().Requests == 1 })
+		sitetest.Eventually(t, name+" is unread, and it waits", func() bool { return waiting().Requests == 1 })
 		conn.Close()
 		sitetest.Eventually(t, name+" is unread, and none waits", func() bool { return waiting().Requests == 0 })
 	}
