@@ -49,34 +49,34 @@ const metricsPrefix = "caddy_rate_limit_"
 // of requests: their number must not depend on what clients send.
 var (
 	decisionsDesc = newDesc("decisions_total",
-		"Decisions, one for each limit that a request met. result: admitted, denied, spared (it had room, another limit "+
+		"Decisions, one for each limit that a request met. result: admitted, denied, spared (it had room, but another limit "+
 			"denied), would_deny (a dry run) or banned (denied during a ban). by: who decided.", "limit", "result", "by")
 	checkedDesc = newDesc("checked_requests_total",
-		"Requests that met a limit, each once, at its end: admitted, denied, undecided (on_error allow or deny), refused (a "+
+		"Requests that met a limit, each counted once, at its end: admitted, denied, undecided (on_error allow or deny), refused (a "+
 			"number or matcher could not be evaluated) or early_data.", "result")
 	nearDesc = newDesc("near_limit_total",
-		"Admitted requests that left the bucket at least 80 percent full. None where one request fills an empty bucket that "+
-			"far.", "limit")
+		"Admitted requests that left the bucket at least 80 percent full, unless a single request fills an empty bucket "+
+			"that far.", "limit")
 	unitsDesc = newDesc("units_total",
 		"Units charged; with count and actual_cost, once the outcome is known.", "limit")
 	overDesc = newDesc("over_size_total",
 		"Requests that soft admitted above the size, or would in a dry run.", "limit")
 	delayedDesc = newDesc("delayed_total",
-		"Requests that max_delay made wait, or whose responses speed did, or would in a dry run.", "limit")
+		"Requests that max_delay made wait, or would in a dry run, or whose responses speed made wait.", "limit")
 	displacedDesc = newDesc("displaced_total",
-		"Requests that waited and were denied for one of a client with fewer.", "limit")
+		"Waiting requests that were denied in favour of a client with fewer.", "limit")
 	waitingDesc = newDesc("waiting",
-		"Requests that wait by max_delay now, or whose responses do by speed.", "limit")
+		"Requests that max_delay makes wait now, or whose responses speed makes wait.", "limit")
 	waitingClientsDesc = newDesc("waiting_clients",
 		"Clients whose requests or responses wait in a queue now.", "limit")
 	bansDesc = newDesc("bans_total",
 		"Bans that have begun, or would in a dry run.", "limit")
 	borrowedDesc = newDesc("borrowed_total",
-		"Requests that the limit had no room for, but its pool did.", "limit")
+		"Requests for which the limit had no room, but its pool did.", "limit")
 	unclearDesc = newDesc("unclear_total",
 		"Requests whose field in the key was unclear, which share one bucket.", "limit")
 	leasedDesc = newDesc("lease_units_total",
-		"Units of consistency lease that Redis granted, and that were used. The others have expired.",
+		"Units of consistency lease that Redis granted, and that were used. The rest have expired.",
 		"limit", "result")
 	loadLimitDesc = newDesc("load_limit",
 		"Requests that concurrency auto allows in progress now, for all keys.", "limit")
@@ -85,7 +85,7 @@ var (
 	loadUncountedDesc = newDesc("load_uncounted",
 		"Requests in progress that take no room: overdue (for more than twice latency) or body (while their clients send it).", "limit", "why")
 	loadMeanDesc = newDesc("load_mean_seconds",
-		"The current mean time to the response header, of several keys the longest.", "limit")
+		"The current mean time to the response header; with several keys, the longest.", "limit")
 	loadLatencyDesc = newDesc("load_latency_seconds",
 		"The option latency.", "limit")
 	loadAtMinDesc = newDesc("load_at_min_seconds_total",
@@ -102,11 +102,11 @@ var (
 	bucketsDesc = newDesc("memory_buckets",
 		"Buckets in this process.", "limit")
 	bucketsMaxDesc = newDesc("memory_buckets_max",
-		"The most there may be: up to max_keys each for keys, clients without a key, and bans.", "limit")
+		"The maximum number of buckets: up to max_keys each for keys, clients without a key, and bans.", "limit")
 	sharedDesc = newDesc("memory_shared_decisions_total",
-		"Requests decided by shared buckets, as the limit is full.", "limit")
+		"Requests decided by shared buckets because the limit was full.", "limit")
 	forgottenDesc = newDesc("memory_forgotten_total",
-		"Buckets forgotten to make room for others, as the limit is full.", "limit")
+		"Buckets forgotten to make room for others because the limit was full.", "limit")
 
 	savedDesc = newDesc("memory_saved_timestamp_seconds",
 		"When the buckets were last written to their file, in seconds since 1970.")
