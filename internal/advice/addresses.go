@@ -28,11 +28,11 @@ func (c *collector) addresses(h *rule.Handler, around *routes.Around) {
 	case server == nil || !byAddress:
 	case believesClients(server):
 		c.server(around.Server(), advise(AddressChosen,
-			"It takes the leftmost address in X-Forwarded-For, which is what the client has sent if a proxy adds to this field: then it chooses its address, and a fresh bucket for each request.",
+			"It takes the leftmost address in X-Forwarded-For. If a proxy only appends to this field, the client has sent that address: then it can choose one, and get a fresh bucket, for each request.",
 			"Set trusted_proxies_strict with trusted_proxies, unless the proxies replace the field."))
 	case !faults.TrustsProxies(server) && onlyLocal(server):
 		c.server(around.Server(), advise(ProxyUntrusted,
-			"It only listens on this host, and has no trusted proxies: if a proxy passes requests on to it, {client_ip} is the proxy's address, and all clients share one bucket.",
+			"It only listens on this host, and has no trusted proxies: if a proxy forwards requests to it, {client_ip} is the proxy's address, and all clients share one bucket.",
 			"Set the global options servers > trusted_proxies, such as trusted_proxies static 127.0.0.1 ::1, or trusted_proxies_unix for a socket, and trusted_proxies_strict."))
 	}
 }

@@ -28,7 +28,7 @@ func (c *collector) keys(h *rule.Handler, around *routes.Around) {
 		c.chosen(b, k, around)
 		if len(k.Names()) == 0 && b.Limit.Bans != nil {
 			c.limit(b.Path, advise(BanOfAll,
-				"It bans its key, which all requests share: one client that is denied keeps everybody out.",
+				"It bans its key, which all requests share: one client that is denied locks everyone out.",
 				"Use a key that distinguishes clients, such as {client_ip}, or no ban."))
 		}
 		server := c.HTTP.Servers[around.Server()]
@@ -37,12 +37,12 @@ func (c *collector) keys(h *rule.Handler, around *routes.Around) {
 		}
 		if k.Has(placeholder.RemoteHost) {
 			c.limit(b.Path, advise(KeyOfProxy,
-				"Its key is the address of the connection, and the server has trusted proxies: all clients of a proxy share one bucket.",
+				"Its key is the address of the connection, and the server has trusted proxies: all clients behind a proxy share one bucket.",
 				"Use {client_ip}, which is the address that the proxy reports."))
 		}
 		if exemptsConnections(b, around) {
 			c.limit(b.Path, advise(ProxyExempted,
-				"A matcher with not remote_ip exempts by the address of the connection, and the server has trusted proxies: if the matcher has theirs, no client is limited.",
+				"A matcher with not remote_ip exempts requests by the address of the connection, and the server has trusted proxies: if the matcher contains their addresses, no client is limited.",
 				"Use not client_ip, which is the address that the proxy reports."))
 		}
 	}
@@ -54,7 +54,7 @@ func (c *collector) chosen(b rule.LocatedBucket, k *key.Key, around *routes.Arou
 	if name := k.User(); !flawed(name) && around.Authentication() == "" && !around.Plugins() && !around.Sets(name) {
 		c.limit(b.Path, advise(KeyWithoutUser,
 			"Its key has {"+name+"}, and no authentication comes before it, so it is empty.",
-			"Put both in a route block, the authentication first."))
+			"Put both in a route block, with the authentication first."))
 	}
 	name, source := Chosen(k, around)
 	if flawed(name) || c.bounded(around) {
@@ -122,13 +122,13 @@ func (c *collector) numbers(h *rule.Handler, around *routes.Around) {
 		}
 		if deniesTwoAtOnce(b.Bucket) && alwaysMet(b) && !around.Selects() {
 			c.limit(b.Path, advise(OneAtOnce,
-				"It is for all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all but the first are denied.",
-				"Give it a size of what a page needs, in place of a min_interval, or a matcher for the requests that it is meant for."))
+				"It applies to all requests of the site, and its bucket holds a single one: browsers send several at once, for a page with its images and scripts, and all except the first are denied.",
+				"Give it a size as large as the number of requests for a page, in place of a min_interval, or a matcher for the requests that it should limit."))
 		}
 		if longer := longerDelay(b.Bucket); longer > 0 {
 			c.limit(b.Path, advise(DelayUnused,
-				fmt.Sprintf("Its max_delay, %v, is a moment too short for one more request to wait.", b.Limit.MaxDelay),
-				fmt.Sprintf("Write max_delay %v, unless that is meant.", longer)))
+				fmt.Sprintf("Its max_delay, %v, is slightly too short for one more request to wait.", b.Limit.MaxDelay),
+				fmt.Sprintf("Write max_delay %v, unless this is intentional.", longer)))
 		}
 	}
 }
@@ -174,6 +174,6 @@ func (c *collector) unavailable(h *rule.Handler, around *routes.Around) {
 	if c.Redis && h.OnError == rule.OnErrorDeny {
 		c.server(around.Server(), advise(Unavailable,
 			"With on_error deny, clients get status 503 for every limited request while Redis is unavailable.",
-			"Unless that is meant, use on_error fallback: each Caddy instance then limits separately until Redis is back."))
+			"Unless this is intentional, use on_error fallback: each Caddy instance then limits separately until Redis is back."))
 	}
 }

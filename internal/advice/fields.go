@@ -23,15 +23,15 @@ func (c *collector) submitted(h *rule.Handler, _ *routes.Around) {
 			for _, name := range readBy(m) {
 				if strings.HasPrefix(name, placeholder.OfField) {
 					c.limit(b.Path, advise(FieldMatched,
-						"Its matcher has {"+name+"}, which is empty if a client sends the field in a way that is unclear: then the limit does not apply.",
-						"Match what is exempt, such as not vars {"+name+"} x, or use the field as the key."))
+						"Its matcher has {"+name+"}, which is empty if a client sends the field in an unclear way: then the limit does not apply.",
+						"Match the exempt requests, such as not vars {"+name+"} x, or use the field as the key."))
 				}
 			}
 		}
 		fields := b.Limit.Key.Fields()
 		if len(fields) > 0 && b.Limit.DryRun && c.exempts(b.Path) && !slices.ContainsFunc(fields, func(name string) bool { return leavesOut(b.Limit, "{"+name+"}", "") }) {
 			c.limit(b.Path, advise(UnclearExempt,
-				"It exempts requests from another limit, and all whose {"+fields[0]+"} is unclear have one key: a login of an attacker's own exempts guesses at others.",
+				"It exempts requests from another limit, and all requests whose {"+fields[0]+"} is unclear have one key: an attacker's login to their own account exempts guesses at other accounts.",
 				"Add the matcher not vars {"+fields[0]+`} "".`))
 		}
 	}

@@ -43,7 +43,7 @@ func (c *collector) hosts() {
 	})
 	for _, u := range found {
 		if c.module = u.in; !served[u.path] {
-			c.limit(u.path, unmatched("host", u.host, "its site has another", "Put the limit into the site that has it, or write a host of this one."))
+			c.limit(u.path, unmatched("host", u.host, "its site has a different host", "Put the limit into the site with that host, or write a host of this site."))
 		}
 	}
 }
@@ -76,8 +76,8 @@ func (c *collector) names(h *rule.Handler, around *routes.Around) {
 		name := b.Limit.Name()
 		if meant := matcherMeantBy(name, around.Hosts(), c.HTTP); meant != "" {
 			c.limit(b.Path, advise(MatcherAsName,
-				fmt.Sprintf("%s is no more than its name, and it applies to all requests that get here.", name),
-				fmt.Sprintf("Write match %s in its block, and another name.", meant)))
+				fmt.Sprintf("%s is only its name, so it applies to all requests that get here.", name),
+				fmt.Sprintf("Write match %s in its block, and give it another name.", meant)))
 		}
 	}
 }

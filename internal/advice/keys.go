@@ -27,21 +27,21 @@ var flaws = []struct {
 }{
 	{
 		[]string{"http.request.remote", "http.request.remote.port"},
-		"has the port of the client, which changes with each connection, so each connection has a bucket of its own",
+		"has the client's port, which changes with each connection, so each connection has its own bucket",
 		"Use {client_ip}, or {remote_host} for the address of the connection.",
 	},
 	{
 		[]string{"http.request.uuid"},
-		"is different for each request, so each request has a bucket of its own",
-		"Use what the requests of a client have in common, such as {client_ip}.",
+		"is different for each request, so each request has its own bucket",
+		"Use a value that a client's requests have in common, such as {client_ip}.",
 	},
 	{
 		[]string{
 			"time.now", "time.now.http", "time.now.rfc3339", "time.now.common_log", "time.now.unix", "time.now.unix_ms",
 			"http.request.duration", "http.request.duration_ms", "http.vars.start_time", "http.time_until_shutdown",
 		},
-		"changes all the time, and each value has a bucket of its own",
-		"Use {client_ip}, and for windows of time algorithm fixed_window.",
+		"changes all the time, and each value has its own bucket",
+		"Use {client_ip}, and algorithm fixed_window for time windows.",
 	},
 }
 
@@ -93,7 +93,7 @@ var missing = []struct {
 	},
 	{
 		names:   []string{"args."},
-		problem: "is only known in what import reads, so it is empty",
+		problem: "is only known in a snippet or an imported file, so it is empty",
 		remedy:  "Move the limit into the snippet, or use one of Caddy's, such as {client_ip}.",
 	},
 	{
@@ -144,7 +144,7 @@ func onPrefix(name, text string) Advice {
 		option = "ipv6_prefix"
 	}
 	return advise(KeyPrefix,
-		fmt.Sprintf("Its key has %s behind {%s}, which is no more than text, so each address has a bucket of its own.", text, name),
+		fmt.Sprintf("Its key has %s behind {%s}, which is only text, so each address has its own bucket.", text, name),
 		fmt.Sprintf("Write key {%s}, and %s %s.", name, option, bits))
 }
 
@@ -158,7 +158,7 @@ func onConstant(text string) []Advice {
 	case meant != "":
 		a.Remedy = "Write {" + meant + "}." + bounding(meant)
 	case !slices.Contains([]string{"all", "static", "global"}, text):
-		a.Kind, a.Remedy = KeyConstant, "Write {client_ip} for a bucket for each address, or, if one for all is meant, all."
+		a.Kind, a.Remedy = KeyConstant, "Write {client_ip} for a bucket for each address, or all if one bucket for all is intentional."
 	default:
 		return nil
 	}
@@ -221,7 +221,7 @@ func bounding(name string) string {
 	if full := cmp.Or(longName(name), name); !placeholder.IsChosen(full) {
 		return ""
 	}
-	return " Clients choose its value, so have a limit by {client_ip} in the block too."
+	return " Clients choose its value, so add a limit by {client_ip} to the block."
 }
 
 // setLaterThanMatcher returns advice on a placeholder that a matcher of a limit reads, if it is
@@ -256,14 +256,14 @@ func onPlaceholder(name string, around *routes.Around) (Advice, bool) {
 	}
 	if strings.HasPrefix(name, "http.response.") {
 		return advise(KeyUnknown,
-			"is only known when the response is there, so it is empty",
-			"Use what the request has, such as {client_ip}, and count to count by the response."), true
+			"is only known once there is a response, so it is empty",
+			"Use a value of the request, such as {client_ip}, and count to count by the response."), true
 	}
 	if capture, ok := strings.CutPrefix(name, placeholder.OfCapture); ok {
 		if of, _, named := strings.Cut(capture, "."); named && !around.Captures(of) {
 			return advise(KeyUnset,
 				"no regular expression of that name sets, so it is empty",
-				"Give the matcher that name, as in path_regexp "+of+" <expression>, or use the name that it has."), true
+				"Give the matcher that name, as in path_regexp "+of+" <expression>, or use the matcher's name."), true
 		}
 	}
 	return neverSet(name, around)
@@ -292,13 +292,13 @@ func neverSet(name string, around *routes.Around) (Advice, bool) {
 	if !around.Plugins() && !strings.Contains(name, ".") {
 		return advise(KeyUnset, // Caddy's have a dot, except map's
 			"neither Caddy nor a map sets, so it is empty",
-			"Set it by map before the limit, or use one of Caddy's, such as {client_ip}."), true
+			"Set it with map before the limit, or use one of Caddy's placeholders, such as {client_ip}."), true
 	}
 	return Advice{}, false
 }
 
 // noPlaceholder is the problem of most placeholders that Caddy does not have.
-const noPlaceholder = "is not a placeholder of Caddy, so it is empty"
+const noPlaceholder = "is not one of Caddy's placeholders, so it is empty"
 
 // missingInCaddy returns advice on a placeholder if it is one of those that are missing.
 func missingInCaddy(name string) (Advice, bool) {
@@ -331,10 +331,10 @@ const headerPrefix = "http.request.header."
 // setLater returns advice on a placeholder that a directive sets behind the limit.
 func setLater(name, directive string) Advice {
 	a := advise(SetLater,
-		directive+" sets behind this limit, so here it is empty",
+		directive+" sets after this limit, so here it is empty",
 		"Put both in a route block, "+directive+" first")
 	if strings.HasPrefix(name, headerPrefix) {
-		a.Problem = directive + " sets behind this limit, so here it is what the client sent"
+		a.Problem = directive + " sets after this limit, so here it has the client's value"
 	}
 	if slices.Contains([]string{"basic_auth", "forward_auth", "request_header"}, directive) {
 		a.Remedy += ", or set the global option order rate_limit after " + directive

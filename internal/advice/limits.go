@@ -15,15 +15,15 @@ import (
 type misplacement struct{ problem, remedy string }
 
 // putFirst is the remedy where a limit should come before another directive.
-const putFirst = "Remove the global option order rate_limit if there is one, or put both in a route block, rate_limit first."
+const putFirst = "Remove the global option order rate_limit if there is one, or put both in a route block, with rate_limit first."
 
 // obstacles are what is wrong with positions of limits, by the kinds of obstacles.
 var obstacles = [...]misplacement{
 	routes.Answered:     {"No request reaches it: the BY directive before it answers each one.", putFirst},
 	routes.AnsweredPath: {"No request for its path PATH reaches it: the BY directive before it answers TO.", putFirst},
 	routes.OtherBlock:   {"No request for its path PATH reaches it: an earlier block takes TO.", "Put the limit into that block."},
-	routes.Stripped:     {"No request for its path PATH matches it: the prefix BY has been removed before.", "Write TO."},
-	routes.Rewritten:    {"No request for its path PATH matches it: BY before it has made that TO.", "Write the path as it is after BY, or put both in a route block, rate_limit first."},
+	routes.Stripped:     {"No request for its path PATH matches it: the prefix BY has been removed before it.", "Write TO."},
+	routes.Rewritten:    {"No request for its path PATH matches it: BY before it has rewritten the path to TO.", "Write the path as it is after BY, or put both in a route block, with rate_limit first."},
 }
 
 // advice returns p as advice on a limit.
@@ -114,7 +114,7 @@ type chosenEffect string
 
 const (
 	choosesLimit   chosenEffect = "so they choose their own limit"
-	choosesBucket  chosenEffect = "each of its values has its own buckets, so they can get a fresh one for each request"
+	choosesBucket  chosenEffect = "each of its values has its own buckets, so they can get a fresh bucket for each request"
 	choosesNothing chosenEffect = "with 0, all of their requests pass"
 )
 
@@ -144,7 +144,7 @@ func onNumbers(b *rule.Bucket, around *routes.Around) (found []Advice) {
 			}
 			found = append(found, advise(kind,
 				fmt.Sprintf("Its %s has {%s}, which clients can set to anything: %s.", n.option, name, n.effect),
-				"Use a value that they can't choose, such as a variable that is set by vars or map for the user who is logged in."))
+				"Use a value that they can't choose, such as a variable that vars or map sets for the logged-in user."))
 		}
 	}
 	return found
@@ -160,7 +160,7 @@ func onUnauthorized(l *rule.Limit, around *routes.Around) []Advice {
 	if user := uncountedUser(l, around); user != "" {
 		return []Advice{{
 			Kind: UncountedUser, Placeholder: user,
-			Problem: "It counts the status 401, and its key has {" + user + "}, which is empty in every failed login, in whatever order the directives are.",
+			Problem: "It counts the status 401, and its key has {" + user + "}, which is empty in every failed login, whatever the order of the directives.",
 			Remedy:  "Use {client_ip}, or {http.rate_limit.basic_user} for the unverified name, and put the limit before the authentication.",
 		}}
 	}

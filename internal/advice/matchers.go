@@ -105,7 +105,7 @@ func unmatchedLine(name string, values []string) Advice {
 	if len(lines) == 1 {
 		return Advice{}
 	}
-	return unmatched(name, strings.Join(values, " "), "in one line, all behind "+name+" are values of it",
+	return unmatched(name, strings.Join(values, " "), "in one line, all words after "+name+" are its values",
 		"Write a block with a line for each: "+strings.Join(lines, "; ")+".")
 }
 
@@ -124,7 +124,7 @@ func unmatchedValue(matcher, value string, others []string, around *routes.Aroun
 		return unmatchedMethod(value)
 	case "protocol":
 		if !slices.Contains(protocols, value) {
-			return unmatched(matcher, value, "Caddy's matcher has no such word", "Write one of "+strings.Join(protocols, ", ")+".")
+			return unmatched(matcher, value, "Caddy's matcher does not know that word", "Write one of "+strings.Join(protocols, ", ")+".")
 		}
 	case "query":
 		if name, rest, ok := strings.Cut(strings.TrimPrefix(value, "?"), "&"); ok && strings.Contains(rest, "=") {
@@ -132,7 +132,7 @@ func unmatchedValue(matcher, value string, others []string, around *routes.Aroun
 		}
 	case "header", "header_regexp":
 		if !isToken(value) {
-			return unmatched(matcher, value, "it is no name of a field", "Write "+matcher+" "+fieldMeant(value)+".")
+			return unmatched(matcher, value, "it is not a field name", "Write "+matcher+" "+fieldMeant(value)+".")
 		}
 	}
 	return Advice{}
@@ -172,13 +172,13 @@ func unmatchedMethod(method string) Advice {
 	case slices.Contains(methods, method):
 		return Advice{}
 	case len(several) == 1 && several[0] == method:
-		a := unmatched("method", method, "HTTP has no such method", "Write one that clients send, such as GET or POST.")
+		a := unmatched("method", method, "HTTP has no such method", "Write a method that clients send, such as GET or POST.")
 		a.Kind = MethodUnknown
 		return a
 	case len(several) > 0 && !slices.ContainsFunc(several, func(word string) bool { return !slices.Contains(methods, word) }):
 		return unmatched("method", method, "a method is one word", "Write method "+strings.Join(several, " ")+".")
 	}
-	return unmatched("method", method, "a method is one word of letters", "Write method and those that it is for, such as method POST PUT.")
+	return unmatched("method", method, "a method is one word of letters", "Write method and the methods to match, such as method POST PUT.")
 }
 
 // between matches what people put between two paths.
@@ -200,24 +200,24 @@ func unmatchedPath(pattern string, others []string) Advice {
 	isURL = isURL || host != strings.ToLower(pattern)
 	switch {
 	case hasQuery && strings.Contains(query, "="):
-		return no("a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s with it.", withOtherForm(path), query))
+		return no("a path ends before the question mark", fmt.Sprintf("Write path %s, and query %s in addition.", withOtherForm(path), query))
 	case isURL:
 		host, path, _ := strings.Cut(host, "/")
-		return no("all begin with a slash", fmt.Sprintf("Write path %s, and host %s with it.", withOtherForm("/"+path), host))
+		return no("all paths begin with a slash", fmt.Sprintf("Write path %s, and host %s in addition.", withOtherForm("/"+path), host))
 	case expressions.MatchString(pattern):
 		return no("it is a regular expression", fmt.Sprintf("Write path_regexp %s, or a path with * for any characters.", pattern))
 	case variables.MatchString(pattern):
 		return no("Caddy's paths have no variables", "Write path "+variables.ReplaceAllString(pattern, "/*$1")+".")
 	case between.MatchString(pattern):
-		return no("it is several", "Write path "+strings.TrimSpace(between.ReplaceAllLiteralString(trimmed, " /"))+".")
+		return no("it is several paths", "Write path "+strings.TrimSpace(between.ReplaceAllLiteralString(trimmed, " /"))+".")
 	case trimmed != pattern && len(others) > 1 && trimmed != "":
-		return no("what is between paths is a space alone", "Write "+withOtherForm(trimmed)+".")
+		return no("paths are separated only by spaces", "Write "+withOtherForm(trimmed)+".")
 	case pattern == "" || strings.ContainsAny(pattern[:1], `/*{%?[\`):
 		return Advice{}
 	case pattern[0] == '.':
-		return no("all begin with a slash", fmt.Sprintf("Write *%s.", pattern))
+		return no("all paths begin with a slash", fmt.Sprintf("Write *%s.", pattern))
 	}
-	return no("all begin with a slash", fmt.Sprintf("Write %s.", withOtherForm("/"+pattern)))
+	return no("all paths begin with a slash", fmt.Sprintf("Write %s.", withOtherForm("/"+pattern)))
 }
 
 // unsetInPath returns advice on a placeholder in a path that nothing sets, which other servers have

@@ -43,13 +43,13 @@ func onPaths(sets caddyhttp.MatcherSets, around *routes.Around, ofDirective bool
 	pattern := others[0]
 	form, write := otherForm(pattern)
 	a := advise(PathForm,
-		"Its path "+pattern+" does not match "+form+", which many applications answer as they do "+pattern+", so clients can get around it.",
+		"Its path "+pattern+" does not match "+form+", which many applications answer like "+pattern+", so clients can get around it.",
 		"Write path "+pattern+" "+write+".")
 	if ofDirective {
 		a.Remedy = "Write " + withOtherForm(pattern) + "."
 	}
 	if n := len(others) - 1; n > 0 {
-		a.Remedy = fmt.Sprintf("%s The same holds for %s.", a.Remedy, strings.Join(others[1:], ", "))
+		a.Remedy = fmt.Sprintf("%s The same applies to %s.", a.Remedy, strings.Join(others[1:], ", "))
 	}
 	return []Advice{a}
 }

@@ -29,10 +29,10 @@ func onResponses(s *settle.Terms, around *routes.Around) (found []Advice) {
 			by := around.Removes(field)
 			switch {
 			case !isToken(field):
-				add(fmt.Sprintf("%s responses with the field %s, which none has: it is no name of a field.", of.does, field), "Write "+of.option+" header "+fieldMeant(field)+".")
+				add(fmt.Sprintf("%s responses with the field %s, which no response has: it is not a field name.", of.does, field), "Write "+of.option+" header "+fieldMeant(field)+".")
 			case of.responses.Headers[field] != nil && by != "":
 				add(fmt.Sprintf("%s responses with the field %s, which %s removes before they get here.", of.does, field, by),
-					"Remove the field by the directive header, before the limit, as in header -"+field+".")
+					"Remove the field with the directive header, before the limit, as in header -"+field+".")
 			}
 		}
 	}

@@ -11,8 +11,8 @@ import (
 // Limits may share buckets, or be charged twice, though that is hardly meant. Limits that users
 // gave one name share their buckets on purpose.
 const (
-	unnamed       = "Several limits without a name, or within one, have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another."
-	unnamedRemedy = "Unless that is meant, give each a name."
+	unnamed       = "Several limits without a name, or nested in one without a name, have equal keys and numbers, so they share their buckets: requests to one site or path use up the limit of another."
+	unnamedRemedy = "Unless this is intentional, give each a name."
 	twice         = "Some requests pass it twice, in blocks that share its buckets, so each of them is charged twice."
 	twiceRemedy   = "Remove one, or give them different names."
 )
@@ -76,8 +76,8 @@ func (c *collector) sites() {
 			for _, others := range earlier[b.Path] {
 				if !slices.ContainsFunc(hosts, func(host string) bool { return slices.Contains(others, host) }) {
 					c.limit(b.Path, advise(SharedBySites,
-						fmt.Sprintf("Its block has no name, and so has one on another site, %s, with a limit of this name: both sites share its buckets.", others[0]),
-						"Give each block a name, as in rate_limit shop { ... }, or both the same if that is meant."))
+						fmt.Sprintf("Its block has no name, and neither does one on another site, %s, with a limit of this name: both sites share its buckets.", others[0]),
+						"Give each block a name, as in rate_limit shop { ... }, or give both the same name if this is intentional."))
 					break
 				}
 			}

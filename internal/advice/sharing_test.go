@@ -12,10 +12,10 @@ import (
 // and that those which share them by a name of theirs are not.
 func TestUnintendedSharing(t *testing.T) {
 	const (
-		unnamed = "Several limits without a name, or within one, have equal keys and numbers"
+		unnamed = "Several limits without a name, or nested in one without a name, have equal keys and numbers"
 		twice   = "Some requests pass it twice, in blocks that share its buckets"
 		api     = "rate_limit api 10/s\n"
-		sites   = "Its block has no name, and so has one on another site, "
+		sites   = "Its block has no name, and neither does one on another site, "
 		within  = "rate_limit {\nlimit api {\nrate 10/s\n}\n}\n"
 		other   = "http://other.localhost:1 {\n"
 	)
@@ -52,7 +52,7 @@ func TestUnintendedSharing(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			remedy := ""
 			if tc.want != "" {
-				remedy = map[string]string{sites: "Give each block a name", unnamed: "Unless that is meant, give each a name.", twice: "Remove one, or give them different names."}[tc.want]
+				remedy = map[string]string{sites: "Give each block a name", unnamed: "Unless this is intentional, give each a name.", twice: "Remove one, or give them different names."}[tc.want]
 			}
 			wantWarning(t, tc.Config, tc.want, remedy)
 		})

@@ -33,8 +33,8 @@ func (c *collector) cut(h *rule.Handler, around *routes.Around) {
 			continue
 		}
 		c.limit(b.Path, advise(ResponseCut,
-			fmt.Sprintf("The server ends each response %v after the request, by write in its timeouts, and so those in the middle that wait for the speed %s.",
+			fmt.Sprintf("The server ends each response %v after the request, by write in its timeouts, and so cuts off those that wait for the speed %s.",
 				time.Duration(server.WriteTimeout), b.Limit.Options.Speed),
-			"Use write_idle in place of write: it only counts while a client does not read."))
+			"Use write_idle in place of write: it only counts the time in which a client does not read."))
 	}
 }

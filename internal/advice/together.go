@@ -49,8 +49,8 @@ func (c *collector) floodedBy(b conditionedBucket, all []conditionedBucket, acco
 		if (a.meets(b) || b.meets(a)) && tighter(b.Bucket, a.Bucket) {
 			c.limit(a.Path, advise(Floodable,
 				how+", it is also charged for requests that limit "+b.Path+
-					" denies: a single client that sends many of them uses up what all have.",
-				"Use accounting atomic, with which a denied request is charged to no limit."))
+					" denies: a single client that sends many of them uses up the bucket for all.",
+				"Use accounting atomic: then a denied request is charged to no limit."))
 		}
 	}
 }
@@ -112,7 +112,7 @@ func (c *collector) unused(h *rule.Handler) {
 			}
 			c.limit(b.Path, advise(NeverDenies,
 				"It denies no client that limit "+a.Path+" does not deny: that one is tighter, for the same key and at least the same requests.",
-				"Remove it, or give limit "+a.Path+" a matcher for the requests that it is meant for."))
+				"Remove it, or give limit "+a.Path+" a matcher for the requests that it should limit."))
 			break
 		}
 	}
@@ -188,7 +188,7 @@ func (c *collector) zones() {
 				continue
 			}
 			if b.Limit.Zone.Events == 0 {
-				c.limit(b.Path, Advice{Kind: ZoneClosed, Problem: "It admits no request, since its max_events is 0.", Remedy: "Set max_events to how many it may admit."})
+				c.limit(b.Path, Advice{Kind: ZoneClosed, Problem: "It admits no request, since its max_events is 0.", Remedy: "Set max_events to the number of requests to admit."})
 			}
 			earlier, found := first[b.Path]
 			if !found {
@@ -197,8 +197,8 @@ func (c *collector) zones() {
 			}
 			if option := zonesDiffer(earlier, b); option != "" {
 				c.limit(b.Path, advise(ZonesDiffer,
-					"Zones of this name have different "+option+", and count together only as far as their keys and windows are equal.",
-					"Give all the same options, or each a name of its own."))
+					"Zones of this name have different "+option+", and count together only if their keys and windows are equal.",
+					"Give all of them the same options, or each its own name."))
 			}
 		}
 	})

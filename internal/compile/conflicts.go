@@ -40,7 +40,7 @@ var conflicts = []conflict{
 	{"soft", "speed", "use a larger size instead"},
 	{"max_delay", "speed", "use a limit of its own for it: a speed has responses wait, not requests"},
 	{"ban", "speed", "use a limit of its own for it: a speed denies no request"},
-	{"borrow", "speed", "remove it: what has no room waits"},
+	{"borrow", "speed", "remove it: responses wait for room"},
 	{"pool", "speed", "use a second speed with key all, and fair_by"},
 
 	{"count", "cost 0", "remove one of them: what costs 0 is charged nothing, whatever its response is"},

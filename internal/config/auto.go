@@ -19,7 +19,7 @@ type Auto struct {
 
 	// When a request stops counting as in progress: with `header` when its response begins; with `body`
 	// when it ends, for upstreams that compute while they send. Websockets and server-sent events always
-	// stop counting at the header. Default: `header`.
+	// stop at the header. Default: `header`.
 	Until string `json:"until,omitempty"`
 
 	// Matchers, written like `match`, for requests that are turned away last, even if they match `low`.

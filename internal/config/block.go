@@ -32,8 +32,8 @@ type Block struct {
 	// `on`.
 	Body string `json:"body,omitempty"`
 
-	// With `slots`, clients that a bucket has denied are told successive times, one drip apart and at most
-	// a minute after the first, so that they do not all return at once. With zones it may be the largest
+	// With `slots`, clients that a bucket has denied are told successive times, a drip apart and at most a
+	// minute after the first, so that they do not all return at once. With zones it may be the largest
 	// share by which waits are lengthened, at random: `0.2` adds up to 20 %. Default: none.
 	Jitter Number `json:"jitter,omitempty"`
 
@@ -41,7 +41,7 @@ type Block struct {
 	// bodies all fields are unclear. Default: `64KiB`.
 	ReadBody Number `json:"read_body,omitempty"`
 
-	// Kinds of advice to suppress for this block, because what they warn about is intentional:
+	// Kinds of advice to suppress for this block, because they warn about something intentional:
 	// `ignore_advice path_form`. Default: none.
 	IgnoreAdvice List `json:"ignore_advice,omitempty"`
 

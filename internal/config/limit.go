@@ -40,9 +40,8 @@ type Limit struct {
 	// `default`.
 	Name string `json:"name,omitempty" caddyfile:"" bucket:"none"`
 
-	// What identifies a client: text with placeholders. If none of them has a value, the client's address
-	// is used. Default: the key of the containing limit, or `{client_ip}`, in JSON
-	// `{http.vars.client_ip}`.
+	// What identifies a client: text with placeholders. If none has a value, the client's address is used.
+	// Default: the key of the containing limit, or `{client_ip}`, in JSON `{http.vars.client_ip}`.
 	Key string `json:"key,omitempty" bucket:"none"`
 
 	// How units are counted: `leaky_bucket`, `token_bucket`, `fixed_window`, `sliding_window`,
@@ -55,13 +54,13 @@ type Limit struct {
 
 	// Bytes of response bodies per duration, such as `2MB/s`, in place of a rate of requests: for all
 	// responses of a key together, over all its connections, in this Caddy alone. It denies nothing:
-	// responses wait until there is room, and clients take turns. Header fields, and data that clients
-	// send, do not count. New numbers apply to open responses too.
+	// responses wait for room, and clients take turns. Header fields and requests do not count. New
+	// numbers apply to open responses too.
 	Speed Rate `json:"speed,omitempty" bucket:"speed"`
 
-	// The burst: how many units the bucket holds, from 1 to 2^49. If they are bytes, it may have a unit,
-	// such as `10MB` or `1GiB`; with `speed` it must be at least 16 KiB. Default: the number in `rate`, or
-	// what `speed` sends in a second.
+	// The burst: how many units the bucket holds, from 1 to 2^49, with `speed` at least 16 KiB. Bytes may
+	// have a unit, such as `10MB` or `1GiB`. Default: the number in `rate`, or what `speed` sends in a
+	// second.
 	Size Number `json:"size,omitempty" bucket:"rate speed drip fixed_window sliding_window sliding_log"`
 
 	// The time from one drip to the next, in whole microseconds. Default: `1s`.
@@ -77,11 +76,12 @@ type Limit struct {
 	// at the first request after the last window has ended. Default: `clock`.
 	WindowStart string `json:"window_start,omitempty" bucket:"fixed_window"`
 
-	// A calendar period in place of a `window`: `minute`, `hour`, `day`, `week` (from Monday), `month` or
-	// `year`, optionally with a time zone, as in `month Europe/Berlin`. Default zone: UTC.
+	// A calendar period in place of a `window`, in UTC or a given time zone: `minute`, `hour`, `day`,
+	// `week` (from Monday), `month` or `year`, as in `month Europe/Berlin`.
 	Period string `json:"period,omitempty" bucket:"fixed_window"`
 
-	// How long an idle limit takes to reach its full rate, and how long it must be idle to be cold again.
+	// The time in which an idle limit reaches its full rate, and the idle time after which it is cold
+	// again.
 	WarmUp Duration `json:"warm_up,omitempty" bucket:"warm_up"`
 
 	// With `warm_up`: how many times longer the intervals between requests are at first, from 1 to
@@ -91,9 +91,9 @@ type Limit struct {
 	// Denied requests count too, so a client that keeps trying stays locked out. Default: off.
 	CountDenied bool `json:"count_denied,omitempty" bucket:"any"`
 
-	// How many units a request adds, or `body`: the bytes of its body, according to `Content-Length`. A
-	// request that costs more than the size is never admitted. A request that costs 0 passes unless its
-	// key is banned, so clients must not choose the cost. Default: 1.
+	// How many units a request adds, or `body`: the bytes of its body, by `Content-Length`. A request that
+	// costs more than the size is never admitted. One that costs 0 passes unless its key is banned, so
+	// clients must not choose the cost. Default: 1.
 	Cost Number `json:"cost,omitempty" bucket:"any"`
 
 	// Which responses count, by status, such as `status 401 403`, `status 4xx` or `not status 304`,
@@ -105,10 +105,10 @@ type Limit struct {
 	// only requests that can't succeed without the password, by `POST` and their path. Default: none.
 	Clear *option.Responses `json:"clear,omitempty" bucket:"any"`
 
-	// The actual cost of a request, which is known at the end of its response and charged in place of its
-	// `cost`: `tokens` of a language model; `json` and paths of numbers in the body, such as `json
-	// usage.prompt_tokens*0.15 usage.completion_tokens*0.6`; `bytes`; `duration`, in milliseconds; or a
-	// placeholder with a whole number. Default: the `cost`.
+	// The cost of a request, known at the end of its response and charged in place of its `cost`: `tokens`
+	// of a language model; `json` and paths of numbers in the body, such as `json usage.prompt_tokens*0.15
+	// usage.completion_tokens*0.6`; `bytes`; `duration`, in milliseconds; or a placeholder with a whole
+	// number. Default: the `cost`.
 	ActualCost string `json:"actual_cost,omitempty" bucket:"any"`
 
 	// With `off`, requests hold nothing until `count` or `actual_cost` is known, so parallel requests do
@@ -125,8 +125,8 @@ type Limit struct {
 	// The limit decides but denies nothing. Default: off.
 	DryRun bool `json:"dry_run,omitempty" bucket:"none"`
 
-	// A number with at most 6 decimals by which the size is divided, rounding up: `0.5` doubles the size,
-	// `2` halves it. `0` turns this bucket off, but not nested limits. Default: 1.
+	// A number with at most 6 decimals that divides the size, rounding up: `0.5` doubles it, `2` halves
+	// it. `0` turns this bucket off, but not nested limits. Default: 1.
 	Factor Number `json:"factor,omitempty" bucket:"rate max drip concurrency fixed_window sliding_window sliding_log"`
 
 	// With `duration`: the burst, and how many requests per `duration` pass on average.
@@ -145,7 +145,7 @@ type Limit struct {
 	// How many bits of an IPv6 address count. A host may use any address of its /64. Default: 64.
 	IPv6Prefix Number `json:"ipv6_prefix,omitempty" bucket:"none"`
 
-	// The maximum number of keys with buckets in a process. Default: half of `max_keys` in `memory`.
+	// The maximum number of keys with buckets in a process. Default: half of that in `memory`.
 	MaxKeys Number `json:"max_keys,omitempty" bucket:"any"`
 
 	// What happens to new keys beyond `max_keys`: with `forget` they replace nearly empty buckets;
@@ -166,8 +166,8 @@ type Limit struct {
 	// name. Default: 1000.
 	MaxWaiting Number `json:"max_waiting,omitempty" bucket:"any"`
 
-	// What identifies a client when requests wait and clients take turns, or their responses do for
-	// `speed`: a template like `key`; `off` for first come, first served. Default: `{client_ip}`.
+	// Which clients take turns while their requests, or responses with `speed`, wait: a template like
+	// `key`; `off` for first come, first served. Default: `{client_ip}`.
 	FairBy string `json:"fair_by,omitempty" bucket:"any"`
 
 	// The number of counters, from 1 to 10000, for the keys with the most requests and denials, as
@@ -198,8 +198,8 @@ type Limit struct {
 	// all match. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers" bucket:"none"`
 
-	// A nested limit, in addition to this one, for requests that both match. It inherits the key and the
-	// prefixes unless it has a key.
+	// A nested limit, in addition to this one, for requests that both match. It inherits key and prefixes
+	// unless it has a key.
 	Limits NestedLimits `json:"limits,omitzero" caddyfile:"limit" bucket:"none"`
 }
 
