@@ -28,10 +28,10 @@ import (
 // error routes can handle. If no error route would handle it, a response with a line
 // of text is written directly. Requests that Caddy makes itself, such as for `httpInclude`
 // in templates, are not limited. Configs of mholt/caddy-ratelimit can be loaded as they
-// are, see `rate_limits`.
+// are; see `rate_limits`.
 //
 // The handler sets these placeholders. If several limits apply, they show the one that
-// denied the request (of several, the one with the longest wait) or, if it was admitted,
+// denied the request (the one with the longest wait, if several did) or, if it was admitted,
 // the one that would admit the fewest more requests of the same cost:
 //
 // Placeholder | Description
@@ -41,19 +41,19 @@ import (
 // `{http.rate_limit.remaining}` | The units for which that bucket still has room
 // `{http.rate_limit.clear}` | The seconds until all buckets are empty
 // `{http.rate_limit.retry_after}` | The whole seconds until all limits would admit the same request; `0` if it was admitted, empty if they never will
-// `{http.rate_limit.reset}` | The whole seconds over which to spend what remains, or until there is room if nothing does; if the request was denied, the wait
+// `{http.rate_limit.reset}` | The whole seconds over which to spend the remaining units, or until there is room if none remain; if the request was denied, the wait
 // `{http.rate_limit.reset_at}` | The same as a time, in seconds since 1970
 // `{http.rate_limit.denied}` | Whether the request was denied, `true` or `false`
 // `{http.rate_limit.exceeded.name}` | The path of the limit that denied the request, or the name of the zone; empty if none did
 // `{http.rate_limit.violated_policies}` | The names of all limits that denied the request, as in `RateLimit-Policy`, as a JSON array
 // `{http.rate_limit.over}` | The path of a limit with `soft` whose bucket the request filled above its size; empty if it did not
 // `{http.rate_limit.banned}` | The path of a limit with `ban` that has banned the key of the request; empty if none has
-// `{http.rate_limit.borrowed}` | The path of a limit with `borrow` that had no room for the request, which its pool had; empty if none borrowed
+// `{http.rate_limit.borrowed}` | The path of a limit with `borrow` that had no room for the request although its pool did; empty if none borrowed
 // `{http.rate_limit.dry_run}` | The path of a limit with `dry_run` that would have denied the request; empty if none would
-// `{http.rate_limit.delayed}` | The seconds for which the request waited by `max_delay`
+// `{http.rate_limit.delayed}` | How many seconds `max_delay` made the request wait
 // `{http.rate_limit.basic_user}` | The unverified name in a Basic credential, if the key of a limit has it
-// `{http.rate_limit.field.<name>}` | A field of what the client submits, in a form, JSON or the query, if a limit names any; empty if the request does not have it, or upstreams may differ in what it is
-// `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, how fast the upstream answers; `fallback`, this process instead of Redis
+// `{http.rate_limit.field.<name>}` | A field that the client submits, in a form, JSON or the query, if a limit names any; empty if the request does not have it, or if upstreams may read it differently
+// `{http.rate_limit.by}` | What decided on that limit: `redis`; `memory`, this process without Redis; `remembered`, this process because Redis had reported that the bucket is full; `lease`, this process from units that it has leased; `eventual`, this process, which reports to Redis; `load`, the upstream's speed (`concurrency auto`); `fallback`, this process instead of Redis
 type Handler struct {
 	config.Block
 

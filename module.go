@@ -2,8 +2,8 @@
 // requests. It uses leaky buckets, kept either in this process or in Redis, where
 // all Caddy instances share them. Other algorithms can be chosen for each limit.
 //
-// With this Caddyfile each client address has a burst of ten requests to the API and ten
-// more a second, and of five log-ins and five more a minute, on all instances together:
+// With this Caddyfile each client address gets a burst of ten requests to the API and ten
+// more a second, and a burst of five logins and five more a minute, on all instances together:
 //
 //	{
 //		rate_limit {
@@ -17,7 +17,7 @@
 //		reverse_proxy localhost:9000
 //	}
 //
-// Without the block in front, each Caddy limits on its own.
+// Without the first block, each Caddy limits separately.
 //
 // The package provides the HTTP handler `rate_limit` and the app of the same
 // name, which configures where the buckets are kept. The buckets themselves are
@@ -86,7 +86,7 @@ type (
 )
 
 // App configures where the buckets of all `rate_limit` handlers are kept. Without
-// it they are kept in this process: each Caddy instance then limits on its own.
+// it they are kept in this process: each Caddy instance then limits separately.
 // They survive config reloads and, in a file, restarts.
 type App struct {
 	config.App
