@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -181,5 +182,35 @@ func TestClearShared(t *testing.T) {
 		if l := levelNow(t, store, b); l.Units != 4 || l.Held != 0 {
 			t.Errorf("%T: %+v, want 4 units", store, l)
 		}
+	}
+}
+
+// TestClearInOutage guards that a process whose server does not answer clears the bucket that it
+// decides by, also without a server that ever answered, and says so; and what others hold stays held.
+func TestClearInOutage(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	r, _ := testNode(t, server)
+	b := hourly(4)
+	clears, other := beginThere(t, r, b), beginThere(t, r, b)
+	beginThere(t, r, b).held.Settle(0, 2)
+	peek(t, r, b) // on the same connection, so that it is charged
+	server.Kill()
+	awaitDown(t, r, numbered(1))
+	if d, _ := begin(t, r, b); !d.Denied {
+		t.Errorf("%+v, and it is full", d)
+	}
+	if err := clears.held.Clear(t.Context(), 0); !errors.Is(err, ErrUnavailable) {
+		t.Error(err)
+	}
+	for i := range 4 {
+		d, h := begin(t, r, b)
+		if h.held.Settle(0, 1); d.Denied != (i == 3) {
+			t.Errorf("%d: %+v, with one held", i, d)
+		}
+	}
+	other.held.Settle(0, 0)
+	if d, _ := begin(t, r, b); d.Denied {
+		t.Errorf("%+v, and nothing is held", d)
 	}
 }

@@ -170,6 +170,15 @@ func TestRemedies(t *testing.T) {
 			{Site: "rate_limit {\nlimit known {\nmatch not vars {http.rate_limit.field.a} \"\"\nkey {http.rate_limit.field.a}\nrate 1/h\ndry_run\n}\n" + address + "}\n" + limit("match not vars {http.rate_limit.dry_run} known") + end},
 		}, times(4, "/?a=1&a=2"), [2]string{"200 200 200 200", "200 200 429 429"}},
 
+		{"login of one's own", advice.ClearedByOthers, "{client_ip}", [2]sitetest.Config{
+			{Global: strict, Site: limit("count status 401\nclear status 2xx") + "respond /in in\nrespond 401"},
+			{Global: strict, Site: "rate_limit {\n" + within("a", "match method GET\nkey {http.rate_limit.field.user}\ncount status 401\nclear header X-In *") + within("b", "key {client_ip}\ncount status 401") + "}\nrespond /in in\nrespond 401"},
+		}, []string{"/?user=a|" + one[2:], "/in?user=b|" + one[2:], "/?user=a|" + one[2:], "/?user=a|" + one[2:]}, [2]string{"401 200 401 401", "401 200 401 429"}},
+		{"form of a login", advice.ClearedByOthers, "method POST", [2]sitetest.Config{
+			{Site: limit("key {http.rate_limit.field.user}\ncount status 401\nclear status 2xx") + "respond /form in\nrespond 401"},
+			{Site: limit("match method POST\nkey {http.rate_limit.field.user}\ncount status 401\nclear status 2xx") + "rate_limit {\n" + within("b", "match path /login\nkey all\ncount status 401") + "}\nrespond /form in\nrespond 401"},
+		}, []string{"/login?user=a", "/form?user=a", "/login?user=a", "/login?user=a"}, [2]string{"401 200 401 401", "401 200 401 429"}},
+
 		{"field that is none", advice.NeverCounts, "count header X-Login", [2]sitetest.Config{
 			{Site: limit("count header X-Login: failed") + end}, {Site: "route {\n" + limit("count header X-Login failed") + "header X-Login failed\nrespond ok\n}"},
 		}, times(3, "/"), [2]string{"200 200 200", "200 200 429"}},

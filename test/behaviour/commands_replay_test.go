@@ -540,6 +540,12 @@ func TestReplayChargesByResponse(t *testing.T) {
 			"2 requests cost what was estimated",
 		},
 		{"count", limit("size 2; count status 401"), logins, "a 8=6+2 of 1", ""},
+		{"clear", limit("size 2; count status 401; clear status 2xx"), answers(wrong, right, wrong, right, wrong, wrong, right), "a 7=6+1 of 1", ""},
+		{"clear by a field", limit("size 2; count status 401; clear header X-Cost 5"), answers(wrong, right, wrong, costs(5)), "a 4=3+1 of 1", ""},
+		{
+			"clear by a field of a log without", limit("size 2; count status 401; clear header X-Cost 5"), without("resp_headers", answers(wrong, costs(5), wrong, right)), "a 4=3+1 of 1",
+			"3 requests may have cleared it, and the log does not have the header fields of their responses.",
+		},
 		{"count in parallel", limit("size 2; count status 401"), answers(slow, slow, slow, right), "a 4=3+1 of 1", ""},
 		{"count a field", limit("size 1; count header X-Cost 5"), answers(right, costs(4), costs(5), right), "a 4=3+1 of 1", ""},
 		{"count a trailer", limit("size 2; count header Grpc-Status 8"), answers(grpc("0"), grpc("8"), right, grpc("8"), grpc("0")), "a 5=4+1 of 1", ""},

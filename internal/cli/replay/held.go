@@ -97,6 +97,9 @@ func (p *replay) keep(run *offline.Run) {
 		case !known:
 			l.estimated++
 		}
+		if by := l.settlement.Clear; by != nil && len(by.Headers) > 0 && logged.Header == nil && logged.Status != 0 && by.MatchStatus(logged.Status) {
+			l.uncleared++
+		}
 	}
 }
 
@@ -132,6 +135,7 @@ func (l *replayedLimit) unknown() (text sentences) {
 	}
 	text.add(l.unanswered, "%s requests passed that were denied with 429 in the log, or have no status there: their outcome is unknown, and they %s.", instead)
 	text.add(l.unmatched, "%s requests did not count, because the log does not have the header fields of their responses.")
+	text.add(l.uncleared, "%s requests may have cleared it, and the log does not have the header fields of their responses.")
 	text.add(l.estimated, "%s requests cost what was estimated, because the log does not say what they cost.")
 	return text
 }

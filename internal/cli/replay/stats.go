@@ -40,7 +40,7 @@ type replayedLimit struct {
 	// How requests are charged in the end, and of how many the log does not say what that
 	// takes, see unknown.
 	settlement                                settle.Terms
-	untimed, unanswered, unmatched, estimated int64
+	untimed, unanswered, unmatched, uncleared, estimated int64
 
 	factorVaries bool // as it depends on the request: then sizes are those in force
 
