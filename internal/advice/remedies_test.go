@@ -176,7 +176,7 @@ func TestRemedies(t *testing.T) {
 		}, []string{"/?user=a|" + one[2:], "/in?user=b|" + one[2:], "/?user=a|" + one[2:], "/?user=a|" + one[2:]}, [2]string{"401 200 401 401", "401 200 401 429"}},
 		{"form of a login", advice.ClearedByOthers, "method POST", [2]sitetest.Config{
 			{Site: limit("key {http.rate_limit.field.user}\ncount status 401\nclear status 2xx") + "respond /form in\nrespond 401"},
-			{Site: limit("match method POST\nkey {http.rate_limit.field.user}\ncount status 401\nclear status 2xx") + "rate_limit {\n" + within("b", "match path /login\nkey all\ncount status 401") + "}\nrespond /form in\nrespond 401"},
+			{Site: "rate_limit {\n" + within("a", "match method POST\nkey {http.rate_limit.field.user}\ncount status 401\nclear status 2xx") + within("b", "count status 401") + "}\nrespond /form in\nrespond 401"},
 		}, []string{"/login?user=a", "/form?user=a", "/login?user=a", "/login?user=a"}, [2]string{"401 200 401 401", "401 200 401 429"}},
 
 		{"field that is none", advice.NeverCounts, "count header X-Login", [2]sitetest.Config{

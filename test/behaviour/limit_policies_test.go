@@ -22,7 +22,7 @@ type shownPolicy struct{ limit, text, metric, count string }
 var shownPolicies = map[string]shownPolicy{
 	"count_denied": {limit: "size 9; count_denied", text: "count_denied"},
 	"count":        {limit: "size 9; count status 401 5xx", text: "count status 401 5xx"},
-	"clear":        {limit: "size 9; count status 401; clear status 2xx", text: "count status 401, clear status 2xx"},
+	"clear":        {limit: "size 9; clear status 2xx", text: "clear status 2xx"},
 	"actual_cost":  {limit: "size 9; actual_cost bytes", text: "actual_cost bytes"},
 	"hold":         {limit: "size 9; count status 404; hold off", text: "count status 404, hold off"},
 	"dry_run": {
