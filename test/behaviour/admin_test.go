@@ -293,7 +293,7 @@ func TestAdminPeekAndReset(t *testing.T) {
 	}{
 		{
 			"a header", "/api/x", []string{"User: u"}, `{"limit": "api", "key": "u"}`,
-			`{"limit": "api", "from": "memory", "size": 10, "level": 2, "remaining": 8, "held": 0, "clear": 20, "retry_after": 0}`,
+			`{"limit": "api", "from": "memory", "size": 10, "level": 2, "remaining": 8, "held": 0, "empties_in": 20, "retry_after": 0}`,
 			"200 limit=10 remaining=9 clear=10.000",
 		},
 		{
@@ -306,11 +306,11 @@ func TestAdminPeekAndReset(t *testing.T) {
 		},
 		{
 			"an address", "/old", nil, `{"limit": "old", "key": "127.0.0.9"}`,
-			`{"size": 2, "level": 1, "remaining": 1, "clear": 5}`, "429 limit=1 remaining=0 clear=5.000 reset=5.000 retry-after=5",
+			`{"size": 2, "level": 1, "remaining": 1, "empties_in": 5}`, "429 limit=1 remaining=0 clear=5.000 reset=5.000 retry-after=5",
 		},
 		{
 			"min_interval", "/old", nil, `{"limit": "old/min_interval", "key": "127.0.0.0/24"}`,
-			`{"size": 1, "level": 1, "remaining": 0, "clear": 5, "retry_after": 5}`, "200 limit=1 remaining=0 clear=10.000",
+			`{"size": 1, "level": 1, "remaining": 0, "empties_in": 5, "retry_after": 5}`, "200 limit=1 remaining=0 clear=10.000",
 		},
 		{
 			"several placeholders", "/pair", []string{"User: u"}, `{"limit": "pair", "key": ["u", "::ffff:127.0.0.1"]}`,
@@ -322,7 +322,7 @@ func TestAdminPeekAndReset(t *testing.T) {
 		},
 		{
 			"a dynamic size", "/dynamic", []string{"Size: 9"}, `{"limit": "dynamic", "key": "127.0.0.1"}`,
-			`{"size": null, "remaining": null, "retry_after": null, "level": 2, "clear": 2}`, "200 limit=9 remaining=8 clear=1.000",
+			`{"size": null, "remaining": null, "retry_after": null, "level": 2, "empties_in": 2}`, "200 limit=9 remaining=8 clear=1.000",
 		},
 		{
 			"no placeholder", "/all", nil, `{"limit": "all"}`,
@@ -342,8 +342,8 @@ func TestAdminPeekAndReset(t *testing.T) {
 				sitetest.WantJSON(t, a.Ask("POST", "peek", c.body), c.peek)
 			}
 			sitetest.WantJSON(t, a.Ask("POST", "reset", c.body), c.peek)
-			sitetest.WantJSON(t, a.Ask("POST", "peek", c.body), `{"level": 0, "clear": 0}`)
-			sitetest.WantJSON(t, a.Ask("POST", "reset", c.body), `{"level": 0, "clear": 0}`)
+			sitetest.WantJSON(t, a.Ask("POST", "peek", c.body), `{"level": 0, "empties_in": 0}`)
+			sitetest.WantJSON(t, a.Ask("POST", "reset", c.body), `{"level": 0, "empties_in": 0}`)
 			s.Run(sitetest.Step{Path: c.path, Header: c.header, Want: c.again})
 		})
 	}
@@ -491,7 +491,7 @@ func TestAdminAlgorithms(t *testing.T) {
 				for range 2 {
 					got := a.Ask("POST", "peek", body(path))
 					sitetest.WantJSON(t, got, `{"from": "`+store+`", "limit": "`+path+`", "size": 3, "level": 3, "remaining": 0, "held": 0}`)
-					if got["clear"].(float64) <= 0 || got["retry_after"].(float64) <= 0 {
+					if got["empties_in"].(float64) <= 0 || got["retry_after"].(float64) <= 0 {
 						t.Errorf("%s: full, but got %v", path, got)
 					}
 				}
@@ -503,7 +503,7 @@ func TestAdminAlgorithms(t *testing.T) {
 					}
 				}
 				sitetest.WantJSON(t, a.Ask("POST", "reset", body(path)), `{"level": 3, "remaining": 0}`)
-				sitetest.WantJSON(t, a.Ask("POST", "peek", body(path)), `{"level": 0, "remaining": 3, "clear": 0, "retry_after": 0}`)
+				sitetest.WantJSON(t, a.Ask("POST", "peek", body(path)), `{"level": 0, "remaining": 3, "empties_in": 0, "retry_after": 0}`)
 			}
 			if got := s.Get("/"); got.StatusCode != http.StatusOK {
 				t.Errorf("after all resets: got %s", got)

@@ -524,7 +524,7 @@ func TestPeekOfFullConcurrency(t *testing.T) {
 				<-arrived
 			}
 			got := peek()
-			sitetest.WantJSON(t, got, `{"remaining": 0, "held": 2, "clear": 0, "in_progress": true, "retry_after": null}`)
+			sitetest.WantJSON(t, got, `{"remaining": 0, "held": 2, "empties_in": 0, "in_progress": true, "retry_after": null}`)
 			r := sitetest.RunCommand(t, "peek", "--address", a.Addr, "inflight")
 			if !strings.Contains(r.Out, "\nretry after  a request in progress ends\n") || strings.Contains(r.Out, "µs") {
 				t.Errorf("peek: got %+v", r)

@@ -180,7 +180,7 @@ type Level struct {
 	Level      int64           `json:"level"`
 	Remaining  *int64          `json:"remaining,omitempty"`
 	Held       int64           `json:"held"`                  // units of requests in progress, or whose outcome is not known yet
-	Clear      option.Seconds  `json:"clear"`                 // seconds until the bucket is empty
+	Clear      option.Seconds  `json:"empties_in"`            // seconds until the bucket is empty
 	RetryAfter *option.Seconds `json:"retry_after,omitempty"` // seconds until it admits a request again, or would without dry_run
 	InProgress bool            `json:"in_progress,omitempty"` // in place of retry_after, if requests in progress leave no room
 	Never      bool            `json:"never,omitempty"`       // a request costs more than the bucket ever has room for
