@@ -42,18 +42,18 @@ func BenchmarkSpeed(b *testing.B) {
 		}
 	}))
 	defer upstream.Close()
-	addr := startCaddy(b, `
+	addr := startCaddy(b, `route {
 		rate_limit /none/* {
 			rate 1000000/s
 		}
 		rate_limit /speed/* {
-			rate 1000000/s
 			speed 1TB/s
 		}
-		root `+bigFile(b, size)+`
 		reverse_proxy /*/proxied `+upstream.Listener.Addr().String()+`
-		rewrite /big
-		file_server`)
+		root `+bigFile(b, size)+`
+		rewrite * /big
+		file_server
+	}`)
 	get := func(path string) task {
 		return func() func(int) {
 			buf := make([]byte, 64<<10)
@@ -237,9 +237,8 @@ func BenchmarkSpeedDownloads(b *testing.B) {
 	for _, keys := range []int{1, 200} {
 		for _, n := range []int{2000, 10_000} {
 			b.Run(fmt.Sprintf("keys=%d/downloads=%d", keys, n), func(b *testing.B) {
-				site := fmt.Sprintf(`
-					@small path /small
-					respond @small ok
+				site := fmt.Sprintf(`route {
+					respond /small ok
 					rate_limit /paced {
 						key {query.key}
 						fair_by {query.client}
@@ -247,8 +246,9 @@ func BenchmarkSpeedDownloads(b *testing.B) {
 						size 100kB
 					}
 					root %s
-					rewrite /big
-					file_server`, 20_000_000/keys, bigFile(b, 10<<30))
+					rewrite * /big
+					file_server
+				}`, 20_000_000/keys, bigFile(b, 10<<30))
 				var cores, kept, ratio, with, without []float64
 				for b.Loop() {
 					stalled := grown(b, site, n)

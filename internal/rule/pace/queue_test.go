@@ -107,3 +107,22 @@ func TestAbsence(t *testing.T) {
 		all.Wait()
 	})
 }
+
+// TestPiecesOfMany guards that pieces are short while many wait, so that all have turns soon.
+func TestPiecesOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpeed(t, limiter.NewMemory(), "s", numbers{1_000_000, 200_000})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() { _, _ = s.send(pacedBy(ctx, "", s), 1<<30, 50_000) })
+		}
+		all.Wait()
+		for _, e := range s.sent {
+			if e.at > time.Second && e.n > 2*leastPiece {
+				t.Fatalf("a piece has %d bytes while 19 others wait", e.n)
+			}
+		}
+	})
+}

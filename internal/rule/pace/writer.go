@@ -75,8 +75,9 @@ func (w *writer) ReadFrom(r io.Reader) (written int64, err error) {
 		return 0, err
 	}
 	defer w.response.release()
+	const most = mostPiece - 4<<10 // of what Caddy writes at once, or it would look for more each time
 	for part.N > 0 {
-		n, err := w.response.await(int(min(part.N, mostPiece)))
+		n, err := w.response.await(int(min(part.N, most)))
 		if err != nil {
 			return written, err
 		}
