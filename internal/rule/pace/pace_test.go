@@ -429,7 +429,7 @@ func TestNewNumbersHold(t *testing.T) {
 		defer cancel()
 		var all sync.WaitGroup
 		for range 5 {
-			all.Go(func() { _, _ = s.send(pacedBy(ctx, "", s), 1<<30, 50_000) })
+			all.Go(func() { _, _ = s.send(pacedBy(ctx, "", s), 1<<23, 50_000) })
 		}
 		per := func(d time.Duration) int64 {
 			before := s.of("", time.Hour)
