@@ -48,6 +48,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/directive"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/listener"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state/persist"
@@ -91,13 +92,15 @@ type (
 type App struct {
 	config.App
 
-	shared   *compile.Shared // what its handlers have in common
-	stores   state.Stores
-	applied  sync.Once
-	timeout  time.Duration  // of Redis; 0 without
-	handlers []*Handler     // of the config, in the order in which they were provisioned
-	lines    logqueue.Queue // of the app and its handlers
-	logger   *zap.Logger    // of lines
+	shared    *compile.Shared // what its handlers have in common
+	stores    state.Stores
+	applied   sync.Once
+	timeout   time.Duration    // of Redis; 0 without
+	linked    error            // why listeners can't know of bans
+	handlers  []*Handler       // of the config, in the order in which they were provisioned
+	listeners []*rule.Listener // the same
+	lines     logqueue.Queue   // of the app, its handlers and listeners
+	logger    *zap.Logger      // of lines
 
 	ctx     caddy.Context
 	events  *caddyevents.App
@@ -169,7 +172,9 @@ func (a *App) Cleanup() error {
 
 // Start applies the app's settings and connects to Redis.
 func (a *App) Start() error {
-	a.ready()
+	if a.ready(); a.linked != nil {
+		return a.linked
+	}
 	a.activate()
 	a.warnUnintended()
 	if a.stores.Redis != nil {
@@ -191,7 +196,12 @@ func (a *App) Stop() error {
 // ready applies the settings of the buckets in this process, and loads them, and the speeds in force, before
 // the first request: Caddy may start its servers before the app. It is not done in Provision: validate
 // neither reads nor locks the file.
-func (a *App) ready() { a.applied.Do(a.apply) }
+func (a *App) ready() {
+	a.applied.Do(func() {
+		a.apply()
+		a.linked = a.Link()
+	})
+}
 
 func (a *App) apply() {
 	a.stores.Memory.SetMaxKeys(a.shared.MaxKeys)
@@ -203,6 +213,44 @@ func (a *App) apply() {
 			}
 		}
 	}
+}
+
+// Join implements listener.App.
+func (a *App) Join(l *rule.Listener, ctx caddy.Context) listener.Shared {
+	for _, other := range a.listeners {
+		if other.Server == l.Server {
+			l.Index = other.Index + 1
+		}
+	}
+	for l.Index < len(l.Wrappers) && l.Wrappers[l.Index] != "rate_limit" {
+		l.Index++
+	}
+	a.listeners = append(a.listeners, l)
+	return listener.Shared{Limits: a.shared, Stores: &a.stores, Logger: a.lines.Logger(ctx.Logger())}
+}
+
+// Ready implements listener.App.
+func (a *App) Ready() { a.ready() }
+
+// Listeners returns what limits connections, in the order in which it was provisioned.
+func (a *App) Listeners() []*rule.Listener { return a.listeners }
+
+// Link has listeners know of bans, once all handlers are provisioned.
+func (a *App) Link() error {
+	var limits []*rule.Limit
+	for _, h := range a.handlers {
+		limits = append(limits, h.rules.Limits...)
+	}
+	memory := a.stores.Memory
+	if a.stores.Redis != nil {
+		memory = nil
+	}
+	for _, l := range a.listeners {
+		if err := l.Link(limits, memory); err != nil {
+			return fmt.Errorf("rate_limit in listener_wrappers of server %s: %w", l.Server, err)
+		}
+	}
+	return nil
 }
 
 // activate makes the app the newest one that runs.
@@ -298,10 +346,16 @@ func (a *App) Compiled() *telemetry.Config {
 	if a.stores.Redis != nil {
 		c.Redis = a.stores.Redis.Redis
 	}
-	for _, h := range a.handlers {
-		for b := range rule.Buckets(h.rules.Limits) {
+	report := func(limits []*rule.Limit) {
+		for b := range rule.Buckets(limits) {
 			c.Limits = append(c.Limits, adminapi.Reported(b.Bucket, a.shared.MaxKeys))
 		}
+	}
+	for _, h := range a.handlers {
+		report(h.rules.Limits)
+	}
+	for _, l := range a.listeners {
+		report(l.Limits)
 	}
 	return c
 }
@@ -358,6 +412,7 @@ func (a *App) adminConfig() *adminapi.Config {
 	for _, h := range a.handlers {
 		c.Handlers = append(c.Handlers, h)
 	}
+	c.Listeners = a.listeners
 	if a.stores.Redis != nil {
 		c.Redis, c.InUse = a.stores.Redis.Redis, &a.stores.Redis.Requests
 	}
@@ -374,6 +429,7 @@ func (a *App) http() *caddyhttp.App {
 // Interface guards
 var (
 	_ telemetry.App               = (*App)(nil)
+	_ listener.App                = (*App)(nil)
 	_ caddy.Provisioner           = (*App)(nil)
 	_ caddy.CleanerUpper          = (*App)(nil)
 	_ caddy.Provisioner           = (*Handler)(nil)

@@ -43,6 +43,7 @@ type Compiler struct {
 	maxKeys      int                          // of all limits together
 	consistency  limiter.Consistency          // by default
 	countsDenied bool                         // whether any of the limits counts denied requests
+	connections  bool                         // whether the limits are of connections
 	zones        map[*config.Limit]*zone.Zone // that limits were
 	paths        map[string]bool              // of the buckets so far
 	usage        usage.Plan                   // what the limits so far want of bodies
@@ -76,15 +77,15 @@ type LimitBuilder struct {
 func (c *Compiler) compile(of *config.Limit, siblings []*config.Limit, parent *LimitBuilder) (*LimitBuilder, error) {
 	l := &LimitBuilder{
 		Limit: of, Compiler: c, reader: reader{resolve: c.resolver}, parent: parent, siblings: siblings,
-		rule: &rule.Limit{Named: of.Name != "", Zone: c.zones[of]},
+		rule: &rule.Limit{Named: of.Name != "", Connections: c.connections, Zone: c.zones[of]},
 	}
 	if err := l.setPath(); err != nil {
 		return nil, fmt.Errorf("limit %q: %w", option.Redacted(of.Name), err)
 	}
 	l.copyOptions()
 	for _, set := range []func(*LimitBuilder) error{
-		(*LimitBuilder).setKey, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setFairBy, (*LimitBuilder).setSettlement,
-		(*LimitBuilder).checkTogether, (*LimitBuilder).setLoad, (*LimitBuilder).checkQueue, (*LimitBuilder).setBuckets, (*LimitBuilder).setBans, (*LimitBuilder).setPool, (*LimitBuilder).setConsistency, (*LimitBuilder).addPaths,
+		(*LimitBuilder).setKey, (*LimitBuilder).checkConnections, (*LimitBuilder).setBounds, (*LimitBuilder).setStatus, (*LimitBuilder).setExtra, (*LimitBuilder).setFairBy, (*LimitBuilder).setSettlement,
+		(*LimitBuilder).checkTogether, (*LimitBuilder).setLoad, (*LimitBuilder).checkQueue, (*LimitBuilder).setBuckets, (*LimitBuilder).checkNumbers, (*LimitBuilder).setBans, (*LimitBuilder).setPool, (*LimitBuilder).setConsistency, (*LimitBuilder).addPaths,
 	} {
 		wrong := set(l)
 		if err := cmp.Or(l.err, wrong); err != nil {
@@ -254,6 +255,9 @@ func (l *LimitBuilder) setBounds() error {
 
 // setStatus sets the status of denials.
 func (l *LimitBuilder) setStatus() error {
+	if l.connections {
+		return nil // there are no responses
+	}
 	l.rule.Status = cmp.Or(read(&l.reader, "status", l.Status, option.Integer(400, 599)), http.StatusTooManyRequests)
 	return nil
 }

@@ -15,6 +15,20 @@ type conflict struct {
 
 // conflicts are all of them. They are looked for in this order.
 var conflicts = []conflict{
+	{"cost", inListener, "remove it: each connection counts once"},
+	{"count", inListener, "use it in a limit of requests: connections have no responses"},
+	{"actual_cost", inListener, "use it in a limit of requests: connections have no responses"},
+	{"hold", inListener, "remove it: connections have no responses"},
+	{"status", inListener, "remove it: a connection that is refused gets no response"},
+	{"soft", inListener, "use a larger size: connections can't be marked"},
+	{"speed", inListener, "use it in a limit of requests: responses are paced, not connections"},
+	{"max_delay", inListener, "remove it: connections do not wait"},
+	{"max_waiting", inListener, "remove it: connections do not wait"},
+	{"fair_by", inListener, "remove it: connections do not wait"},
+	{"borrow", inListener, "use a larger size"},
+	{"pool", inListener, "remove it: limits of connections do not borrow"},
+	{"consistency", inListener, "remove it: each instance counts its own connections"},
+
 	{"soft", "concurrency", "use a limit of its own for it"},
 	{"count_denied", "concurrency", "remove it: denied requests are not in progress"},
 	{"hold", "concurrency", "remove it: requests in progress are held in any case"},
@@ -96,6 +110,8 @@ func (l *LimitBuilder) has(with string) bool {
 		cost, err := l.resolve("cost", string(l.Cost))
 		units, use := option.Cost(cost)
 		return err == nil && use == "" && units == 0
+	case inListener:
+		return l.connections
 	case "when_full share":
 		return l.rule.ShareWhenFull
 	}

@@ -32,6 +32,9 @@ func (all NamedLimits) add(name string, l *LimitBuilder, b *rule.Bucket, options
 		first = &namedLimit{l.Limit, options, b, b.Policy, at}
 		all[name] = first
 	}
+	if first.bucket.Limit.Connections != b.Limit.Connections {
+		return first, option.Errorf("name", "%q is the name of a limit of requests and of one of connections; use another for one of them", b.Path)
+	}
 	for i, o := range options {
 		switch earlier := first.options[i]; {
 		case o == earlier || !l.knows(o) || !l.knows(earlier):

@@ -69,7 +69,7 @@ func repeatable(here *Scope, name string) bool {
 	switch here {
 	case BlockScope:
 		return slices.Contains([]string{"limit", "zone", "distributed", "storage", "log_key", "disable_metrics"}, name)
-	case LimitScope:
+	case LimitScope, ListenerScope, listenerLimitScope:
 		return name == "limit"
 	case ZoneScope:
 		return name == "match"

@@ -10,6 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/compile"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/option"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config/redisaddr"
@@ -33,6 +34,10 @@ var (
 	BlockScope = &Scope{"the block of the directive", slices.Concat(config.LimitOptions, config.BlockOptions), nil}
 	LimitScope = &Scope{"a limit", config.LimitOptions, wholeScope}
 	ZoneScope  = &Scope{"a zone", config.CaddyfileNames(new(config.Zone)), wholeScope}
+
+	// Limits of connections, whose block is apart from that of the directive.
+	ListenerScope      = &Scope{"rate_limit in listener_wrappers", slices.Concat(compile.ConnectionOptions, config.CaddyfileNames(new(config.Listener))), nil}
+	listenerLimitScope = &Scope{"a limit in listener_wrappers", compile.ConnectionOptions, ListenerScope}
 
 	autoScope = &Scope{"the block of concurrency auto", config.CaddyfileNames(new(config.Auto)), LimitScope}
 

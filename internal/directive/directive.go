@@ -78,6 +78,7 @@ type limitParser struct {
 	httpcaddyfile.Helper
 	blocks map[*config.Limit]*block
 	names  *blockNames
+	nested *Scope // of limits within others; nil for LimitScope
 }
 
 // check checks a limit once it is compiled, or has the error.
@@ -94,11 +95,17 @@ func (p *limitParser) check(l *config.Limit, d *compile.LimitBuilder, err error)
 // parse parses the block of a limit, which follows head. Only the outermost may have options of the
 // handler; b is nil for nested limits.
 func (p *limitParser) parse(l *config.Limit, b *config.Block, head caddyfile.Token) error {
-	here, parsers := LimitScope, p.parsers(l)
 	if b != nil {
-		here = BlockScope
-		maps.Copy(parsers, p.blockParsers(b))
+		return p.parseIn(BlockScope, l, p.blockParsers(b), head)
 	}
+	return p.parseIn(cmp.Or(p.nested, LimitScope), l, nil, head)
+}
+
+// parseIn parses the block of a limit, which follows head, in a scope that may have more options than those of
+// limits.
+func (p *limitParser) parseIn(here *Scope, l *config.Limit, more map[string]func() error, head caddyfile.Token) error {
+	parsers := p.parsers(l)
+	maps.Copy(parsers, more)
 	var beside []string // the directive
 	if l.Key != "" {
 		beside = append(beside, "key")

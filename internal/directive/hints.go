@@ -200,7 +200,7 @@ var (
 
 // The scopes of hints.
 var (
-	inLimits = []*Scope{LimitScope, BlockScope}
+	inLimits = []*Scope{LimitScope, BlockScope, ListenerScope, listenerLimitScope}
 	inZones  = []*Scope{ZoneScope}
 	inBlocks = []*Scope{LimitScope, BlockScope, ZoneScope}
 	inGlobal = []*Scope{GlobalScope}
@@ -208,7 +208,7 @@ var (
 	inMemory = []*Scope{MemoryScope}
 	inBeside = []*Scope{BesideScope, BesideRateScope, BesideRequestsScope}
 
-	everywhere = []*Scope{LimitScope, BlockScope, ZoneScope, GlobalScope, RedisScope, MemoryScope}
+	everywhere = []*Scope{LimitScope, BlockScope, ListenerScope, listenerLimitScope, ZoneScope, GlobalScope, RedisScope, MemoryScope}
 )
 
 // kinds are the kinds of words in hints. What is in the parentheses of a pattern, if it has any, is
@@ -330,12 +330,26 @@ var Slot = regexp.MustCompile(`<([a-z]+)(\.\.\.)?(?:=([^>]*))?>`)
 func instead(here *Scope, lines [][]string, i int) (use string, taken int) {
 	for j := range Hints {
 		if slices.Contains(Hints[j].In, here) {
-			if use, taken = Hints[j].apply(lines, i); use != "" {
+			if use, taken = Hints[j].apply(lines, i); use != "" && here.knows(use) {
 				return use, taken
 			}
 		}
 	}
 	return "", 0
+}
+
+// knows reports whether what to use can be used in a scope: nothing of requests where there are connections.
+func (s *Scope) knows(use string) bool {
+	if s != ListenerScope && s != listenerLimitScope {
+		return true
+	}
+	for _, line := range quotedLine.FindAllString(use, -1) {
+		name, value, _ := strings.Cut(strings.Trim(line, `"`), " ")
+		if !slices.Contains(s.Options, name) || name == "match" && !strings.Contains(value, "_ip ") || name == "key" && value != "{client_ip}" {
+			return false
+		}
+	}
+	return strings.HasPrefix(use, `"`)
 }
 
 // FirstWords returns the words with which lines begin that h is about, if they are not of a kind.

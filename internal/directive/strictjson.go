@@ -26,6 +26,9 @@ func UnmarshalBlock(text []byte, b *config.Block) error { return unmarshalStrict
 // UnmarshalApp decodes the options of the app, as UnmarshalBlock does those of a block.
 func UnmarshalApp(text []byte, a *config.App) error { return unmarshalStrictly(text, a) }
 
+// UnmarshalListener decodes the options of a listener wrapper, as UnmarshalBlock does those of a block.
+func UnmarshalListener(text []byte, l *config.Listener) error { return unmarshalStrictly(text, l) }
+
 func unmarshalStrictly(text []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -59,6 +62,7 @@ var objects = []object{
 	{reflect.TypeFor[config.Zone](), ZoneScope, "a zone", `"rate_limits": {"<name>": { ... }}`},
 	{reflect.TypeFor[config.Auto](), autoScope, "auto", `"auto": { ... } of a limit`},
 	{reflect.TypeFor[config.Distributed](), DistributedScope, "distributed", `"distributed": { ... } of the handler`},
+	{reflect.TypeFor[config.Listener](), ListenerScope, "the listener wrapper", "the listener wrapper rate_limit"},
 	{reflect.TypeFor[config.App](), GlobalScope, "the app", "the app rate_limit"},
 	{reflect.TypeFor[config.Redis](), RedisScope, "redis", `"redis": { ... } of the app rate_limit`},
 	{reflect.TypeFor[config.Memory](), MemoryScope, "memory", `"memory": { ... } of the app rate_limit`},

@@ -1,7 +1,6 @@
 package rule
 
 import (
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -49,11 +48,14 @@ const (
 // have one name. Stores only know digests of keys.
 type BanList struct {
 	mu   sync.Mutex
-	ends map[BannedKey]time.Time
+	bans map[BannedKey]listedBan
 }
 
+// listedBan is a ban in a list: when it ends, and when this process met it last.
+type listedBan struct{ end, met time.Time }
+
 // NewBanList returns an empty list.
-func NewBanList() *BanList { return &BanList{ends: make(map[BannedKey]time.Time)} }
+func NewBanList() *BanList { return &BanList{bans: make(map[BannedKey]listedBan)} }
 
 // BannedKey is a key that is banned, or the address of a client without one.
 type BannedKey struct {
@@ -67,39 +69,57 @@ func (l *BanList) Note(k BannedKey, left time.Duration) {
 	if len(k.Text) > maxListedKey {
 		return
 	}
-	end := time.Now().Add(left)
+	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, known := l.ends[k]; !known && len(l.ends) >= maxBanList {
+	if _, known := l.bans[k]; !known && len(l.bans) >= maxBanList {
 		var first BannedKey
 		var sooner time.Time
 		sampled := 0
-		for other, end := range l.ends { // from a random one on
-			if sooner.IsZero() || end.Before(sooner) {
-				first, sooner = other, end
+		for other, ban := range l.bans { // from a random one on
+			if sooner.IsZero() || ban.end.Before(sooner) {
+				first, sooner = other, ban.end
 			}
 			if sampled++; sampled == bansSampled {
 				break
 			}
 		}
-		delete(l.ends, first)
+		delete(l.bans, first)
 	}
 	k.Text = strings.Clone(k.Text)
-	l.ends[k] = end
+	l.bans[k] = listedBan{now.Add(left), now}
 }
 
 // Forget removes a key whose ban has ended, unless another one has been noted since.
 func (l *BanList) Forget(k BannedKey, noted time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ends[k].Equal(noted) {
-		delete(l.ends, k)
+	if l.bans[k].end.Equal(noted) {
+		delete(l.bans, k)
 	}
+}
+
+// Lift removes a key whose ban has been lifted.
+func (l *BanList) Lift(k BannedKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.bans, k)
+}
+
+// of returns the ban of a key, or none.
+func (l *BanList) of(k BannedKey) listedBan {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bans[k]
 }
 
 // All returns the keys of the list, and when their bans end, as far as it knows.
 func (l *BanList) All() map[BannedKey]time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return maps.Clone(l.ends)
+	ends := make(map[BannedKey]time.Time, len(l.bans))
+	for k, ban := range l.bans {
+		ends[k] = ban.end
+	}
+	return ends
 }

@@ -201,6 +201,9 @@ func (b *Bucket) addTo(q *Request) error {
 	if err != nil {
 		return err
 	}
+	if !own && b.Limit.Connections {
+		return nil // as on a unix socket, where one client must not keep out the others
+	}
 	ask.Name, ask.Key = b.Name, text
 	// What costs nothing is charged nothing, whatever its response is.
 	ask.DryRun, ask.Hold, ask.Consistency = b.Limit.DryRun, b.Holds && ask.Cost > 0, b.Consistency

@@ -28,12 +28,13 @@ import (
 
 // Limit is a compiled limit. It does not change once its config is loaded.
 type Limit struct {
-	Path     string // of names; empty if the limit has none and only groups others
-	Named    bool   // whether the config names it
-	Key      *key.Key
-	ReadBody int64 // up to which length bodies are read for their fields; 0 if neither it nor a limit within names any
-	Matchers caddyhttp.MatcherSets
-	Match    caddyhttp.RawMatcherSets // the matchers as the config has them, to show
+	Path        string // of names; empty if the limit has none and only groups others
+	Named       bool   // whether the config names it
+	Connections bool   // whether it counts connections, always in this process, and not requests
+	Key         *key.Key
+	ReadBody    int64 // up to which length bodies are read for their fields; 0 if neither it nor a limit within names any
+	Matchers    caddyhttp.MatcherSets
+	Match       caddyhttp.RawMatcherSets // the matchers as the config has them, to show
 
 	Algorithm Algorithm
 	Buckets   []*Bucket // its own, and the bucket of a minimum interval; none if it only groups others

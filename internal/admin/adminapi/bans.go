@@ -65,7 +65,7 @@ func (c *Config) ban(ctx context.Context, query adminjson.BucketQuery, d time.Du
 		return adminjson.Ban{}, err
 	}
 	ban := b.BanOf(&at)
-	if c.Redis == nil {
+	if c.keptHere(b) {
 		err = c.Memory.Ban(ctx, ban, d)
 	} else {
 		c.InUse.Add(1)
@@ -75,7 +75,7 @@ func (c *Config) ban(ctx context.Context, query adminjson.BucketQuery, d time.Du
 	if err != nil && !errors.Is(err, limiter.ErrUnavailable) {
 		return adminjson.Ban{}, err
 	}
-	found, peekErr := c.look(ctx, ban, false)
+	found, peekErr := c.look(ctx, b, ban, false)
 	if peekErr != nil {
 		return adminjson.Ban{}, peekErr
 	}
@@ -95,8 +95,16 @@ func (c *Config) unban(ctx context.Context, query adminjson.BucketQuery) (adminj
 	if err != nil {
 		return adminjson.Ban{}, err
 	}
-	found, err := c.look(ctx, b.BanOf(&at), true)
+	found, err := c.look(ctx, b, b.BanOf(&at), true)
+	if err == nil && found.error == "" {
+		b.liftBan(&at)
+	}
 	return b.banAnswer(at, found, c.scopes(b.Limit.Bans.List)), err
+}
+
+// liftBan has the limit's list of bans forget that of the key of at, which is lifted.
+func (b *bucket) liftBan(at *limiter.Bucket) {
+	b.Limit.Bans.List.Lift(rule.BannedKey{Text: at.Key, Address: at.Name == b.AddressName})
 }
 
 // findBan returns the requested limit, which bans, and a bucket that has the name
@@ -158,7 +166,7 @@ func (c *Config) bans(ctx context.Context, path string) (answer adminjson.Bans, 
 				if key.Address {
 					at.Name = b.AddressName
 				}
-				found, lookErr := c.look(ctx, b.BanOf(&at), false)
+				found, lookErr := c.look(ctx, b, b.BanOf(&at), false)
 				if found.error != "" {
 					found.RetryAfter = max(time.Until(end), 0)
 				}

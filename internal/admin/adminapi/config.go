@@ -19,12 +19,13 @@ import (
 
 // Config is a config that runs, with limits.
 type Config struct {
-	Handlers []rule.Module   // in the order in which they were provisioned
-	OnError  rule.OnError    // unless a handler says otherwise
-	HTTP     *caddyhttp.App  // that has the handlers
-	Memory   *limiter.Memory // the store in this process
-	MaxKeys  int             // of that store
-	Saved    time.Time       // when that store was written to its file, or the zero time
+	Handlers  []rule.Module    // in the order in which they were provisioned
+	Listeners []*rule.Listener // the same
+	OnError   rule.OnError     // unless a handler says otherwise
+	HTTP      *caddyhttp.App   // that has the handlers
+	Memory    *limiter.Memory  // the store in this process
+	MaxKeys   int              // of that store
+	Saved     time.Time        // when that store was written to its file, or the zero time
 
 	Redis *limiter.Redis // the store in Redis; nil without
 	InUse *atomic.Int64  // how many requests use that store, which stays open for them
@@ -33,9 +34,11 @@ type Config struct {
 // bucket is a bucket of a config, and its position there.
 type bucket struct {
 	rule.LocatedBucket
-	module rule.Module
-	index  int    // of the handler
-	title  string // the name by which header fields list it; set by numbered
+	handler *rule.Handler
+	module  rule.Module // of that; nil of connections
+	server  string      // of connections
+	index   int         // of the handler; -1 of connections
+	title   string      // the name by which header fields list it; set by numbered
 }
 
 // buckets returns all buckets of the config, or of none.
@@ -45,8 +48,16 @@ func (c *Config) buckets() iter.Seq[bucket] {
 			return
 		}
 		for i, module := range c.Handlers {
-			for b := range rule.Buckets(module.Compiled().Limits) {
-				if !yield(bucket{LocatedBucket: b, module: module, index: i}) {
+			handler := module.Compiled()
+			for b := range rule.Buckets(handler.Limits) {
+				if !yield(bucket{LocatedBucket: b, handler: handler, module: module, index: i}) {
+					return
+				}
+			}
+		}
+		for _, l := range c.Listeners {
+			for b := range rule.Buckets(l.Limits) {
+				if !yield(bucket{LocatedBucket: b, handler: &l.Handler, server: l.Server, index: -1}) {
 					return
 				}
 			}

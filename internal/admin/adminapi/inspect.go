@@ -106,11 +106,7 @@ func (c *Config) inspectBucket(ctx context.Context, b *bucket, query adminjson.B
 		}
 		return b.loadLevel(at), nil
 	}
-	look := c.look
-	if b.Limit.Pace != nil {
-		look = c.lookHere
-	}
-	found, err := look(ctx, at, reset)
+	found, err := c.look(ctx, b, at, reset)
 	if err != nil {
 		return adminjson.Level{}, err
 	}
@@ -118,7 +114,10 @@ func (c *Config) inspectBucket(ctx context.Context, b *bucket, query adminjson.B
 	if b.Limit.Bans == nil {
 		return answer, nil
 	}
-	ban, err := c.look(ctx, b.BanOf(&at), reset)
+	ban, err := c.look(ctx, b, b.BanOf(&at), reset)
+	if reset && err == nil && ban.error == "" {
+		b.liftBan(&at)
+	}
 	if answer.Banned = option.Seconds(ban.RetryAfter); answer.Banned > 0 && answer.Size != nil {
 		*answer.Remaining, *answer.RetryAfter = 0, max(*answer.RetryAfter, answer.Banned)
 	}
@@ -148,10 +147,15 @@ type found struct {
 	error string          // why Redis did not answer, so that Level is from this process
 }
 
-// look looks at a bucket, or empties it, in the store of the config. If Redis does not
+// keptHere reports whether the buckets of b are kept in this process.
+func (c *Config) keptHere(b *bucket) bool {
+	return c.Redis == nil || b.Limit.Pace != nil || b.Limit.Connections
+}
+
+// look looks at a bucket of b or its ban, or empties it, in the store that has it. If Redis does not
 // answer, it does so in this process alone.
-func (c *Config) look(ctx context.Context, at limiter.Bucket, reset bool) (f found, err error) {
-	if c.Redis == nil {
+func (c *Config) look(ctx context.Context, b *bucket, at limiter.Bucket, reset bool) (f found, err error) {
+	if c.keptHere(b) {
 		return c.lookHere(ctx, at, reset)
 	}
 

@@ -146,7 +146,7 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 	}
 	for _, b := range c.numbered() {
 		answer := b.answer(c.MaxKeys)
-		answer.Scope = b.scope(around[b.module].Site())
+		answer.Scope = b.scope(around)
 		answer.Buckets = held[b.Name] + held[b.AddressName]
 		counts := counted.Results(b.Policy.Counters)
 		answer.Results = newResults(&counts)
@@ -157,13 +157,13 @@ func (c *Config) limits(counted *telemetry.Process) []adminjson.Limit {
 
 // answer returns what b's config says of it, given the maximum number of buckets of all limits.
 func (b bucket) answer(maxKeys int) adminjson.Limit {
-	l, handler := b.Limit, b.module.Compiled()
+	l, handler := b.Limit, b.handler
 	answer := adminjson.Limit{
 		Numbers: Numbers(b.Bucket),
 		Path:    b.Path, Name: b.title, Handler: b.index, Off: b.Off, Cost: shownCost(b.Bucket),
 		Key: l.Key.String(), IPv4Prefix: l.Key.Prefixes.IPv4, IPv6Prefix: l.Key.Prefixes.IPv6,
 		MaxKeys: l.MaxKeysOf(maxKeys), WhenFull: l.WhenFull(), TrackTop: l.TrackTop,
-		Accounting: string(handler.Accounting), OnError: string(handler.OnError),
+		Accounting: string(handler.Accounting), OnError: string(handler.OnError), Connections: l.Connections,
 	}
 	for _, outer := range b.Around {
 		answer.Parent = cmp.Or(outer.Path, answer.Parent)
@@ -171,8 +171,12 @@ func (b bucket) answer(maxKeys int) adminjson.Limit {
 	return answer
 }
 
-// scope returns which requests b's limit applies to, given the position of its handler.
-func (b bucket) scope(site routes.Site) adminjson.Scope {
+// scope returns which requests or connections b's limit applies to, given the positions of handlers.
+func (b bucket) scope(around map[rule.Module]*routes.Around) adminjson.Scope {
+	site := routes.Site{Server: b.server}
+	if b.module != nil {
+		site = around[b.module].Site()
+	}
 	scope := adminjson.Scope{Server: site.Server, Hosts: site.Hosts, Match: b.Limit.Match, RouteMatches: site.Matches}
 	for _, outer := range b.Around {
 		if outer.Match != nil {
@@ -187,7 +191,7 @@ func (c *Config) scopes(bans *rule.BanList) (scopes []adminjson.Scope) {
 	_, around := routes.Arounds[rule.Module](c.HTTP)
 	for _, b := range c.numbered() {
 		if b.IsMain() && b.Limit.Bans != nil && b.Limit.Bans.List == bans {
-			scopes = append(scopes, b.scope(around[b.module].Site()))
+			scopes = append(scopes, b.scope(around))
 		}
 	}
 	return scopes

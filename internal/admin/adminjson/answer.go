@@ -147,7 +147,9 @@ type Limit struct {
 	Path    string `json:"path"`
 	Name    string `json:"name"` // the path and, of several limits without a name, the number, as in header fields
 	Parent  string `json:"parent,omitempty"`
-	Handler int    `json:"handler"` // counted from 0
+	Handler int    `json:"handler"` // counted from 0; -1 of limits of connections
+
+	Connections bool `json:"connections,omitempty"` // whether it counts connections, and not requests
 
 	Scope
 	Numbers
