@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -1195,5 +1196,72 @@ func TestHoldCountsEachUnitOnce(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestHeldUnitsKeepTheirLimit guards that units that are held count as long as they are, although nothing else of their
+// limit is left and tables are swept; that Usage tells how many there are; and that they concern no other limit.
+func TestHeldUnitsKeepTheirLimit(t *testing.T) {
+	t.Parallel()
+	var now time.Duration
+	m := NewMemoryWithClock(func() time.Duration { return now })
+	open := Bucket{Name: "open", Key: "a", Limit: Concurrency(2), Cost: 1, Hold: true}
+	other := Bucket{Name: "other", Key: "a", Limit: PerSecond(1), Cost: 1}
+	held := func() int64 {
+		for _, u := range m.Usage() {
+			if u.Name == "open" {
+				return u.Held
+			}
+		}
+		return 0
+	}
+	var holding []*Held
+	for i, denied := range []bool{false, false, true} {
+		now += time.Hour
+		for range 3 * sweepSteps {
+			now += sweepEvery * time.Microsecond
+			m.Sweep()
+		}
+		h := new(Held)
+		got, err := m.Take(t.Context(), Request{Buckets: []Bucket{open}, Held: h}, nil)
+		if err != nil || got[0].Denied != denied {
+			t.Fatalf("%d: got %+v, %v", i, got, err)
+		}
+		holding = append(holding, h)
+		if got, err := m.Take(t.Context(), Request{Buckets: []Bucket{other}}, nil); err != nil || got[0].Denied {
+			t.Errorf("%d: another limit: got %+v, %v", i, got, err)
+		}
+	}
+	if n := held(); n != 2 {
+		t.Errorf("%d are held", n)
+	}
+	for _, h := range holding {
+		h.Settle(0, 0)
+	}
+	if n := held(); n != 0 || len(m.holding.units) > 0 {
+		t.Errorf("%d are held, although nothing is", n)
+	}
+}
+
+// BenchmarkTakeBesideHeld measures decisions on a limit with a rate while units of another limit are held, as of
+// connections, or none are.
+func BenchmarkTakeBesideHeld(b *testing.B) {
+	for _, connections := range []int{0, 1000} {
+		b.Run(strconv.Itoa(connections), func(b *testing.B) {
+			m := NewMemory()
+			for i := range connections {
+				open := Bucket{Name: "open", Key: strconv.Itoa(i), Limit: Concurrency(2), Cost: 1, Hold: true}
+				if _, err := m.Take(b.Context(), Request{Buckets: []Bucket{open}, Held: new(Held)}, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			limit := Bucket{Name: "rate", Key: "203.0.113.7", Limit: PerSecond(1_000_000), Cost: 1}
+			req, decisions := Request{Buckets: []Bucket{limit}}, make([]Decision, 0, 1)
+			for b.Loop() {
+				if _, err := m.Take(b.Context(), req, decisions); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -2,15 +2,10 @@ package limiter
 
 import "github.com/seed-387a6c65/caddy-ratelimit/internal/bucket"
 
-// anyHeld reports whether there may be requests that hold units: here, or in servers if
-// their store has been replaced by m.
-func (m *Memory) anyHeld() bool {
-	return m.holding.buckets.Load() != 0 || m.queries.Load() != 0
-}
-
 // hold has h settle what p's bucket, the i-th of req, now holds.
 func (m *Memory) hold(req Request, i int, p *location) {
-	h := &heldHere{m, req.Buckets[i]}
+	h := &heldHere{m, p.partition, req.Buckets[i]}
+	h.in.holds.Add(h.Cost)
 	m.holding.add(p.hash, h.Cost)
 	req.Held.hold(i, req.Buckets, h)
 }
@@ -18,11 +13,15 @@ func (m *Memory) hold(req Request, i int, p *location) {
 // heldHere is a bucket of which a request holds its cost in a Memory.
 type heldHere struct {
 	memory *Memory
+	in     *partition
 	Bucket
 }
 
 // settle implements holder.
-func (h *heldHere) settle(charge int64) { h.memory.settleHeld(h.Bucket, charge) }
+func (h *heldHere) settle(charge int64) {
+	h.memory.settleHeld(h.Bucket, charge)
+	h.in.holds.Add(-h.Cost)
+}
 
 // chargeLater implements charger.
 func (m *Memory) chargeLater(b Bucket, n int64) {

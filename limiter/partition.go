@@ -84,6 +84,7 @@ type partition struct {
 	marks   [tables]tableMark
 
 	largest atomic.Int64 // the largest Size that a fallback has met
+	holds   atomic.Int64 // units that are held of its buckets; it stays in the directory while there are any
 
 	_    [64]byte // what is above is only read
 	held atomic.Int64

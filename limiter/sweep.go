@@ -19,7 +19,7 @@ func (m *Memory) drop(p *partition) {
 		p.tables[i].mu.Lock()
 		empty = empty && p.tables[i].used == 0
 	}
-	if empty && !p.dead {
+	if empty && p.holds.Load() == 0 && !p.dead {
 		p.dead = true
 		old := m.directory.Load()
 		all := slices.DeleteFunc(slices.Clone(old.all), func(q *partition) bool { return q == p })
@@ -53,6 +53,9 @@ type LimitUsage struct {
 
 	// The number of requests decided on a shared bucket since the Memory was made.
 	Shared uint64
+
+	// The number of units that requests hold, see Bucket.Hold.
+	Held int64
 }
 
 // Usage returns the usage of each limit that has, or has had, buckets, sorted by
@@ -60,6 +63,10 @@ type LimitUsage struct {
 func (m *Memory) Usage() []LimitUsage {
 	d := m.directory.Load()
 	limits := make([]LimitUsage, 0, len(d.usages)+1)
+	held := make(map[*usage]int64)
+	for _, p := range d.all {
+		held[p.usage] += p.holds.Load()
+	}
 	add := func(u *usage) {
 		limits = append(limits, LimitUsage{
 			Name:      u.name,
@@ -67,6 +74,7 @@ func (m *Memory) Usage() []LimitUsage {
 			MaxKeys:   int(m.room(u)),
 			Forgotten: u.forgotten.Load(),
 			Shared:    u.onShared.Load(),
+			Held:      held[u],
 		})
 	}
 	for _, u := range d.usages {

@@ -30,10 +30,11 @@ func (m *Memory) Take(_ context.Context, req Request, dst []Decision) ([]Decisio
 
 // decide decides req, which is valid, and appends the Decisions to dst.
 func (m *Memory) decide(req Request, dst []Decision) []Decision {
-	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.of().KeepsEntries() && !req.Buckets[0].Hold && !m.anyHeld() {
+	if len(req.Buckets) == 1 && !req.Buckets[0].Limit.of().KeepsEntries() && !req.Buckets[0].Hold && m.queries.Load() == 0 {
 		b := &req.Buckets[0]
-		s, denied := m.takeOne(b)
-		return b.decision(s, denied, DecidedByMemory, dst)
+		if s, denied, ok := m.takeOne(b); ok {
+			return b.decision(s, denied, DecidedByMemory, dst)
+		}
 	}
 	w := scratches.Get().(*scratch)
 	w.outcomes = m.take(w, req, w.outcomes, nil)
@@ -43,9 +44,13 @@ func (m *Memory) decide(req Request, dst []Decision) []Decision {
 }
 
 // takeOne decides a request on b alone, as take would, and returns the level. Most requests are of this kind, for a bucket that
-// already exists: that bucket is read and written in place.
-func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
+// already exists: that bucket is read and written in place. ok is false, and nothing done, if requests hold
+// units of any bucket of b's limit.
+func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied, ok bool) {
 	part, hash := m.locate(b)
+	if part.holds.Load() != 0 {
+		return left, false, false
+	}
 	t := &part.tables[hash%tables]
 	t.mu.Lock()
 	// Read the clock first, so that the processor can fetch the bucket meanwhile.
@@ -79,7 +84,7 @@ func (m *Memory) takeOne(b *Bucket) (left bucket.Ahead, denied bool) {
 		}
 	}
 	m.sweep(now)
-	return s.Ahead(now), denied
+	return s.Ahead(now), denied, true
 }
 
 // standIn says how to decide in place of an original, see fallback.go. What that may still
@@ -100,7 +105,6 @@ type taking struct {
 	inFlight  []int64  // for each bucket, the units that originals may still admit; empty if there are none
 	as        *standIn // nil if the Memory is a Store of its own
 	now       int64
-	anyHeld   bool // whether requests hold units of any bucket here
 	pools     lending
 	admitted  bool
 }
@@ -111,7 +115,6 @@ type taking struct {
 func (m *Memory) take(w *scratch, req Request, dst []outcome, as *standIn) []outcome {
 	m.lockBuckets(w, req, as)
 	t := taking{m: m, req: req, locations: w.locations, inFlight: w.inFlight, as: as, now: m.clock().Microseconds()}
-	t.anyHeld = m.holding.buckets.Load() != 0
 	t.admitted = as == nil || !as.denied
 	for i := range t.locations {
 		p, b := &t.locations[i], &req.Buckets[i]
@@ -213,7 +216,7 @@ func (t *taking) look(p *location, b *Bucket, i int) {
 			t.m.openEntries(p, b, t.now)
 		}
 	}
-	if t.anyHeld {
+	if p.partition.holds.Load() != 0 {
 		p.inFlight = t.m.holding.of(p.hash)
 	}
 	if len(t.inFlight) > 0 {
