@@ -266,7 +266,7 @@ func (a *App) activate() {
 // around its limits are known: one line for each limit. The command check says the same, and more.
 func (a *App) warnUnintended() {
 	reported := make(map[string]bool)
-	for _, found := range advice.On(advice.Config{HTTP: a.http(), Redis: a.stores.Redis != nil, Ignored: a.IgnoreAdvice}) {
+	for _, found := range advice.On(advice.Config{HTTP: a.http(), Listeners: a.listeners, Redis: a.stores.Redis != nil, Ignored: a.IgnoreAdvice}) {
 		if about := found.About(); found.Kind.OnLoad() && !found.Inherited && !reported[about] {
 			reported[about] = true
 			a.logger.Warn("this "+found.Of+" probably does not do what was intended", zap.String(found.Of, found.Name),

@@ -40,7 +40,7 @@ func TestCaddyWebsite(t *testing.T) {
 		}
 	}
 	slices.Sort(ids)
-	if want := []string{"admin.api.rate_limit", "http.handlers.rate_limit", "rate_limit"}; !slices.Equal(ids, want) {
+	if want := []string{"admin.api.rate_limit", "caddy.listeners.rate_limit", "http.handlers.rate_limit", "rate_limit"}; !slices.Equal(ids, want) {
 		t.Errorf("found modules %q, want %q", ids, want)
 	}
 	if options < len(config.LimitOptions)+len(config.BlockOptions) {

@@ -49,10 +49,11 @@ func (a Advice) MarshalJSON() ([]byte, error) {
 
 // Config is what advice is given on.
 type Config struct {
-	HTTP    *caddyhttp.App        // provisioned; nil if there is none
-	Redis   bool                  // whether buckets are kept in Redis
-	Servers *limiter.RedisOptions // of that; nil if they are not known
-	Ignored []string              // the kinds that are not reported
+	HTTP      *caddyhttp.App        // provisioned; nil if there is none
+	Listeners []*rule.Listener      // of its servers
+	Redis     bool                  // whether buckets are kept in Redis
+	Servers   *limiter.RedisOptions // of that; nil if they are not known
+	Ignored   []string              // the kinds that are not reported
 }
 
 // collector collects advice.
@@ -61,9 +62,10 @@ type collector struct {
 	order  []rule.Module // in the order of the config
 	around map[rule.Module]*routes.Around
 
-	module rule.Module        // that is looked at
-	flawed map[[2]string]bool // by limit and placeholder, what has advice
-	found  []Advice
+	module   rule.Module        // that is looked at
+	listener *rule.Listener     // the same; one of both, or none
+	flawed   map[[2]string]bool // by limit and placeholder, what has advice
+	found    []Advice
 }
 
 // each looks at all modules.
@@ -79,6 +81,9 @@ func (c *collector) add(a Advice) {
 	ignored := c.Ignored
 	if c.module != nil {
 		ignored = slices.Concat(c.module.Compiled().IgnoredAdvice, ignored)
+	}
+	if c.listener != nil {
+		ignored = slices.Concat(c.listener.IgnoredAdvice, ignored)
 	}
 	given := slices.ContainsFunc(c.found, func(b Advice) bool { return a.About() == b.About() && a.Problem == b.Problem && a.Remedy == b.Remedy })
 	if !given && !slices.Contains(ignored, a.Kind.String()) {
@@ -128,6 +133,10 @@ func On(config Config) []Advice {
 	c.each(c.encoded)
 	c.each(c.unavailable)
 	c.module = nil
+	for _, c.listener = range c.Listeners {
+		c.connections(c.listener)
+	}
+	c.listener = nil
 	c.open()
 	return c.found
 }

@@ -38,6 +38,10 @@ func TestRemedies(t *testing.T) {
 	cookies := []string{"/|Cookie: id=1", "/|Cookie: id=2", "/|Cookie: id=3", "/|Cookie: id=4", "/|Cookie: id=5"}
 	times := func(n int, request string) []string { return slices.Repeat([]string{request}, n) }
 
+	const trusting = "trusted_proxies static 127.0.0.0/8\ntrusted_proxies_strict\n"
+	connections := func(server, wrappers string) string {
+		return "servers {\n" + server + "listener_wrappers {\n" + wrappers + "\n}\n}\n"
+	}
 	covered := make(map[advice.Kind]bool)
 	for _, tc := range []struct {
 		name   string
@@ -254,6 +258,29 @@ func TestRemedies(t *testing.T) {
 		{"denials while redis is down", advice.Unavailable, "on_error fallback", [2]sitetest.Config{
 			{Global: "rate_limit {\nredis 127.0.0.1:1\non_error deny\n}", Site: limit("") + end}, {Global: "rate_limit {\nredis 127.0.0.1:1\non_error fallback\n}", Site: limit("") + end},
 		}, times(3, "/"), [2]string{"503 503 503", "200 200 429"}},
+		{"connections of proxies", advice.ConnectionsOfProxy, "match not remote_ip", [2]sitetest.Config{
+			{Global: connections(trusting, "rate_limit 1000/s"), Site: "respond ok"}, {Global: connections(trusting, "rate_limit 1000/s {\nmatch not remote_ip 127.0.0.0/8\n}"), Site: "respond ok"},
+		}, nil, [2]string{}},
+		{"connections before the PROXY protocol", advice.ConnectionsOfProxy, "between proxy_protocol and tls", [2]sitetest.Config{
+			{Global: connections("", "rate_limit 1000/s\nproxy_protocol"), Site: "respond ok"},
+			{Global: connections("", "proxy_protocol\nrate_limit 1000/s") + "# between proxy_protocol and tls\n", Site: "respond ok"},
+		}, nil, [2]string{}},
+		{"connections behind a proxy on this host", advice.ProxyUntrusted, "proxy_protocol", [2]sitetest.Config{
+			{Global: connections("", "rate_limit 1000/s"), Site: "bind 127.0.0.1\nrespond ok"},
+			{Global: connections("", "proxy_protocol\nrate_limit 1000/s"), Site: "bind 127.0.0.1\nrespond ok"},
+		}, nil, [2]string{}},
+		{"few connections for all", advice.ConnectionsOfAll, "{client_ip}", [2]sitetest.Config{
+			{Global: connections("", "proxy_protocol\nrate_limit {\nkey all\nconcurrency 100\n}"), Site: "respond ok"},
+			{Global: connections("", "proxy_protocol\nrate_limit {\nkey {client_ip}\nconcurrency 100\n}"), Site: "respond ok"},
+		}, nil, [2]string{}},
+		{"many addresses of a host", advice.AddressMany, "ipv6_prefix", [2]sitetest.Config{
+			{Global: connections("", "proxy_protocol\nrate_limit {\nipv6_prefix 128\nconcurrency 100\n}"), Site: "respond ok"},
+			{Global: connections("", "proxy_protocol\nrate_limit {\nconcurrency 100 # without ipv6_prefix\n}"), Site: "respond ok"},
+		}, nil, [2]string{}},
+		{"attempts that do not count", advice.AttemptsUncounted, "accounting each", [2]sitetest.Config{
+			{Global: connections("", "proxy_protocol\nrate_limit {\nlimit open {\nconcurrency 100\n}\nlimit new {\nrate 1000/s\nban 1m\n}\n}"), Site: "respond ok"},
+			{Global: connections("", "proxy_protocol\nrate_limit {\nlimit open {\nconcurrency 100\n}\nlimit new {\nrate 1000/s\nban 1m\n}\naccounting each\n}"), Site: "respond ok"},
+		}, nil, [2]string{}},
 		{"redis without a password", advice.RedisOpen, "password", [2]sitetest.Config{
 			{Global: "rate_limit {\nredis 192.0.2.1\n}", Site: limit("") + end}, {Global: "rate_limit {\nredis 192.0.2.1 {\npassword secret\n}\n}", Site: limit("") + end},
 		}, nil, [2]string{}},

@@ -48,8 +48,7 @@ func banning(limits []*Limit, path string) *Bucket {
 
 // isAddress reports whether the keys of l are addresses.
 func isAddress(l *Limit) bool {
-	k := l.Key.Template()
-	return len(k) == 1 && (k.Has(placeholder.ClientIP) || k.Has(placeholder.RemoteHost))
+	return len(l.Key.Parts) == 1 && (l.Key.Has(placeholder.ClientIP) || l.Key.Has(placeholder.RemoteHost))
 }
 
 // refusedBy returns the path of the limit of requests that bans an address, or "", and counts that.

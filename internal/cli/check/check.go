@@ -14,6 +14,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/offline"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/terminal"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/key/keytext"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 )
 
 // Command returns the command check.
@@ -84,12 +85,17 @@ func Advice(d *offline.Config) []advice.Advice { return newChecker(d).Advice }
 
 // newChecker returns the advice that can be given on the config alone.
 func newChecker(d *offline.Config) *checker {
-	about := advice.Config{HTTP: d.HTTP, Redis: d.Redis != nil, Ignored: d.Ignored}
+	about := advice.Config{HTTP: d.HTTP, Listeners: d.Listeners, Redis: d.Redis != nil, Ignored: d.Ignored}
 	if opt, err := d.RedisOptions(); err == nil && about.Redis { // Validate returns the error
 		about.Servers = &opt
 	}
 	c := &checker{Config: d, Advice: append([]advice.Advice{}, advice.On(about)...), Notes: append([]string{}, d.Warnings...)}
-	limited := slices.ContainsFunc(c.Servers, func(s *offline.Server) bool { return len(s.Handlers) > 0 })
+	for _, s := range c.Servers {
+		if slices.ContainsFunc(d.Listeners, func(l *rule.Listener) bool { return l.Server == s.Name }) && s.SpeaksHTTP3() {
+			c.Notes = append(c.Notes, "Server "+s.Name+" speaks HTTP/3, which has no connections that limits in listener_wrappers see.")
+		}
+	}
+	limited := len(d.Listeners) > 0 || slices.ContainsFunc(c.Servers, func(s *offline.Server) bool { return len(s.Handlers) > 0 })
 	if !limited && len(c.Notes) == 0 {
 		c.Notes = append(c.Notes, "The config has no limits.")
 	}

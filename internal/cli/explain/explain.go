@@ -79,6 +79,8 @@ type explainedLimit struct {
 	NoKey bool   `json:"no_key,omitempty"` // it has none, so the key is the client's address
 	Cost  int64  `json:"cost"`
 
+	Connection bool `json:"connection,omitempty"` // whether it is the connection that meets it
+
 	adminjson.Numbers // a period's window is as long as it is now
 }
 
@@ -200,6 +202,7 @@ func explain(d *offline.Config, req offline.Request) (*explanation, error) {
 		return e, nil
 	}
 	x := &explainer{explanation: e, reached: make(map[*offline.Handler]bool), chosen: make(map[string]bool)}
+	x.connect(d, req)
 	x.watch(s)
 	if _, err := s.Serve(req, x.visit); err != nil {
 		x.refuse(err)
@@ -303,6 +306,24 @@ func (x *explainer) visit(h *offline.Handler, r *http.Request) bool {
 	return true
 }
 
+// connect explains the limits of the request's connection, if it opens one.
+func (x *explainer) connect(d *offline.Config, req offline.Request) {
+	from, _ := netip.ParseAddrPort(req.RemoteAddr) // it is valid
+	for _, l := range d.Listeners {
+		if l.Server != x.Server {
+			continue
+		}
+		h := &offline.Handler{Handler: &l.Handler}
+		for b := range rule.Buckets(l.Limits) {
+			h.Buckets = append(h.Buckets, &offline.Limit{LocatedBucket: b})
+		}
+		x.visit(h, rule.ConnectionFrom(from.Addr().Unmap().WithZone("").String()))
+	}
+	for i := range x.Limits {
+		x.Limits[i].Connection = true
+	}
+}
+
 // addMet adds a limit that the request meets.
 func (x *explainer) addMet(l *offline.Limit, e *rule.Entry) {
 	numbers := e.Query.Limit
@@ -383,7 +404,11 @@ func (e *explanation) print(w io.Writer) {
 			if l.NoKey {
 				key += " (no key)"
 			}
-			met.Add(false, l.Limit, key, l.Cost, l.Algorithm, terminal.Number(adminjson.Number(l.Size)), l.Pace(), strings.Join(l.NonDefault(), ", "))
+			name := l.Limit
+			if l.Connection {
+				name += " (connection)"
+			}
+			met.Add(false, name, key, l.Cost, l.Algorithm, terminal.Number(adminjson.Number(l.Size)), l.Pace(), strings.Join(l.NonDefault(), ", "))
 		}
 		met.DropEmpty()
 		fmt.Fprintln(w)

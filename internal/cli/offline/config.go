@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/cli/command"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/config"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
@@ -27,6 +28,9 @@ type Config struct {
 	MaxKeys int       // of all limits together
 	Ignored []string  // the kinds of advice that are not given of any limit
 	Redis   Redis     // as configured, though it is not used; nil without
+
+	// The listener wrappers of this module, like HTTP.
+	Listeners []*rule.Listener
 
 	// What differs from the config as Caddy would run it, one sentence each.
 	Warnings []string
@@ -179,12 +183,12 @@ func (d *Config) compile(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	d.MaxKeys = own.(telemetry.App).Compiled().MaxKeys
 	app, err := ctx.App("http")
 	if err != nil {
 		return err
 	}
 	d.HTTP = app.(*caddyhttp.App)
+	d.MaxKeys, d.Listeners = own.(ownApp).Compiled().MaxKeys, own.(ownApp).Listeners()
 	for _, s := range d.Servers {
 		s.server = d.HTTP.Servers[s.Name]
 	}
@@ -219,7 +223,20 @@ func (d *Config) Validate() error {
 	if app, err := ctx.AppIfConfigured("http"); err == nil {
 		d.HTTP = app.(*caddyhttp.App)
 	}
+	if app, err := ctx.AppIfConfigured(moduleName); err == nil {
+		d.Listeners = app.(ownApp).Listeners()
+		return app.(ownApp).Link()
+	}
 	return nil
+}
+
+// ownApp is the app of this module, which is a type of the root package.
+type ownApp interface {
+	telemetry.App
+
+	// Listeners returns what limits connections, and Link returns an error if bans are unknown that it names.
+	Listeners() []*rule.Listener
+	Link() error
 }
 
 // discardWriters has the logs of a config written nowhere. It returns an error if Caddy
@@ -293,6 +310,9 @@ func (s *Server) cut(d *Config) (map[string]json.RawMessage, error) {
 			d.warn("Server %s: the addresses of trusted_proxies %s are not looked up, so the client's address is the one of the connection.", s.Name, module.Source)
 		}
 	}
+	if own := s.ownWrappers(); len(own) > 0 {
+		kept["listener_wrappers"] = marshal(own)
+	}
 	c := cutter{Config: d, server: s.Name, named: s.named, limited: make(map[string]bool)}
 	for name := range s.named {
 		c.limited[name] = c.isLimited(name)
@@ -310,6 +330,19 @@ func (s *Server) cut(d *Config) (map[string]json.RawMessage, error) {
 		kept["named_routes"], _ = json.Marshal(s.named)
 	}
 	return kept, c.err
+}
+
+// ownWrappers returns those of the listener wrappers that limit connections.
+func (s *Server) ownWrappers() (own []map[string]json.RawMessage) {
+	_ = json.Unmarshal(s.raw["listener_wrappers"], &own) // if it is invalid, there are none
+	return slices.DeleteFunc(own, func(w map[string]json.RawMessage) bool { return stringIn(w, "wrapper") != moduleName })
+}
+
+// SpeaksHTTP3 reports whether the server serves HTTP/3.
+func (s *Server) SpeaksHTTP3() bool {
+	var protocols []string
+	_ = json.Unmarshal(s.raw["protocols"], &protocols)
+	return s.TLS && (len(protocols) == 0 || slices.Contains(protocols, "h3"))
 }
 
 // rawRoute is a route in JSON.
