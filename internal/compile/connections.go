@@ -62,8 +62,15 @@ func (l *LimitBuilder) checkConnections() error {
 
 // checkNumbers returns an error if the numbers of a limit of connections depend on requests.
 func (l *LimitBuilder) checkNumbers() error {
+	if !l.connections {
+		return nil
+	}
+	depends := func(dynamic bool, name, text string) bool {
+		return dynamic && l.knows(option.Setting{Option: name, Text: text})
+	}
 	for _, b := range l.rule.Buckets {
-		if l.connections && (b.SizeIsDynamic() || b.Rate.IsDynamic() || b.Drip.IsDynamic()) {
+		if depends(b.Size.IsDynamic(), "size", b.Size.String()) || depends(b.Factor.IsDynamic(), "factor", b.Factor.String()) ||
+			depends(b.Rate.IsDynamic(), "drip_rate", b.Rate.String()) || depends(b.Drip.IsDynamic(), "drip_size", b.Drip.String()) {
 			return errors.New("its numbers have placeholders that have no value before there is a request; use numbers, or {env.*}")
 		}
 	}

@@ -128,6 +128,9 @@ func (l *LimitBuilder) setGroup() error {
 			return option.Needs(o.Name, set.Text, "a size")
 		}
 	}
+	if l.Limits.IsZero() && l.connections {
+		return errors.New("it sets no limit; use rate, size, max, min_interval, concurrency, nested limits or banned")
+	}
 	if l.Limits.IsZero() {
 		return errors.New("it sets no limit; use rate, size, speed, max, min_interval, concurrency or nested limits")
 	}

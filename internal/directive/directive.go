@@ -123,7 +123,13 @@ func (p *limitParser) parsers(l *config.Limit) map[string]func() error {
 	parsers["concurrency"] = func() error { return p.parseConcurrency(l) }
 	parsers["count"] = func() (err error) { l.Count, err = parseResponses(p.Dispenser, "count"); return err }
 	parsers["clear"] = func() (err error) { l.Clear, err = parseResponses(p.Dispenser, "clear"); return err }
-	parsers["match"] = func() (err error) { l.MatcherSetsRaw, err = parseMatch(p.Helper); return err }
+	parsers["match"] = func() (err error) {
+		if args := nextArgs(p.Dispenser); p.nested != nil && slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "@") }) {
+			return p.WrapErr(option.Bad("match", strings.Join(args, " "), "what it stands for, such as match remote_ip 10.0.0.0/8: sites have named matchers, not servers"))
+		}
+		l.MatcherSetsRaw, err = parseMatch(p.Helper)
+		return err
+	}
 	parsers["limit"] = func() error { return p.parseNested(l) }
 	return parsers
 }

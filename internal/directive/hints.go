@@ -200,7 +200,7 @@ var (
 
 // The scopes of hints.
 var (
-	inLimits = []*Scope{LimitScope, BlockScope, ListenerScope, listenerLimitScope}
+	inLimits = []*Scope{LimitScope, BlockScope}
 	inZones  = []*Scope{ZoneScope}
 	inBlocks = []*Scope{LimitScope, BlockScope, ZoneScope}
 	inGlobal = []*Scope{GlobalScope}
@@ -208,7 +208,7 @@ var (
 	inMemory = []*Scope{MemoryScope}
 	inBeside = []*Scope{BesideScope, BesideRateScope, BesideRequestsScope}
 
-	everywhere = []*Scope{LimitScope, BlockScope, ListenerScope, listenerLimitScope, ZoneScope, GlobalScope, RedisScope, MemoryScope}
+	everywhere = []*Scope{LimitScope, BlockScope, ZoneScope, GlobalScope, RedisScope, MemoryScope}
 )
 
 // kinds are the kinds of words in hints. What is in the parentheses of a pattern, if it has any, is
@@ -328,8 +328,12 @@ var Slot = regexp.MustCompile(`<([a-z]+)(\.\.\.)?(?:=([^>]*))?>`)
 // instead returns what to write in a scope instead of one of the lines of a block, or of this and others, and
 // how many words that takes. It returns "" if that is not known.
 func instead(here *Scope, lines [][]string, i int) (use string, taken int) {
+	of := here
+	if here.isOfConnections() {
+		of = LimitScope
+	}
 	for j := range Hints {
-		if slices.Contains(Hints[j].In, here) {
+		if slices.Contains(Hints[j].In, of) {
 			if use, taken = Hints[j].apply(lines, i); use != "" && here.knows(use) {
 				return use, taken
 			}
@@ -338,9 +342,12 @@ func instead(here *Scope, lines [][]string, i int) (use string, taken int) {
 	return "", 0
 }
 
+// isOfConnections reports whether the limits in a scope are of connections.
+func (s *Scope) isOfConnections() bool { return s == ListenerScope || s == listenerLimitScope }
+
 // knows reports whether what to use can be used in a scope: nothing of requests where there are connections.
 func (s *Scope) knows(use string) bool {
-	if s != ListenerScope && s != listenerLimitScope {
+	if !s.isOfConnections() {
 		return true
 	}
 	for _, line := range quotedLine.FindAllString(use, -1) {

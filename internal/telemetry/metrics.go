@@ -75,6 +75,8 @@ var (
 		"Requests for which the limit had no room, but its pool did.", "limit")
 	unclearDesc = newDesc("unclear_total",
 		"Requests whose field in the key was unclear, which share one bucket.", "limit")
+	openDesc = newDesc("open_connections",
+		"Connections that are open now, at a limit of connections with concurrency.", "limit")
 	leasedDesc = newDesc("lease_units_total",
 		"Units of consistency lease that Redis granted, and that were used. The rest have expired.",
 		"limit", "result")
@@ -244,6 +246,7 @@ func (out metricsWriter) limits(configs []*running) {
 		sum := usages[limitPath(u.Name)]
 		usages[limitPath(u.Name)] = limiter.LimitUsage{
 			Buckets: sum.Buckets + u.Buckets, MaxKeys: sum.MaxKeys + u.MaxKeys, Forgotten: sum.Forgotten + u.Forgotten, Shared: sum.Shared + u.Shared,
+			Held: sum.Held + u.Held,
 		}
 	}
 	for _, l := range newest.leases() {
@@ -276,6 +279,9 @@ func (out metricsWriter) limits(configs []*running) {
 			out.gauge(waitingDesc, waiting.Requests, path)
 			out.gauge(waitingClientsDesc, waiting.Clients, path)
 		}
+		if l.Policies.Has(Open) {
+			out.gauge(openDesc, int(usages[path].Held), path)
+		}
 		out.gauge(infoDesc, 1, path, l.Algorithm, l.Size, l.DripRate, l.DripSize, l.Window)
 
 		usage := usages[path]
@@ -295,7 +301,7 @@ func (out metricsWriter) decisions(paths []string, limits map[string]Limit, tota
 				if kinds[0] == WouldDeny && !options.Has(DryRun) || kinds[0] == Banned && !options.Has(Bans) {
 					continue
 				}
-				if n := totalsOf[i].by(kinds...)[by]; n > 0 || mayDecide[by] && limits[path].mayBeDecidedBy(by) { // from 0 on, so that the first increase is seen
+				if n := totalsOf[i].by(kinds...)[by]; n > 0 || (mayDecide[by] || options.Has(Connections)) && limits[path].mayBeDecidedBy(by) { // from 0 on, so that the first increase is seen
 					out.counter(decisionsDesc, n, path, resultNames[result], by.String())
 				}
 			}
@@ -324,6 +330,9 @@ func (out metricsWriter) load(controllers *adaptive.Controllers, path string) {
 func (l Limit) mayBeDecidedBy(by limiter.Decider) bool {
 	if l.Policies.Has(Load) || by == limiter.DecidedByLoad {
 		return l.Policies.Has(Load) && by == limiter.DecidedByLoad
+	}
+	if l.Policies.Has(Connections) {
+		return by == limiter.DecidedByMemory
 	}
 	switch by {
 	case limiter.DecidedByLease:

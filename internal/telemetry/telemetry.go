@@ -110,15 +110,17 @@ type Policies uint16
 
 // The options.
 const (
-	DryRun   Policies = 1 << iota // it denies nothing
-	Soft                          // it admits more than its size
-	Delays                        // requests may wait for room
-	Bans                          // it bans keys
-	Borrows                       // it borrows from a pool
-	Leases                        // this process may decide, from what it has leased
-	Eventual                      // this process may decide, and report afterwards
-	Load                          // it follows the load, and no store decides
-	Fields                        // its key has fields of what clients submit
+	DryRun      Policies = 1 << iota // it denies nothing
+	Soft                             // it admits more than its size
+	Delays                           // requests may wait for room
+	Bans                             // it bans keys
+	Borrows                          // it borrows from a pool
+	Leases                           // this process may decide, from what it has leased
+	Eventual                         // this process may decide, and report afterwards
+	Load                             // it follows the load, and no store decides
+	Fields                           // its key has fields of what clients submit
+	Connections                      // it counts connections, which this process decides on
+	Open                             // the same, those that are open
 )
 
 // Has reports whether p has the option.

@@ -587,6 +587,12 @@ func TestConnectionsAreShown(t *testing.T) {
 		`[{"path":"open","connections":true,"handler":-1,"server":"srv0","size":2},{"path":"new","connections":true,"server":"srv0","size":3}]`)
 	sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit":"open","key":"127.0.0.2"}`), `{"level":0,"held":2,"remaining":0,"from":"memory"}`)
 	sitetest.WantJSON(t, a.Ask("GET", "top?limit=new", ""), `{"limit":"new"}`)
+	metrics := scrape(t, a.Addr)
+	for _, name := range []string{`open_connections{limit="open"}`, `decisions_total{by="memory",limit="new",result="admitted"}`} {
+		if got := metrics[name]; got != "2" {
+			t.Errorf("%s is %q, want 2", name, got)
+		}
+	}
 	a.Ask("POST", "ban", `{"limit":"new","key":"127.0.0.3","duration":"1h"}`)
 	if got := (dialer{t, "127.0.0.3"}).get(s.Addr); got != "reset" {
 		t.Errorf("banned by hand: %s", got)

@@ -119,6 +119,7 @@ func counted(b *rule.Bucket) (p telemetry.Policies) {
 		telemetry.Bans: b.Limit.Bans != nil, telemetry.Borrows: b.Limit.Lender != nil,
 		telemetry.Leases: b.Consistency.IsLease(), telemetry.Eventual: b.Consistency.IsEventual(),
 		telemetry.Load: b.Limit.Load != nil, telemetry.Fields: b.Limit.Key.Submitted,
+		telemetry.Connections: b.Limit.Connections, telemetry.Open: b.Limit.Connections && b.Limit.Settlement.InProgress,
 	} {
 		if has {
 			p |= name
