@@ -34,6 +34,7 @@ func TestLists(t *testing.T) {
 		{"directive", "memory", optionList(t, "internal/config/app.go", "Memory")},
 		{"directive", "redis", optionList(t, "internal/config/redis.go", "Redis")},
 		{"concurrency-auto", "auto", optionList(t, "internal/config/auto.go", "Auto")},
+		{"connections", "listener", optionList(t, "internal/config/listener.go", "Listener", "limits")},
 		{"operation", "metrics", metricList()},
 		{"on-call", "reasons", reasonList(t)},
 		{"admin-api", "level", jsonList(t, "Level", "Node")},

@@ -57,9 +57,19 @@ func TestClashesAreErrors(t *testing.T) {
 		"when_full share": "when_full share", "min_interval": "max 5; duration 1s; min_interval 1s",
 		"concurrency auto": "concurrency auto", "cost": "cost 2", "factor": "factor 2", "max_keys": "max_keys 9", "track_top": "track_top 9",
 		"limit": "limit within {; size 1; }", "hold": "count status 401; hold off", "clear": "clear status 2xx", "cost 0": "cost 0", "speed": "speed 1MB/s", "status": "status 503",
+		"max_waiting": "max_waiting 9", "fair_by": "fair_by off",
 	}
 	for _, c := range compile.Conflicts {
 		t.Run(c.Option+" with "+c.With, func(t *testing.T) {
+			if c.With == "listener_wrappers" {
+				block := "{\nservers {\nlistener_wrappers {\nrate_limit {\nlimit a {\nrate 1/s\n" + strings.TrimPrefix(blocks[c.Option], "count status 401; ") + "\n}\n}\n}\n}\n}\n:80\n"
+				err := configtest.ValidateCaddyfile(block)
+				begins, ends := `"a": `+c.Option+`: `, "can't be combined with "+c.With+"; "+c.Instead
+				if err == nil || !strings.Contains(err.Error(), begins) || !strings.Contains(err.Error(), ends) {
+					t.Errorf("%s:\n got %v\nwant %s…%s", block, err, begins, ends)
+				}
+				return
+			}
 			options := []string{blocks[c.Option]}
 			if with := blocks[c.With]; with != "" {
 				options = append(options, with)

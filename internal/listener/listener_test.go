@@ -2,6 +2,7 @@ package listener
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -19,6 +20,7 @@ import (
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/rule"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/state"
 	"github.com/seed-387a6c65/caddy-ratelimit/internal/telemetry"
+	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 	"github.com/seed-387a6c65/caddy-ratelimit/limiter"
 )
 
@@ -220,4 +222,46 @@ func heap() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+// BenchmarkHandshake measures TLS handshakes over a listener with limits that refuse nothing, in turns with one without:
+// vs-none is how many times as fast they are.
+func BenchmarkHandshake(b *testing.B) {
+	certFile, keyFile := redistest.NewAuthority(b).Issue(b, "localhost")
+	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		b.Fatal(err)
+	}
+	w := newWrapper(b, &config.Limit{Name: "new", Rate: "1000000/s"}, &config.Limit{Name: "open", Concurrency: "1000000"})
+	serve := func(wrap func(net.Listener) net.Listener) string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = l.Close() })
+		t := tls.NewListener(wrap(l), &tls.Config{Certificates: []tls.Certificate{cert}})
+		go func() {
+			for c, err := t.Accept(); err == nil; c, err = t.Accept() {
+				go func() {
+					_, _ = io.Copy(io.Discard, c)
+					_ = c.Close()
+				}()
+			}
+		}()
+		return l.Addr().String()
+	}
+	addrs := [2]string{serve(func(l net.Listener) net.Listener { return l }), serve(w.WrapListener)}
+	var took [2]time.Duration
+	for b.Loop() {
+		for i, addr := range addrs {
+			began := time.Now()
+			c, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // a test
+			if err != nil {
+				b.Fatal(err)
+			}
+			_ = c.Close()
+			took[i] += time.Since(began)
+		}
+	}
+	b.ReportMetric(float64(took[0])/float64(took[1]), "vs-none")
 }
