@@ -573,6 +573,37 @@ func TestConnectionsBannedInRedis(t *testing.T) {
 	sitetest.WantJSON(t, a.Ask("POST", "peek", `{"limit":"connections","key":"127.0.0.2"}`), `{"from":"memory","held":1}`)
 }
 
+// TestConnectionsBesideRedis guards that this process counts connections, whatever becomes of a Redis that has the limits
+// of requests: it asks none, and forgets nothing when that one has lost all, or is gone.
+func TestConnectionsBesideRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := sitetest.StartConfig(t, sitetest.Config{
+		Global: sitetest.RedisGlobal(server.Addr, sitetest.LongTimeout) + "\n" + wrapped("rate_limit {\nlimit open {\nconcurrency 3\n}\nlimit new {\nrate 2/h\n}\n}"),
+		Site:   "rate_limit /x 1000/s\nrespond ok",
+	})
+	s.From("127.0.0.3")
+	two := dialer{t, "127.0.0.2"}
+	if got := two.got(3, s.Addr); got != "ok ok reset" {
+		t.Errorf("at first: %s", got)
+	}
+	if keys := server.Client().Keys(t.Context(), "*").Val(); len(keys) > 0 {
+		t.Errorf("Redis has %q", keys)
+	}
+	for _, step := range []struct {
+		what string
+		harm func()
+	}{
+		{"emptied", func() { server.Client().FlushAll(t.Context()) }}, {"restarted", func() { server.Restart(t) }}, {"gone", server.Kill},
+	} {
+		step.harm()
+		_ = s.Get("/x")
+		if got, open := two.get(s.Addr), openOf(t, s, "open", "127.0.0.2"); got != "reset" || open != 2 {
+			t.Errorf("when Redis is %s: %s, and %d are open", step.what, got, open)
+		}
+	}
+}
+
 // TestConnectionsAreShown guards that what shows limits of requests shows those of connections.
 func TestConnectionsAreShown(t *testing.T) {
 	s, a := sitetest.StartWithAdmin(t, sitetest.Config{

@@ -321,6 +321,10 @@ func TestCheckNotes(t *testing.T) {
 	const limits = "http://:8080 {\nrate_limit a {\nrate 5/1s\n}\n"
 	for _, tc := range []struct{ config, note string }{
 		{"http://:8080 {\nrespond ok\n}", "The config has no limits."},
+		{
+			"{\nservers {\nlistener_wrappers {\nrate_limit 20/s\ntls\n}\n}\n}\nexample.com {\nrespond ok\n}",
+			"Server srv0 speaks HTTP/3, which has no connections that limits in listener_wrappers see.",
+		},
 		{limits + "handle_errors {\n" + dryLimit("b") + "}\n}", "Server srv0: limits in error routes are left out."},
 	} {
 		for _, flags := range [][]string{nil, {"--redis"}} {

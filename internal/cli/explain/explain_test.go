@@ -266,3 +266,42 @@ slides  192.0.2.1     1  sliding_window     3  365d
 		{"limit": "period", "algorithm": "fixed_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 86400, "period": "day Asia/Tokyo"},
 		{"limit": "slides", "algorithm": "sliding_window", "size": 3, "drip_rate": null, "drip_size": null, "window": 31536000, "window_start": null, "period": null}]`)
 }
+
+// TestExplainConnections guards that explain lists the limits of the connection first, as such.
+func TestExplainConnections(t *testing.T) {
+	t.Parallel()
+	file := sitetest.ConfigFile(t, `{
+	servers {
+		listener_wrappers {
+			rate_limit {
+				limit open {
+					concurrency 100
+				}
+				limit direct {
+					rate 20/s
+					match not remote_ip 192.0.2.0/24
+				}
+				banned login
+			}
+			tls
+		}
+	}
+}
+example.com {
+	rate_limit login 5/m {
+		ban 10m
+	}
+}`)
+	sitetest.RunCommand(t, "explain", "--config", file, "https://example.com/").Want(t, 0, `GET https://example.com/ from 192.0.2.1, handled by srv0
+
+LIMIT              KEY        COST  ALGORITHM     SIZE  RATE OR WINDOW  OPTIONS
+open (connection)  192.0.2.1     1  concurrency    100  in progress
+login              192.0.2.1     1  leaky_bucket     5  1 each 12s      ban 10m
+
+NOT APPLIED  REASON
+direct       its matcher does not match: not
+`)
+	if out := sitetest.RunCommand(t, "explain", "--json", "--config", file, "https://example.com/").Out; !strings.Contains(out, `"connection": true`) {
+		t.Errorf("as JSON: %s", out)
+	}
+}
