@@ -21,7 +21,7 @@ func (c *collector) connections(l *rule.Listener) {
 		}
 		size, _, _ := b.EffectiveSize(nil) // it is complete
 		switch k := b.Limit.Key; {
-		case k.Template().Has(placeholder.ClientIP):
+		case k.Has(placeholder.ClientIP):
 			if k.Prefixes.IPv6 > 64 {
 				c.limit(b.Path, advise(AddressMany, fmt.Sprintf("With ipv6_prefix %d a host has many buckets: it may use any address of its /64.", k.Prefixes.IPv6),
 					"Remove ipv6_prefix, for /64."))
@@ -30,7 +30,7 @@ func (c *collector) connections(l *rule.Listener) {
 			c.limit(b.Path, advise(ConnectionsOfAll, fmt.Sprintf("It has one bucket for all, with room for %d connections: one client that fills it keeps everybody out.", size),
 				"Use the key {client_ip}, or a number far above what all clients together have."))
 		}
-		for _, p := range b.Limit.Key.Template() {
+		for _, p := range b.Limit.Key.Parts {
 			if p.Placeholder {
 				continue
 			}
@@ -48,7 +48,7 @@ func (c *collector) connections(l *rule.Listener) {
 // proxies advises on limits that take a proxy for its clients.
 func (c *collector) proxies(l *rule.Listener) {
 	all := func(b rule.LocatedBucket) bool {
-		return alwaysMet(b) && !b.Off && !b.Limit.DryRun && b.Limit.Key.Template().Has(placeholder.ClientIP)
+		return alwaysMet(b) && !b.Off && !b.Limit.DryRun && b.Limit.Key.Has(placeholder.ClientIP)
 	}
 	server := c.HTTP.Servers[l.Server]
 	if server == nil || !slices.ContainsFunc(slices.Collect(rule.Buckets(l.Limits)), all) {

@@ -17,6 +17,7 @@ type conflict struct {
 var conflicts = []conflict{
 	{"cost", inListener, "remove it: each connection counts once"},
 	{"count", inListener, "use it in a limit of requests: connections have no responses"},
+	{"clear", inListener, "use it in a limit of requests: connections have no responses"},
 	{"actual_cost", inListener, "use it in a limit of requests: connections have no responses"},
 	{"hold", inListener, "remove it: connections have no responses"},
 	{"status", inListener, "remove it: a connection that is refused gets no response"},

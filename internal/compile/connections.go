@@ -19,6 +19,9 @@ import (
 // inListener is what options of requests conflict with there.
 const inListener = "listener_wrappers"
 
+// UseBanned describes the words of banned.
+const UseBanned = "the names of limits of requests that have ban, such as banned login"
+
 // ConnectionOptions are the options of limits of connections in a Caddyfile.
 var ConnectionOptions = slices.DeleteFunc(slices.Clone(config.LimitOptions), func(name string) bool {
 	return slices.ContainsFunc(conflicts, func(c conflict) bool { return c.Option == name && c.With == inListener })
@@ -49,7 +52,7 @@ func (l *LimitBuilder) checkConnections() error {
 	if l.Concurrency == config.ConcurrencyAuto {
 		return option.Clash("concurrency", config.ConcurrencyAuto, inListener, "use a number: how long connections last says nothing of the load")
 	}
-	for _, name := range l.rule.Key.Template().Placeholders() {
+	for _, name := range l.rule.Key.Names() {
 		if name != placeholder.ClientIP {
 			return option.Bad("key", l.rule.Key.Source, "{client_ip}, here the address of the connection, or a word for one bucket for all")
 		}

@@ -19,7 +19,8 @@ type Listener struct {
 	// client's address as their key. Default: none.
 	Banned List `json:"banned,omitempty"`
 
-	// Kinds of advice on this wrapper that are not given, as it is meant so. Default: none.
+	// Kinds of advice to suppress for this wrapper, because they warn about something intentional.
+	// Default: none.
 	IgnoreAdvice List `json:"ignore_advice,omitempty"`
 }
 

@@ -410,7 +410,7 @@ func fieldParsers(d *caddyfile.Dispenser, of any) map[string]func() error {
 
 // useEmpty describes the words of options that take several.
 var useEmpty = map[string]string{
-	"ban": compile.UseBans, "consistency": compile.UseConsistency, "headers": compile.UseHeaders, "ignore_advice": advice.UseKinds,
+	"ban": compile.UseBans, "banned": compile.UseBanned, "consistency": compile.UseConsistency, "headers": compile.UseHeaders, "ignore_advice": advice.UseKinds,
 }
 
 // parseFlag parses an option without arguments.

@@ -44,7 +44,7 @@ func ParseListener(d *caddyfile.Dispenser) (*config.Listener, error) {
 		return nil, d.WrapErr(option.Bad("rate_limit", got, use))
 	}
 	besideRate := l.Rate != ""
-	if err := p.parseIn(ListenerScope, l, p.listenerParsers(of), head); err != nil {
+	if err := p.parseIn(ListenerScope, l, fieldParsers(p.Dispenser, of), head); err != nil {
 		return nil, err
 	}
 	if use := insteadOfName(l, besideRate); use != "" {
@@ -58,17 +58,4 @@ func ParseListener(d *caddyfile.Dispenser) (*config.Listener, error) {
 		return nil, p.blocks[l].located(err)
 	}
 	return of, c.Check(p.check)
-}
-
-// listenerParsers returns what parses the options of a whole listener, by their names.
-func (p *limitParser) listenerParsers(of *config.Listener) map[string]func() error {
-	parsers := fieldParsers(p.Dispenser, of)
-	parsers["banned"] = func() error {
-		if of.Banned = p.RemainingArgs(); len(of.Banned) == 0 {
-			return p.Err("banned: nothing given; use the names of limits of requests that have ban, such as banned login")
-		}
-		return nil
-	}
-	parsers["ignore_advice"] = func() (err error) { of.IgnoreAdvice, err = parseIgnored(p.Dispenser); return err }
-	return parsers
 }
