@@ -258,10 +258,10 @@ func TestRemedies(t *testing.T) {
 		{"denials while redis is down", advice.Unavailable, "on_error fallback", [2]sitetest.Config{
 			{Global: "rate_limit {\nredis 127.0.0.1:1\non_error deny\n}", Site: limit("") + end}, {Global: "rate_limit {\nredis 127.0.0.1:1\non_error fallback\n}", Site: limit("") + end},
 		}, times(3, "/"), [2]string{"503 503 503", "200 200 429"}},
-		{"connections of proxies", advice.ConnectionsOfProxy, "match not remote_ip", [2]sitetest.Config{
+		{"connections of proxies", advice.ConnectionsProxy, "match not remote_ip", [2]sitetest.Config{
 			{Global: connections(trusting, "rate_limit 1000/s"), Site: "respond ok"}, {Global: connections(trusting, "rate_limit 1000/s {\nmatch not remote_ip 127.0.0.0/8\n}"), Site: "respond ok"},
 		}, nil, [2]string{}},
-		{"connections before the PROXY protocol", advice.ConnectionsOfProxy, "between proxy_protocol and tls", [2]sitetest.Config{
+		{"connections before the PROXY protocol", advice.ConnectionsProxy, "between proxy_protocol and tls", [2]sitetest.Config{
 			{Global: connections("", "rate_limit 1000/s\nproxy_protocol"), Site: "respond ok"},
 			{Global: connections("", "proxy_protocol\nrate_limit 1000/s") + "# between proxy_protocol and tls\n", Site: "respond ok"},
 		}, nil, [2]string{}},

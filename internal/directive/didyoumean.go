@@ -100,7 +100,7 @@ func elsewhere(here *Scope, words []string) (at *Scope, use string) {
 		if at = Hints[i].In[0]; at.Options == nil { // the line of the directive
 			continue
 		}
-		if use, _ = Hints[i].apply([][]string{words}, 0); use != "" && !(here.isOfConnections() && strings.HasPrefix(use, "leave ")) {
+		if use, _ = Hints[i].apply([][]string{words}, 0); use != "" && (!here.isOfConnections() || !strings.HasPrefix(use, "leave ")) {
 			return at, use
 		}
 	}

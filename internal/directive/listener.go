@@ -38,7 +38,7 @@ func ParseListener(d *caddyfile.Dispenser) (*config.Listener, error) {
 		return nil, d.WrapErr(err)
 	}
 	if len(args) > 0 && (isMatcherToken(args[0]) || args[0] == "*") {
-		return nil, d.WrapErr(option.Bad("rate_limit", strings.Join(args, " "), "match remote_ip or match not remote_ip in a block: only the address is known before TLS"))
+		return nil, d.WrapErr(option.Bad("rate_limit", strings.Join(args, " "), "match not remote_ip in a block: only addresses are known before TLS"))
 	}
 	if got, use := setInline(l, args); use != "" {
 		return nil, d.WrapErr(option.Bad("rate_limit", got, use))

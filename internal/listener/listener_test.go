@@ -88,19 +88,24 @@ func accepted(t testing.TB, w *Wrapper, network string) (server, client net.Conn
 func TestForgottenConnections(t *testing.T) {
 	t.Parallel()
 	w := newWrapper(t, &config.Limit{Concurrency: "10"})
-	server, client := accepted(t, w, "tcp")
-	within := server.(*tcpConn).TCPConn
-	server = nil
-	for range 3 {
-		runtime.GC()
+	takeOver := func() (within *net.TCPConn, client net.Conn) {
+		server, client := accepted(t, w, "tcp")
+		return server.(*tcpConn).TCPConn, client
 	}
-	if n := w.open(); n != 1 {
-		t.Errorf("%d connections count while the connection within is in use", n)
+	use := func() (client net.Conn) {
+		within, client := takeOver()
+		for range 3 {
+			runtime.GC()
+		}
+		if n := w.open(); n != 1 {
+			t.Errorf("%d connections count while the connection within is in use", n)
+		}
+		if _, err := within.Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		return client
 	}
-	if _, err := within.Write([]byte("x")); err != nil {
-		t.Error(err)
-	}
-	within = nil
+	client := use()
 	for end := time.Now().Add(10 * time.Second); w.open() > 0 && time.Now().Before(end); {
 		runtime.GC()
 		time.Sleep(time.Millisecond)
@@ -146,7 +151,8 @@ func TestConnectionsKeepTheirMethods(t *testing.T) {
 	w := newWrapper(t, &config.Limit{Concurrency: "10", Key: "all"})
 	server, _ := accepted(t, w, "tcp")
 	for what, ok := range map[string]bool{
-		"ReadFrom": is[io.ReaderFrom](server), "WriteTo": is[io.WriterTo](server), "SyscallConn": is[syscall.Conn](server), "CloseWrite": is[interface{ CloseWrite() error }](server),
+		"ReadFrom": is[io.ReaderFrom](server), "WriteTo": is[io.WriterTo](server), "SyscallConn": is[syscall.Conn](server),
+		"CloseWrite": is[interface{ CloseWrite() error }](server),
 	} {
 		if !ok {
 			t.Errorf("a TCP connection has no %s", what)
@@ -255,7 +261,7 @@ func BenchmarkHandshake(b *testing.B) {
 	for b.Loop() {
 		for i, addr := range addrs {
 			began := time.Now()
-			c, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // a test
+			c, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -29,7 +29,7 @@ func (l *Listener) Link(limits []*Limit, memory *limiter.Memory) error {
 		case b == nil:
 			return option.Bad("banned", name, "the name of a limit of requests in this config that has ban, such as banned login")
 		case b.Limit.Bans == nil || b.Limit.DryRun || !isAddress(b.Limit):
-			return option.Bad("banned", name, "the name of a limit with ban, with the key {client_ip} and without dry_run: connections have nothing but an address")
+			return option.Bad("banned", name, "the name of a limit with ban, with the key {client_ip} and without dry_run: connections only have an address")
 		}
 		l.bans = append(l.bans, addressBans{b, memory})
 	}

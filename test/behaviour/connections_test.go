@@ -428,7 +428,7 @@ func TestConnectionsBeforeTLS(t *testing.T) {
 		if c.conn == nil {
 			return nil, syscall.ECONNRESET
 		}
-		conn := tls.Client(c.conn, &tls.Config{ServerName: "localhost", InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}) //nolint:gosec // a test
+		conn := tls.Client(c.conn, &tls.Config{ServerName: "localhost", InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}})
 		return conn, conn.HandshakeContext(t.Context())
 	}
 	sitetest.Eventually(t, "there is a certificate", func() bool {

@@ -39,7 +39,7 @@ type replayedLimit struct {
 
 	// How requests are charged in the end, and of how many the log does not say what that
 	// takes, see unknown.
-	settlement                                settle.Terms
+	settlement                                           settle.Terms
 	untimed, unanswered, unmatched, uncleared, estimated int64
 
 	factorVaries bool // as it depends on the request: then sizes are those in force
