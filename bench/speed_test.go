@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -12,21 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/caddytest"
-	"github.com/seed-387a6c65/caddy-ratelimit/internal/testing/redistest"
 )
-
-// TestMain lets a benchmark run a Caddy in a process of its own.
-func TestMain(m *testing.M) {
-	caddytest.Main()
-	os.Exit(m.Run())
-}
 
 // BenchmarkSpeed sends a file of 4 MiB, and a body of that length from an upstream, through a Caddy: with a
 // limit that has no speed beside a Caddy without any (of-bare), and with a speed that never paces beside that
@@ -98,34 +87,9 @@ func bigFile(b *testing.B, size int64) (dir string) {
 	return dir
 }
 
-// startProcess runs a Caddy in a process of its own until the benchmark ends.
-func startProcess(b *testing.B, site string) (addr string, p *caddytest.Process) {
-	b.Helper()
-	err := caddytest.Retry(func() (err error) {
-		dir := b.TempDir()
-		addr = redistest.FreeAddr(b)
-		file := filepath.Join(dir, "Caddyfile")
-		text := "{\nadmin off\npersist_config off\nlog {\noutput discard\n}\n}\nhttp://" + addr + " {\n" + site + "\n}\n"
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			return err
-		}
-		cmd := caddytest.Command(context.Background(), "run", "--config", file)
-		cmd.Env = append(cmd.Env, caddytest.Home(dir)...)
-		if p, err = caddytest.Start(b, cmd); err != nil {
-			return err
-		}
-		return p.Serves(addr)
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return addr, p
-}
-
 // downloads are responses that a Caddy in a process of its own sends, each over a connection.
 type downloads struct {
-	*caddytest.Process
-	addr  string
+	*process
 	conns []net.Conn
 	rest  []*bufio.Reader // behind the headers
 }
@@ -183,29 +147,6 @@ func (d *downloads) end() {
 	}
 }
 
-// memory returns the bytes that the process keeps in memory.
-func (d *downloads) memory(b *testing.B) float64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.Pid))
-	if err != nil {
-		b.Skip("needs Linux")
-	}
-	pages, _ := strconv.Atoi(strings.Fields(string(text))[1])
-	return float64(pages * os.Getpagesize())
-}
-
-// cpu returns the seconds for which the process has used a processor.
-func (d *downloads) cpu(b *testing.B) float64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Pid))
-	if err != nil {
-		b.Skip("needs Linux")
-	}
-	_, after, _ := strings.Cut(string(text), ") ")
-	fields := strings.Fields(after)
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return float64(user+system) / 100
-}
-
 // small sends 1 000 small requests, 500 a second, and returns within what time 99 of 100 are answered.
 func (d *downloads) small(b *testing.B, client *http.Client) float64 {
 	const n, every = 1000, 2 * time.Millisecond
@@ -252,8 +193,8 @@ func BenchmarkSpeedDownloads(b *testing.B) {
 				var cores, kept, ratio, with, without []float64
 				for b.Loop() {
 					stalled := grown(b, site, n)
-					addr, p := startProcess(b, site)
-					d := &downloads{Process: p, addr: addr}
+					p := startProcess(b, plainSite(site))
+					d := &downloads{process: p}
 					client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
 					turn := func(times *[]float64) { *times = append(*times, d.small(b, client)) }
 					turn(&without)
@@ -288,9 +229,9 @@ func BenchmarkSpeedDownloads(b *testing.B) {
 // grown returns by how much n downloads without a limit, that stall, have the memory of a Caddy grow, each.
 func grown(b *testing.B, site string, n int) float64 {
 	b.Helper()
-	addr, p := startProcess(b, site)
+	p := startProcess(b, plainSite(site))
 	defer p.Stop()
-	d := &downloads{Process: p, addr: addr}
+	d := &downloads{process: p}
 	before := d.memory(b)
 	d.begin(b, n, func(int) string { return "/free" })
 	defer d.end()
@@ -304,11 +245,11 @@ func BenchmarkSpeedAccuracy(b *testing.B) {
 	for _, speed := range []int{100_000, 5_000_000} {
 		for _, n := range []int{1, 5, 20} {
 			b.Run(fmt.Sprintf("speed=%d/connections=%d", speed, n), func(b *testing.B) {
-				addr, p := startProcess(b, fmt.Sprintf("rate_limit {\nspeed %d/s\n}\nroot %s\nfile_server", speed, bigFile(b, 1<<30)))
+				p := startProcess(b, plainSite(fmt.Sprintf("rate_limit {\nspeed %d/s\n}\nroot %s\nfile_server", speed, bigFile(b, 1<<30))))
 				var of []float64
 				for b.Loop() {
 					const length = 10 * time.Second
-					d := &downloads{Process: p, addr: addr}
+					d := &downloads{process: p}
 					start := time.Now()
 					d.begin(b, n, func(int) string { return "/big" })
 					var sum atomic.Int64

@@ -48,7 +48,7 @@ type fault struct {
 // faults lists all faults in the order of the table.
 var faults = slices.Concat(
 	serverFaults, networkFaults, dataFaults, topologyFaults, accessFaults, siteFaults, burstFaults, farFaults,
-	fleetFaults, algorithmFaults, localFaults, heldFaults, busyFaults,
+	fleetFaults, algorithmFaults, localFaults, heldFaults, busyFaults, connectionFaults,
 )
 
 // alone are the faults that run with no other beside them: those that find out how much is done
