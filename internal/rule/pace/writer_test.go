@@ -3,6 +3,7 @@ package pace
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -75,9 +76,7 @@ func TestFlushes(t *testing.T) {
 				s := newSpeed(t, limiter.NewMemory(), "s", numbers{1000, LeastSize})
 				_, _ = s.send(pacedBy(t.Context(), "", s), LeastSize, LeastSize)
 				e := &events{ResponseWriter: httptest.NewRecorder(), start: time.Now()}
-				for name, values := range tc.header {
-					e.Header()[name] = values
-				}
+				maps.Copy(e.Header(), tc.header)
 				r := httptest.NewRequest(http.MethodGet, "/", nil)
 				pause := func() func() { return func() {} }
 				_ = pacedBy(r.Context(), "", s).Serve(e, r, nil, pause, func(w http.ResponseWriter) error {
