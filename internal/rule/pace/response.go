@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,7 @@ type Response struct {
 	answers []limiter.Decision
 
 	writing  chan struct{} // has room for the one who writes, and may wait
+	sending  sync.Mutex    // held while something is sent, also beside that
 	aside    atomic.Int64  // bytes that were sent beside that, and are to be charged
 	closed   chan struct{} // when nothing more is to be sent
 	hijacked bool          // whether its connection was taken over, and goes on when handlers have returned
@@ -154,9 +156,14 @@ func (p *Response) release() {
 
 // write has b written in pieces. It may be called while another call waits.
 func (p *Response) write(b []byte, write func([]byte) (int, error)) (written int, err error) {
+	send := func(b []byte) (int, error) {
+		p.sending.Lock()
+		defer p.sending.Unlock()
+		return write(b)
+	}
 	aside, err := p.claim(len(b))
 	if aside {
-		return write(b)
+		return send(b)
 	}
 	if err != nil {
 		return 0, err
@@ -174,7 +181,7 @@ func (p *Response) write(b []byte, write func([]byte) (int, error)) (written int
 		if err != nil {
 			return written, err
 		}
-		sent, err := write(b[:n])
+		sent, err := send(b[:n])
 		if written += sent; err != nil {
 			return written, err
 		}

@@ -147,9 +147,11 @@ func TestWrittenByTwo(t *testing.T) {
 			all.Go(func() { _ = write("short", 100) })
 			synctest.Wait()
 		}
+		p.sending.Lock()
 		if want := []string{"short", "short"}; !slices.Equal(sent, want) {
 			t.Errorf("%q went beside, want %q", sent, want)
 		}
+		p.sending.Unlock()
 		all.Go(func() { _ = write("long", 4000) })
 		all.Wait()
 		if charged := int64(s.limit.Counters.Totals().Tallies[telemetry.Units]); p.aside.Load() != 0 || charged != s.all() {
