@@ -3,10 +3,8 @@ package bench
 import (
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -53,6 +51,7 @@ func clientHello(b *testing.B) []byte {
 // on each, beside a client of another address that sends 100 requests a second: cpu-s is for how many seconds
 // Caddy has used a processor, and p99-ms within what time 99 of 100 of the other client's requests are answered.
 func BenchmarkConnectionFlood(b *testing.B) {
+	const every, length = 10 * time.Millisecond, 10 * time.Second
 	hello := clientHello(b)
 	authority := redistest.NewAuthority(b)
 	cpu, slow := make([][]float64, 2), make([][]float64, 2)
@@ -61,8 +60,10 @@ func BenchmarkConnectionFlood(b *testing.B) {
 			p := startProcess(b, tlsSite(b, authority, limit.wrappers))
 			before := p.cpu(b)
 			var all sync.WaitGroup
-			all.Go(func() { p.flood(hello, 1500, 10*time.Second) })
-			slow[i] = append(slow[i], p.ask(b, authority, 100, 10*time.Second))
+			all.Go(func() { p.flood(hello, 1500, length) })
+			client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}, MaxConnsPerHost: 20, MaxIdleConnsPerHost: 20}}
+			slow[i] = append(slow[i], slowest(b, client, "https://"+p.addr, int(length/every), every).Seconds())
+			client.CloseIdleConnections()
 			all.Wait()
 			cpu[i] = append(cpu[i], p.cpu(b)-before)
 			p.Stop()
@@ -98,31 +99,6 @@ func (p *process) flood(hello []byte, perSecond int, length time.Duration) {
 		})
 	}
 	all.Wait()
-}
-
-// ask sends so many requests a second over twenty connections that stay open at most, and returns within how many seconds 99 of
-// 100 are answered.
-func (p *process) ask(b *testing.B, authority *redistest.Authority, perSecond int, length time.Duration) float64 {
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}, MaxConnsPerHost: 20, MaxIdleConnsPerHost: 20}}
-	defer client.CloseIdleConnections()
-	took := make([]time.Duration, int(length.Seconds())*perSecond)
-	var all sync.WaitGroup
-	for i, due := 0, time.Now(); i < len(took); i, due = i+1, due.Add(time.Second/time.Duration(perSecond)) {
-		time.Sleep(time.Until(due))
-		all.Go(func() {
-			res, err := client.Get("https://" + p.addr)
-			if err != nil {
-				wrong(b, "%v", err)
-				return
-			}
-			_, _ = io.Copy(io.Discard, res.Body)
-			res.Body.Close()
-			took[i] = time.Since(due)
-		})
-	}
-	all.Wait()
-	slices.Sort(took)
-	return took[len(took)*99/100].Seconds()
 }
 
 // BenchmarkHalfHandshakes has one address open 5 000 connections, and send half a ClientHello on each:

@@ -3,11 +3,8 @@ package bench
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -32,27 +29,8 @@ func BenchmarkSaving(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	client := http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
-	turn := func() time.Duration {
-		took := make([]time.Duration, perTurn)
-		var wg sync.WaitGroup
-		for i, due := 0, time.Now(); i < perTurn; i, due = i+1, due.Add(every) {
-			time.Sleep(time.Until(due))
-			wg.Go(func() {
-				res, err := client.Get("http://" + addr)
-				if err != nil {
-					wrong(b, "%v", err)
-					return
-				}
-				_, _ = io.Copy(io.Discard, res.Body)
-				res.Body.Close()
-				took[i] = time.Since(due)
-			})
-		}
-		wg.Wait()
-		slices.Sort(took)
-		return took[perTurn*99/100]
-	}
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
+	turn := func() time.Duration { return slowest(b, client, "http://"+addr, perTurn, every) }
 	dir := b.TempDir()
 	paths, next := map[bool]string{false: filepath.Join(dir, "a"), true: filepath.Join(dir, "b")}, false
 	opt := persist.Options{Path: paths[next], Logger: caddy.Log()}

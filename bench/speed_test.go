@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -147,29 +146,6 @@ func (d *downloads) end() {
 	}
 }
 
-// small sends 1 000 small requests, 500 a second, and returns within what time 99 of 100 are answered.
-func (d *downloads) small(b *testing.B, client *http.Client) float64 {
-	const n, every = 1000, 2 * time.Millisecond
-	took := make([]time.Duration, n)
-	var all sync.WaitGroup
-	for i, due := 0, time.Now(); i < n; i, due = i+1, due.Add(every) {
-		time.Sleep(time.Until(due))
-		all.Go(func() {
-			res, err := client.Get("http://" + d.addr + "/small")
-			if err != nil {
-				wrong(b, "%v", err)
-				return
-			}
-			_, _ = io.Copy(io.Discard, res.Body)
-			res.Body.Close()
-			took[i] = time.Since(due)
-		})
-	}
-	all.Wait()
-	slices.Sort(took)
-	return took[n*99/100].Seconds()
-}
-
 // BenchmarkSpeedDownloads has 2 000 and 10 000 clients download at 20 MB/s together, of one key and of 200:
 // cores is how many Caddy keeps busy, B/download the memory that it has more than without them, and x-stalled
 // its ratio to that of as many downloads without a limit whose clients do not read. Small requests are sent
@@ -196,7 +172,9 @@ func BenchmarkSpeedDownloads(b *testing.B) {
 					p := startProcess(b, plainSite(site))
 					d := &downloads{process: p}
 					client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
-					turn := func(times *[]float64) { *times = append(*times, d.small(b, client)) }
+					turn := func(times *[]float64) {
+						*times = append(*times, slowest(b, client, "http://"+d.addr+"/small", 1000, 2*time.Millisecond).Seconds())
+					}
 					turn(&without)
 					before := d.memory(b)
 					d.begin(b, n, func(i int) string { return fmt.Sprintf("/paced?client=%d&key=%d", i, i%keys) })

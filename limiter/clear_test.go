@@ -26,12 +26,8 @@ func (h inProgress) clear(t rapid.TB) {
 // request finds in any.
 func TestClearInHistories(t *testing.T) {
 	t.Parallel()
-	findNotSent(t)
-	v := newClockedRedis(t, redistest.Start(t), "rl:")
-	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := newWired(t)
+	v := server.v
 	seen := map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {
 		v.flush(t)
@@ -41,15 +37,13 @@ func TestClearInHistories(t *testing.T) {
 		b := Bucket{Name: "b", Key: "k", Limit: limit, Cost: 1}
 		nodes := make([]*wire, rapid.IntRange(1, 3).Draw(t, "processes"))
 		for i := range nodes {
-			opt := RedisOptions{KeyPrefix: "rl:", Timeout: 50 * time.Millisecond}
+			var fallback *Memory
 			if rapid.IntRange(0, 3).Draw(t, "no fallback: 0") > 0 {
-				opt.Fallback = NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
+				fallback = NewMemoryWithClock(func() time.Duration { return time.Duration(v.now) * time.Microsecond })
 			}
-			r := newRedisWithoutClient(opt)
-			r.ledger.running, r.reports.running = true, true
-			r.clock = func() time.Duration { return time.Duration(v.now-v.start) * time.Microsecond }
-			nodes[i] = &wire{store: r, v: v, sha: sha, together: 3, auto: rapid.Bool().Draw(t, "auto"), pass: func() { v.advance(t, time.Microsecond) }, meanwhile: func() {}}
-			r.client = nodes[i]
+			nodes[i] = server.open(t, "rl:", fallback, 3)
+			nodes[i].auto = rapid.Bool().Draw(t, "auto")
+			nodes[i].store.clock = func() time.Duration { return time.Duration(v.now-v.start) * time.Microsecond }
 		}
 		run := func() {
 			for _, w := range nodes {

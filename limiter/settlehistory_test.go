@@ -32,6 +32,33 @@ type wire struct {
 	meanwhile func()              // what happens while a request waits for its answer
 }
 
+// wired is the server of stores whose clients are wires.
+type wired struct {
+	v   *clockedRedis
+	sha string // of the script that it has
+}
+
+// newWired starts a server.
+func newWired(t *testing.T) wired {
+	t.Helper()
+	findNotSent(t)
+	v := newClockedRedis(t, redistest.Start(t), "rl:")
+	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return wired{v, sha}
+}
+
+// open returns the client of a new store, which does nothing by itself: the test has its accounts and reports sent.
+func (s wired) open(t rapid.TB, keyPrefix string, fallback *Memory, together int) *wire {
+	r := newRedisWithoutClient(RedisOptions{KeyPrefix: keyPrefix, Timeout: 50 * time.Millisecond, Fallback: fallback})
+	r.ledger.running, r.reports.running = true, true
+	w := &wire{store: r, v: s.v, sha: s.sha, together: together, pass: func() { s.v.advance(t, time.Microsecond) }, meanwhile: func() {}}
+	r.client = w
+	return w
+}
+
 // unsentCall is a call, with what its outcome is passed to.
 type unsentCall struct {
 	*redisscript.Call
@@ -203,16 +230,10 @@ func findNotSent(t *testing.T) {
 // Its answer does not say whether the level that it has includes the charge, which is settled by the
 // renewal. It is charged once.
 func TestSettledAgainWhileInDoubt(t *testing.T) {
-	findNotSent(t)
-	v := newClockedRedis(t, redistest.Start(t), "rl:")
-	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: 50 * time.Millisecond, Fallback: NewMemory()})
-	r.ledger.running = true
-	w := &wire{store: r, v: v, sha: sha, together: 3, pass: func() { v.advance(t, time.Microsecond) }, meanwhile: func() {}}
-	r.client = w
+	server := newWired(t)
+	v := server.v
+	w := server.open(t, "rl:", NewMemory(), 3)
+	r := w.store
 	b := hourly(1000)
 	a := beginThere(t, r, b)
 	a.held.Settle(0, 13)
@@ -236,12 +257,8 @@ func TestSettledAgainWhileInDoubt(t *testing.T) {
 // TestNothingHeldByAPromotedReplica guards that a replica that takes over without what ended an account
 // does not hold its units, whatever has become of the account here: they would be charged later, too.
 func TestNothingHeldByAPromotedReplica(t *testing.T) {
-	findNotSent(t)
-	v := newClockedRedis(t, redistest.Start(t), "rl:")
-	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := newWired(t)
+	v := server.v
 	b := hourly(1000)
 	type run struct {
 		*wire
@@ -279,10 +296,8 @@ func TestNothingHeldByAPromotedReplica(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, fallback %t", tc.name, fallback != nil), func(t *testing.T) {
 				v.flush(t)
-				store := newRedisWithoutClient(RedisOptions{KeyPrefix: "rl:", Timeout: 50 * time.Millisecond, Fallback: fallback})
-				store.ledger.running = true
-				w := &wire{store: store, v: v, sha: sha, together: 1, pass: func() { v.advance(t, time.Microsecond) }, meanwhile: func() {}}
-				store.client = w
+				w := server.open(t, "rl:", fallback, 1)
+				store := w.store
 				first := beginThere(t, store, b)
 				replica := v.dump(t)
 				first.held.Settle(0, 1)
@@ -322,12 +337,8 @@ func TestNothingHeldByAPromotedReplica(t *testing.T) {
 // charged twice, and what each was charged is not lost.
 func TestSettledOnceInHistories(t *testing.T) {
 	t.Parallel()
-	findNotSent(t)
-	v := newClockedRedis(t, redistest.Start(t), "rl:")
-	sha, err := v.admin.ScriptLoad(t.Context(), v.source).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := newWired(t)
+	v := server.v
 	seen := map[string]int{}
 	checkTraces(t, 6, func(t *rapid.T) {
 		v.flush(t)
@@ -361,14 +372,14 @@ func TestSettledOnceInHistories(t *testing.T) {
 		var meanwhile func(n *node)
 		nodes := make([]*node, rapid.IntRange(1, 3).Draw(t, "processes"))
 		open := func(n *node, location string) *wire {
-			r := newRedisWithoutClient(RedisOptions{KeyPrefix: location, Timeout: 50 * time.Millisecond, Fallback: n.memory})
-			r.location, r.fallback.location, r.ledger.running, r.reports.running = location, location, true, true
+			w := server.open(t, location, n.memory, together)
+			r := w.store
+			r.location, r.fallback.location = location, location
 			c, began, awake := new(clock), v.now, n.awake
 			r.clock = func() time.Duration {
 				return c.show(time.Duration(n.awake-awake)*time.Microsecond, time.Duration(v.now-began)*time.Microsecond)
 			}
-			w := &wire{store: r, v: v, sha: sha, together: together, pass: func() { v.advance(t, time.Microsecond) }, meanwhile: func() { meanwhile(n) }}
-			r.client = w
+			w.meanwhile = func() { meanwhile(n) }
 			return w
 		}
 		for i := range nodes {

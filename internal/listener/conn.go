@@ -13,6 +13,8 @@ import (
 
 // held is what a connection holds of limits until it is closed.
 type held struct {
+	forgotten runtime.Cleanup // releases it, if the connection is never closed
+
 	mu     sync.Mutex
 	units  []rule.Units // of each wrapper
 	closed bool
@@ -44,46 +46,39 @@ func (h *held) release() {
 
 // newHeld returns what c holds. A handler that has taken the connection over may forget to close it: then the runtime
 // closes its descriptor once nothing refers to it, and what it holds is released as well.
-func newHeld(c net.Conn) (*held, runtime.Cleanup) {
+func newHeld(c net.Conn) *held {
 	h := new(held)
 	if tcp, ok := innermost(c).(*net.TCPConn); ok {
-		return h, runtime.AddCleanup(tcp, (*held).release, h)
+		h.forgotten = runtime.AddCleanup(tcp, (*held).release, h)
 	}
-	return h, runtime.Cleanup{}
+	return h
+}
+
+// end closes a connection, which counts until then.
+func (h *held) end(c net.Conn) error {
+	defer h.release()
+	h.forgotten.Stop()
+	return c.Close()
 }
 
 // tcpConn is a TCP connection that holds something. All but Close is that connection's, so that files are sent as
 // without it.
 type tcpConn struct {
 	*net.TCPConn
-	held    *held
-	cleanup runtime.Cleanup
+	*held
 }
 
-// Close closes the connection, which counts until then.
-func (c *tcpConn) Close() error {
-	defer c.held.release()
-	c.cleanup.Stop()
-	return c.TCPConn.Close()
-}
-
-func (c *tcpConn) add(units rule.Units) { c.held.add(units) }
+// Close closes the connection.
+func (c *tcpConn) Close() error { return c.end(c.TCPConn) }
 
 // conn is any other connection that holds something, or may.
 type conn struct {
 	net.Conn
-	held    *held
-	cleanup runtime.Cleanup
+	*held
 }
 
 // Close closes the connection.
-func (c *conn) Close() error {
-	defer c.held.release()
-	c.cleanup.Stop()
-	return c.Conn.Close()
-}
-
-func (c *conn) add(units rule.Units) { c.held.add(units) }
+func (c *conn) Close() error { return c.end(c.Conn) }
 
 // NetConn returns the connection within.
 func (c *conn) NetConn() net.Conn { return c.Conn }
@@ -110,11 +105,10 @@ func holding(c net.Conn, units rule.Units) net.Conn {
 	}
 	of, already := c.(holder) // of another wrapper
 	if !already {
-		h, cleanup := newHeld(c)
 		if tcp, ok := c.(*net.TCPConn); ok {
-			of = &tcpConn{tcp, h, cleanup}
+			of = &tcpConn{tcp, newHeld(c)}
 		} else {
-			of = &conn{c, h, cleanup}
+			of = &conn{c, newHeld(c)}
 		}
 	}
 	of.add(units)
@@ -142,8 +136,7 @@ type statedLateConn struct {
 
 // newLate returns a connection on which w decides later.
 func newLate(c net.Conn, w *Wrapper) net.Conn {
-	h, cleanup := newHeld(c)
-	late := &lateConn{conn: conn{c, h, cleanup}, wrapper: w}
+	late := &lateConn{conn: conn{c, newHeld(c)}, wrapper: w}
 	if state, ok := c.(stated); ok {
 		return statedLateConn{late, state}
 	}

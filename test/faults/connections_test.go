@@ -3,10 +3,9 @@ package faults
 import (
 	"bufio"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -87,7 +86,9 @@ func dialers(tr *trial) {
 	most(tr, "opened", opened.Load(), size+int64(rate*took.Seconds()))
 	least(tr, "opened", opened.Load(), size)
 	most(tr, "other clients refused", refused, 0)
-	eventually(tr, "no connection counts in the end", func() bool { return n.openConnections() == "0" })
+	eventually(tr, "no connection counts in the end", func() bool {
+		return slices.Equal(n.metric(`open_connections\{limit="[^"]*open"\}`), []int{0})
+	})
 	tr.note("%d other clients, %s", others, show(took))
 }
 
@@ -104,23 +105,4 @@ func (n *node) dial(from string, do func()) {
 	if _, err := bufio.NewReader(conn).ReadByte(); err == nil {
 		do()
 	}
-}
-
-// openConnections returns what the metric of the limit open says.
-func (n *node) openConnections() string {
-	n.t.Helper()
-	res, err := admin.Get("http://" + n.admin + "/metrics")
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	found := regexp.MustCompile(`caddy_rate_limit_open_connections\{[^}]*open"\} (\S+)`).FindSubmatch(text)
-	if found == nil {
-		return ""
-	}
-	return string(found[1])
 }

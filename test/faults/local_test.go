@@ -315,6 +315,15 @@ func (n *node) admittedBy(by string) int { return n.decided(by, "hot", "admitted
 // the result.
 func (n *node) decided(by, limit, result string) (total int) {
 	n.t.Helper()
+	for _, v := range n.metric(`decisions_total\{by="` + by + `",limit="` + limit + `",result="` + result + `"\}`) {
+		total += v
+	}
+	return total
+}
+
+// metric returns the values of a node's metrics that match a pattern of name and labels.
+func (n *node) metric(pattern string) (values []int) {
+	n.t.Helper()
 	res, err := admin.Get("http://" + n.admin + "/metrics")
 	if err != nil {
 		n.t.Fatal(err)
@@ -324,10 +333,9 @@ func (n *node) decided(by, limit, result string) (total int) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	pattern := `caddy_rate_limit_decisions_total\{by="` + by + `",limit="` + limit + `",result="` + result + `"\} (\S+)`
-	for _, found := range regexp.MustCompile(pattern).FindAllSubmatch(text, -1) {
+	for _, found := range regexp.MustCompile(`caddy_rate_limit_`+pattern+` (\S+)`).FindAllSubmatch(text, -1) {
 		v, _ := strconv.ParseFloat(string(found[1]), 64)
-		total += int(v)
+		values = append(values, int(v))
 	}
-	return total
+	return values
 }

@@ -92,8 +92,8 @@ func (w *writer) ReadFrom(r io.Reader) (written int64, err error) {
 }
 
 // beforeWait prepares for a wait: what was written before is sent, as several small pieces would fit into
-// the buffers of the server, and so is a header that has all that the server would add. The wait is neither its client's time, who may have to read at some
-// rate, nor the upstream's.
+// the buffers of the server, and so is a header that has all that the server would add. The wait is neither
+// its client's time, who may have to read at some rate, nor the upstream's.
 func (w *writer) beforeWait() (after func(), err error) {
 	if w.conn != nil {
 		socket.KeepUnsent(w.conn, mostPiece)
